@@ -1,0 +1,1 @@
+//! Machines: levels of devices joined by links, and the mesh axes that they offer.
