@@ -9,4 +9,4 @@ pub mod outcome;
 pub use network::{
     Evaluation, FORBIDDEN, Interval, Limits, Network, NetworkBuilder, NetworkError, VarId, is_forbidden,
 };
-pub use outcome::{Control, LogEntry, Outcome, Progress, Solver, StopReason};
+pub use outcome::{Control, LogEntry, Outcome, Progress, Recorder, Solver, StopReason};
