@@ -3,6 +3,7 @@
 //! A [`Network`] is built through a [`NetworkBuilder`], which validates everything it is given. Every
 //! solver implements [`Solver`] and reports its incumbent and lower bound as an [`Outcome`].
 
+pub mod format;
 pub mod network;
 pub mod outcome;
 
