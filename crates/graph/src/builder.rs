@@ -1,0 +1,208 @@
+//! Builds graphs op by op: infers and checks shapes, names things, keeps topological order by construction.
+
+use crate::{
+    graph::{Carry, Graph, Init, Layer, Node, Phase, Role, Tensor, WeightGradient},
+    ids::{LayerId, OpId, TensorId},
+    operator::OpError,
+    ops::Op,
+    types::TensorType,
+};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// Why a graph cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// An op does not accept its inputs.
+    #[error("op `{name}` ({kind}): {reason}")]
+    Op {
+        /// The op's name.
+        name: String,
+        /// Its kind.
+        kind: &'static str,
+        /// What is wrong.
+        reason: OpError,
+    },
+    /// A tensor that cannot be.
+    #[error("tensor `{name}`: {reason}")]
+    Tensor {
+        /// The tensor's name.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Something else that the model asks for cannot be.
+    #[error("{0}")]
+    Model(String),
+}
+
+/// Builds a [`Graph`].
+///
+/// Names are made unique by appending `.1`, `.2`, ...; [`GraphBuilder::scoped`] prefixes them.
+#[derive(Default)]
+pub struct GraphBuilder {
+    graph: Graph,
+    used_names: FxHashMap<String, u32>,
+    scope: String,
+    /// Phase and layer of the ops added now; `None`: each op is a forward op with its own layer.
+    backward: Option<(Phase, LayerId)>,
+}
+
+impl GraphBuilder {
+    /// An empty graph of this name.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { graph: Graph { name: name.into(), ..Graph::default() }, ..Self::default() }
+    }
+
+    /// The graph so far.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The finished graph.
+    pub fn finish(self) -> Graph {
+        debug_assert_eq!(crate::verify::verify(&self.graph), Ok(()));
+        self.graph
+    }
+
+    /// The type of a tensor.
+    pub fn ty(&self, tensor: TensorId) -> &TensorType {
+        &self.graph.tensor(tensor).ty
+    }
+
+    /// The sizes of a tensor.
+    pub fn shape(&self, tensor: TensorId) -> &[u64] {
+        &self.ty(tensor).shape
+    }
+
+    /// Runs `build` with `scope.` before every name that it gives.
+    pub fn scoped<R>(&mut self, scope: &str, build: impl FnOnce(&mut Self) -> R) -> R {
+        let outer = self.scope.len();
+        self.scope.push_str(scope);
+        self.scope.push('.');
+        let result = build(self);
+        self.scope.truncate(outer);
+        result
+    }
+
+    /// The name within the current scope, with a number appended if it is taken. Ops and tensors share
+    /// one set of names: an op and its only output have the same one.
+    fn unique(&mut self, name: &str) -> String {
+        let full = format!("{}{name}", self.scope);
+        let Some(&count) = self.used_names.get(&full) else {
+            self.used_names.insert(full.clone(), 0);
+            return full;
+        };
+        for number in count + 1.. {
+            let numbered = format!("{full}.{number}");
+            if !self.used_names.contains_key(&numbered) {
+                self.used_names.insert(full, number);
+                self.used_names.insert(numbered.clone(), 0);
+                return numbered;
+            }
+        }
+        full
+    }
+
+    fn numbered_output(&mut self, op: &str, i: usize) -> String {
+        let scope = std::mem::take(&mut self.scope);
+        let name = self.unique(&format!("{op}:{i}"));
+        self.scope = scope;
+        name
+    }
+
+    fn push_tensor(&mut self, tensor: Tensor) -> Result<TensorId, BuildError> {
+        let error = |reason| BuildError::Tensor { name: tensor.name.clone(), reason };
+        tensor.ty.shape.check().map_err(error)?;
+        if self.graph.tensors.len() >= u32::MAX as usize {
+            return Err(error("too many tensors".into()));
+        }
+        self.graph.tensors.push(tensor);
+        Ok(TensorId::new(self.graph.tensors.len() - 1))
+    }
+
+    /// A tensor that no op makes.
+    pub fn source(
+        &mut self,
+        name: &str,
+        ty: TensorType,
+        role: Role,
+        init: Init,
+    ) -> Result<TensorId, BuildError> {
+        let name = self.unique(name);
+        self.push_tensor(Tensor { name, ty, role, producer: None, init: Some(init) })
+    }
+
+    /// Adds an op; returns its outputs.
+    pub fn add(
+        &mut self,
+        name: &str,
+        op: impl Into<Op>,
+        inputs: &[TensorId],
+    ) -> Result<SmallVec<[TensorId; 2]>, BuildError> {
+        let op = op.into();
+        let types: SmallVec<[TensorType; 4]> = inputs.iter().map(|&t| self.ty(t).clone()).collect();
+        let error = |reason| BuildError::Op { name: name.into(), kind: op.kind(), reason };
+        let output_types = op.operator().infer(&types).map_err(error)?;
+        let name = self.unique(name);
+        let id = OpId::new(self.graph.ops.len());
+        let (phase, layer) = self.backward.unwrap_or_else(|| {
+            self.graph.layers.push(Layer { name: name.clone(), forward: id });
+            (Phase::Forward, LayerId::new(self.graph.layers.len() - 1))
+        });
+        let role = match phase {
+            Phase::Forward => Role::Activation,
+            Phase::Backward => Role::Gradient,
+            Phase::Update => Role::Parameter,
+        };
+        let mut outputs = SmallVec::new();
+        let count = output_types.len();
+        for (i, ty) in output_types.into_iter().enumerate() {
+            let name = if count == 1 { name.clone() } else { self.numbered_output(&name, i) };
+            outputs.push(self.push_tensor(Tensor { name, ty, role, producer: Some(id), init: None })?);
+        }
+        self.graph.ops.push(Node { name, op, inputs: inputs.into(), outputs: outputs.clone(), layer, phase });
+        Ok(outputs)
+    }
+
+    /// Adds an op with one output; returns it.
+    pub fn emit(
+        &mut self,
+        name: &str,
+        op: impl Into<Op>,
+        inputs: &[TensorId],
+    ) -> Result<TensorId, BuildError> {
+        Ok(self.add(name, op, inputs)?[0])
+    }
+
+    /// Declares what the graph is for; the loss comes first.
+    pub fn output(&mut self, tensor: TensorId) {
+        self.graph.outputs.push(tensor);
+    }
+
+    /// Runs `build` so that the ops that it adds belong to `layer` and `phase`.
+    pub(crate) fn in_layer<R>(
+        &mut self,
+        phase: Phase,
+        layer: LayerId,
+        build: impl FnOnce(&mut Self) -> R,
+    ) -> R {
+        let scope = std::mem::take(&mut self.scope);
+        let before = self.backward.replace((phase, layer));
+        let result = build(self);
+        self.backward = before;
+        self.scope = scope;
+        result
+    }
+
+    pub(crate) fn record_gradient(&mut self, parameter: TensorId, gradient: TensorId) {
+        self.graph.gradients.push(WeightGradient { parameter, gradient });
+    }
+
+    /// Declares that `new` is what `old` becomes after the step.
+    pub(crate) fn record_carry(&mut self, old: TensorId, new: TensorId) {
+        let role = self.graph.tensor(old).role;
+        self.graph.tensors[new.index()].role = role;
+        self.graph.carries.push(Carry { old, new });
+    }
+}

@@ -1,0 +1,238 @@
+//! The training graph: tensors, ops in topological order, layers, and what one step carries to the next.
+
+use crate::{
+    ids::{LayerId, OpId, TensorId},
+    ops::Op,
+    rule::Rule,
+    types::{Real, TensorType},
+};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// What a tensor is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Given anew each step: data, labels.
+    Input,
+    /// A trained weight (before the step, or as updated by it).
+    Parameter,
+    /// Computed by a forward op.
+    Activation,
+    /// Computed by a backward op.
+    Gradient,
+    /// What the optimizer keeps beside a weight (before the step, or as updated by it).
+    OptimizerState,
+    /// Fixed for ever.
+    Constant,
+}
+
+/// How the first value of a tensor that no op makes is found: a pure function of seed, name and index.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// Every element is this number.
+    Constant(Real),
+    /// Normal with mean zero and this standard deviation.
+    Normal(Real),
+    /// Uniform over `-bound..bound`.
+    Uniform(Real),
+    /// Uniform over the whole numbers below this one: labels, token ids.
+    Below(u64),
+}
+
+/// A tensor.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Tensor {
+    /// Unique in the graph.
+    pub name: String,
+    /// Element type and shape.
+    pub ty: TensorType,
+    /// What it is for.
+    pub role: Role,
+    /// The op that makes it; none for inputs, parameters, optimizer state and constants.
+    pub producer: Option<OpId>,
+    /// How the first value is found, if no op makes it.
+    pub init: Option<Init>,
+}
+
+/// Which part of the training step an op belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// From inputs to loss.
+    Forward,
+    /// From loss to gradients.
+    Backward,
+    /// From gradients to new weights.
+    Update,
+}
+
+/// An op in the graph.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// Unique among ops.
+    pub name: String,
+    /// Kind and attributes.
+    pub op: Op,
+    /// What it reads.
+    pub inputs: SmallVec<[TensorId; 4]>,
+    /// What it makes.
+    pub outputs: SmallVec<[TensorId; 2]>,
+    /// The layer that it belongs to.
+    pub layer: LayerId,
+    /// Which part of the step it is.
+    pub phase: Phase,
+}
+
+/// A forward op together with the backward and update ops that came from it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Layer {
+    /// The forward op's name.
+    pub name: String,
+    /// The forward op.
+    pub forward: OpId,
+}
+
+/// At the end of a step, `new` becomes the next step's `old`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Carry {
+    /// The weight or optimizer state before the step.
+    pub old: TensorId,
+    /// The same after the step.
+    pub new: TensorId,
+}
+
+/// A weight and the gradient of the loss by it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WeightGradient {
+    /// The weight.
+    pub parameter: TensorId,
+    /// Its gradient.
+    pub gradient: TensorId,
+}
+
+/// A training step (or a forward pass) as a dataflow graph. Ops are stored in topological order.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Graph {
+    /// The model's name.
+    pub name: String,
+    /// All tensors.
+    pub tensors: Vec<Tensor>,
+    /// All ops, each after those whose results it reads.
+    pub ops: Vec<Node>,
+    /// All layers.
+    pub layers: Vec<Layer>,
+    /// Results that somebody wants to see; the loss, if there is one, comes first.
+    pub outputs: Vec<TensorId>,
+    /// The gradient of each weight, once differentiated.
+    pub gradients: Vec<WeightGradient>,
+    /// What the step hands to the next one.
+    pub carries: Vec<Carry>,
+}
+
+/// Who reads each tensor: a flat index, made once per pass that needs it.
+pub struct Consumers {
+    starts: Vec<u32>,
+    ops: Vec<OpId>,
+}
+
+impl Consumers {
+    /// The ops that read a tensor, in topological order; an op that reads it twice is listed twice.
+    pub fn of(&self, tensor: TensorId) -> &[OpId] {
+        let i = tensor.index();
+        &self.ops[self.starts[i] as usize..self.starts[i + 1] as usize]
+    }
+}
+
+impl Graph {
+    /// A tensor by id.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+
+    /// An op by id.
+    pub fn node(&self, id: OpId) -> &Node {
+        &self.ops[id.index()]
+    }
+
+    /// Ids of all ops in topological order.
+    pub fn op_ids(&self) -> impl ExactSizeIterator<Item = OpId> + DoubleEndedIterator + use<> {
+        (0..self.ops.len()).map(OpId::new)
+    }
+
+    /// Ids of all tensors.
+    pub fn tensor_ids(&self) -> impl ExactSizeIterator<Item = TensorId> + DoubleEndedIterator + use<> {
+        (0..self.tensors.len()).map(TensorId::new)
+    }
+
+    /// Types of an op's inputs.
+    pub fn input_types(&self, id: OpId) -> SmallVec<[TensorType; 4]> {
+        self.node(id).inputs.iter().map(|&t| self.tensor(t).ty.clone()).collect()
+    }
+
+    /// Types of an op's outputs.
+    pub fn output_types(&self, id: OpId) -> SmallVec<[TensorType; 4]> {
+        self.node(id).outputs.iter().map(|&t| self.tensor(t).ty.clone()).collect()
+    }
+
+    /// The sharding rule of an op.
+    pub fn rule(&self, id: OpId) -> Rule {
+        self.node(id).op.rule(&self.input_types(id), &self.output_types(id))
+    }
+
+    /// Floating-point operations of an op.
+    pub fn flops(&self, id: OpId) -> u64 {
+        self.node(id).op.operator().flops(&self.input_types(id), &self.output_types(id))
+    }
+
+    /// Bytes that a perfect kernel of an op reads and writes.
+    pub fn bytes(&self, id: OpId) -> u64 {
+        self.node(id).op.operator().bytes(&self.input_types(id), &self.output_types(id))
+    }
+
+    /// Floating-point operations of the whole graph.
+    pub fn total_flops(&self) -> u64 {
+        self.op_ids().fold(0u64, |n, id| n.saturating_add(self.flops(id)))
+    }
+
+    /// The trained weights before the step.
+    pub fn parameters(&self) -> impl Iterator<Item = TensorId> + '_ {
+        self.sources(Role::Parameter)
+    }
+
+    /// Tensors with this role that no op makes.
+    pub fn sources(&self, role: Role) -> impl Iterator<Item = TensorId> + '_ {
+        self.tensor_ids().filter(move |&t| self.tensor(t).role == role && self.tensor(t).producer.is_none())
+    }
+
+    /// How many numbers are trained.
+    pub fn parameter_count(&self) -> u64 {
+        self.parameters().map(|t| self.tensor(t).ty.shape.elements()).sum()
+    }
+
+    /// The loss, if the graph computes one.
+    pub fn loss(&self) -> Option<TensorId> {
+        self.outputs.first().copied()
+    }
+
+    /// The index of who reads what.
+    pub fn consumers(&self) -> Consumers {
+        let mut starts = vec![0u32; self.tensors.len() + 1];
+        for t in self.ops.iter().flat_map(|n| &n.inputs) {
+            starts[t.index() + 1] += 1;
+        }
+        for i in 0..self.tensors.len() {
+            starts[i + 1] += starts[i];
+        }
+        let mut next = starts.clone();
+        let mut ops = vec![OpId(0); starts[self.tensors.len()] as usize];
+        for id in self.op_ids() {
+            for t in &self.node(id).inputs {
+                ops[next[t.index()] as usize] = id;
+                next[t.index()] += 1;
+            }
+        }
+        Consumers { starts, ops }
+    }
+}

@@ -1,0 +1,26 @@
+//! Typed training graphs: what is computed, and the one thing each op says about parallelism.
+//!
+//! A [`Graph`] holds a whole training step: forward, backward and update ops in topological order. Each op
+//! kind ([`ops`]) states its shapes, its sharding [`Rule`], its gradient and its cost; everything else in
+//! Shardwright works through the [`Operator`] trait and names no op kinds.
+
+pub mod autodiff;
+mod builder;
+mod graph;
+mod ids;
+mod operator;
+pub mod ops;
+mod region;
+mod rule;
+mod types;
+pub mod verify;
+
+pub use autodiff::GradContext;
+pub use builder::{BuildError, GraphBuilder};
+pub use graph::{Carry, Consumers, Graph, Init, Layer, Node, Phase, Role, Tensor, WeightGradient};
+pub use ids::{LayerId, OpId, TensorId};
+pub use operator::{OpError, Operator};
+pub use ops::Op;
+pub use region::{Block, Region};
+pub use rule::{Combine, DimMap, Factor, FactorIndex, Reach, Rule, TensorMap, Window, dim_name};
+pub use types::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Real, Shape, TensorType};

@@ -1,0 +1,79 @@
+//! What every op kind provides: shape inference, sharding rule, gradient, cost. One file per kind in
+//! [`crate::ops`]; kernels live in the runtime crate.
+
+use crate::{autodiff::GradContext, ids::TensorId, ops::Op, region::Region, rule::Rule, types::TensorType};
+
+/// Why an op does not accept its inputs, in words; the builder adds the op's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OpError(pub String);
+
+impl OpError {
+    /// An error with this explanation.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+/// Returns an [`OpError`] made by `format!` unless the condition holds.
+#[macro_export]
+macro_rules! require {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::OpError::new(format!($($text)+)));
+        }
+    };
+}
+
+/// An op kind. Everything else in the code base works through this trait and names no kinds.
+pub trait Operator {
+    /// Types of the outputs, or why the inputs do not fit. Must hold for hostile attributes: no panic,
+    /// no overflow, no allocation by a declared size. Output shapes are checked by the caller.
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError>;
+
+    /// The sharding rule. Only called with types that `infer` accepted.
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule;
+
+    /// Appends backward ops for one op and returns the gradient of each input (`None`: no gradient flows).
+    /// Called only if some output has a gradient.
+    fn gradient(&self, cx: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError>;
+
+    /// Floating-point operations; one multiply-add counts as two. Data movement counts as none.
+    fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64;
+
+    /// Bytes read and written by a perfect kernel.
+    fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        inputs.iter().chain(outputs).fold(0u64, |n, t| n.saturating_add(t.bytes()))
+    }
+
+    /// The op that computes just `region`, run on the region's local blocks. Ops whose
+    /// attributes do not depend on sizes or positions return a copy of themselves.
+    fn localize(&self, region: &Region<'_>) -> Op;
+}
+
+/// Elements of a type as a flop count.
+pub(crate) fn elements(ty: &TensorType) -> u64 {
+    ty.shape.elements()
+}
+
+/// Refuses a wrong number of inputs.
+pub(crate) fn arity(inputs: &[TensorType], expected: usize) -> Result<(), OpError> {
+    require!(inputs.len() == expected, "takes {expected} inputs, got {}", inputs.len());
+    Ok(())
+}
+
+/// Refuses anything but floating-point elements, and inputs whose element types differ.
+pub(crate) fn same_float(inputs: &[TensorType]) -> Result<(), OpError> {
+    let first = inputs[0].dtype;
+    require!(first.is_float(), "needs floating-point elements, got {first}");
+    for t in inputs {
+        require!(t.dtype == first, "element types differ: {first} and {}", t.dtype);
+    }
+    Ok(())
+}
+
+/// Refuses an axis that the tensor does not have.
+pub(crate) fn axis_in(axis: usize, ty: &TensorType) -> Result<(), OpError> {
+    require!(axis < ty.rank(), "axis {axis} does not exist in {ty}");
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Element-wise functions of one tensor, and their derivatives.
+
+use crate::{
+    autodiff::GradContext,
+    ids::TensorId,
+    operator::{OpError, Operator, arity, elements},
+    ops::Op,
+    region::Region,
+    require,
+    rule::Rule,
+    types::{DType, Real, TensorType},
+};
+use serde::{Deserialize, Serialize};
+
+/// A function of one number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnaryFn {
+    /// |x|.
+    Abs,
+    /// `scale * x + shift`.
+    Affine {
+        /// Factor.
+        scale: Real,
+        /// Summand.
+        shift: Real,
+    },
+    /// Cosine.
+    Cos,
+    /// Gauss error function.
+    Erf,
+    /// e to the x.
+    Exp,
+    /// x times the normal distribution function (exact, by erf).
+    Gelu,
+    /// The usual tanh approximation of [`UnaryFn::Gelu`].
+    GeluTanh,
+    /// x if positive, else this slope times x.
+    LeakyRelu(Real),
+    /// Natural logarithm.
+    Log,
+    /// -x.
+    Neg,
+    /// Logical not (of truth values).
+    Not,
+    /// x to this power.
+    Power(Real),
+    /// 1/x.
+    Reciprocal,
+    /// max(x, 0).
+    Relu,
+    /// 1/sqrt(x).
+    Rsqrt,
+    /// 1/(1+e^-x).
+    Sigmoid,
+    /// x times sigmoid(x).
+    Silu,
+    /// Sine.
+    Sin,
+    /// Square root.
+    Sqrt,
+    /// x squared.
+    Square,
+    /// Hyperbolic tangent.
+    Tanh,
+}
+
+impl UnaryFn {
+    /// Whether the derivative is computed from the function's value (`true`) or its argument (`false`).
+    ///
+    /// Where the value suffices the argument need not be kept for the backward pass.
+    pub fn gradient_from_output(self) -> bool {
+        use UnaryFn::*;
+        matches!(self, Exp | Reciprocal | Relu | Rsqrt | Sigmoid | Sqrt | Tanh)
+    }
+
+    /// Rough flops per element: transcendental functions count ten.
+    fn flops(self) -> u64 {
+        use UnaryFn::*;
+        match self {
+            Abs | Neg | Not | Relu | LeakyRelu(_) | Square => 1,
+            Affine { .. } => 2,
+            Reciprocal | Sqrt | Rsqrt => 4,
+            Cos | Erf | Exp | Gelu | GeluTanh | Log | Power(_) | Sigmoid | Silu | Sin | Tanh => 10,
+        }
+    }
+}
+
+/// `y = f(x)`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unary {
+    /// Which function.
+    pub f: UnaryFn,
+}
+
+impl Operator for Unary {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        arity(inputs, 1)?;
+        let dtype = inputs[0].dtype;
+        if self.f == UnaryFn::Not {
+            require!(dtype == DType::Bool, "`not` needs truth values, got {dtype}");
+        } else {
+            require!(dtype.is_float(), "needs floating-point elements, got {dtype}");
+        }
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        Rule::elementwise(inputs, outputs)
+    }
+
+    fn gradient(&self, cx: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(vec![None]) };
+        if let UnaryFn::Affine { scale, .. } = self.f {
+            let f = UnaryFn::Affine { scale, shift: Real(0.0) };
+            return Ok(vec![Some(cx.emit(Unary { f }, &[dy])?)]);
+        }
+        if self.f == UnaryFn::Neg {
+            return Ok(vec![Some(cx.emit(Unary { f: UnaryFn::Neg }, &[dy])?)]);
+        }
+        let saved = if self.f.gradient_from_output() { cx.output(0) } else { cx.input(0) };
+        Ok(vec![Some(cx.emit(UnaryGrad { f: self.f }, &[saved, dy])?)])
+    }
+
+    fn flops(&self, _: &[TensorType], outputs: &[TensorType]) -> u64 {
+        elements(&outputs[0]) * self.f.flops()
+    }
+
+    fn localize(&self, _: &Region<'_>) -> Op {
+        self.clone().into()
+    }
+}
+
+/// `dx = f'(saved) * dy`, where `saved` is the function's value or argument
+/// ([`UnaryFn::gradient_from_output`]).
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnaryGrad {
+    /// The forward function.
+    pub f: UnaryFn,
+}
+
+impl Operator for UnaryGrad {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        arity(inputs, 2)?;
+        require!(inputs[0] == inputs[1], "saved value {} and gradient {} differ", inputs[0], inputs[1]);
+        require!(inputs[0].dtype.is_float(), "needs floating-point elements, got {}", inputs[0].dtype);
+        require!(self.f != UnaryFn::Not, "`not` has no derivative");
+        Ok(vec![inputs[1].clone()])
+    }
+
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        Rule::elementwise(inputs, outputs)
+    }
+
+    fn gradient(&self, _: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
+        Err(OpError::new("second derivatives are not supported"))
+    }
+
+    fn flops(&self, _: &[TensorType], outputs: &[TensorType]) -> u64 {
+        elements(&outputs[0]) * (self.f.flops() + 1)
+    }
+
+    fn localize(&self, _: &Region<'_>) -> Op {
+        self.clone().into()
+    }
+}

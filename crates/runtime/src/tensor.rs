@@ -1,0 +1,284 @@
+//! Tensors in memory: owned values, and the borrowed views that kernels work on.
+//!
+//! Data are contiguous, last dimension fastest. Kernels compute in `f32` or `f64`; 16-bit floats are for
+//! storage and are widened around each kernel.
+
+use half::{bf16, f16};
+use shardwright_graph::{DType, Shape, TensorType};
+
+macro_rules! storage {
+    ($($kind:ident: $t:ty),*) => {
+        /// The elements of an owned tensor.
+        #[derive(Clone, PartialEq, Debug)]
+        #[allow(missing_docs)]
+        pub enum Data { $($kind(Vec<$t>)),* }
+
+        /// Borrowed elements.
+        #[derive(Clone, Copy, Debug)]
+        #[allow(missing_docs)]
+        pub enum Elements<'a> { $($kind(&'a [$t])),* }
+
+        /// Borrowed elements to be written.
+        #[derive(Debug)]
+        #[allow(missing_docs)]
+        pub enum ElementsMut<'a> { $($kind(&'a mut [$t])),* }
+
+        impl Data {
+            /// Zeros of this type.
+            pub fn zeros(dtype: DType, count: usize) -> Self {
+                match dtype { $(DType::$kind => Data::$kind(vec![Default::default(); count])),* }
+            }
+
+            /// The elements' type.
+            pub fn dtype(&self) -> DType {
+                match self { $(Data::$kind(_) => DType::$kind),* }
+            }
+
+            /// How many elements there are.
+            pub fn len(&self) -> usize {
+                match self { $(Data::$kind(v) => v.len()),* }
+            }
+
+            /// Whether there are none.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            fn elements(&self) -> Elements<'_> {
+                match self { $(Data::$kind(v) => Elements::$kind(v)),* }
+            }
+
+            fn elements_mut(&mut self) -> ElementsMut<'_> {
+                match self { $(Data::$kind(v) => ElementsMut::$kind(v)),* }
+            }
+        }
+
+        impl Elements<'_> {
+            /// The elements' type.
+            pub fn dtype(&self) -> DType {
+                match self { $(Elements::$kind(_) => DType::$kind),* }
+            }
+        }
+
+        impl ElementsMut<'_> {
+            /// The same elements, borrowed for a shorter time.
+            pub fn reborrow(&mut self) -> ElementsMut<'_> {
+                match self { $(ElementsMut::$kind(v) => ElementsMut::$kind(v)),* }
+            }
+
+            /// The elements' type.
+            pub fn dtype(&self) -> DType {
+                match self { $(ElementsMut::$kind(_) => DType::$kind),* }
+            }
+        }
+
+        $(impl Element for $t {
+            const DTYPE: DType = DType::$kind;
+            fn of<'a>(elements: Elements<'a>) -> Option<&'a [Self]> {
+                match elements { Elements::$kind(v) => Some(v), _ => None }
+            }
+            fn of_mut<'a>(elements: &'a mut ElementsMut<'_>) -> Option<&'a mut [Self]> {
+                match elements { ElementsMut::$kind(v) => Some(v), _ => None }
+            }
+            fn owned(values: Vec<Self>) -> Data {
+                Data::$kind(values)
+            }
+        })*
+    };
+}
+
+/// A Rust type that tensors can be made of.
+pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 'static {
+    /// The element type in the graph.
+    const DTYPE: DType;
+    /// The elements as this type, if they are of it.
+    fn of<'a>(elements: Elements<'a>) -> Option<&'a [Self]>;
+    /// The elements as this type, if they are of it.
+    fn of_mut<'a>(elements: &'a mut ElementsMut<'_>) -> Option<&'a mut [Self]>;
+    /// Owned data of this type.
+    fn owned(values: Vec<Self>) -> Data;
+}
+
+// Truth values are bytes 0 and 1, so that a buffer of them can be sent and compared like any other.
+storage!(F32: f32, F64: f64, Bf16: bf16, F16: f16, I32: i32, I64: i64, Bool: u8);
+
+/// A float that kernels compute in.
+pub trait Float:
+    Element
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
+    + std::ops::AddAssign
+    + std::ops::MulAssign
+    + PartialOrd
+{
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// Minus infinity.
+    const NEG_INFINITY: Self;
+    /// The nearest number of this type.
+    fn from_f64(x: f64) -> Self;
+    /// The number as `f64`.
+    fn to_f64(self) -> f64;
+    /// e to the x.
+    fn exp(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
+    /// Square root.
+    fn sqrt(self) -> Self;
+    /// Hyperbolic tangent.
+    fn tanh(self) -> Self;
+    /// Sine.
+    fn sin(self) -> Self;
+    /// Cosine.
+    fn cos(self) -> Self;
+    /// To the power of `p`.
+    fn powf(self, p: Self) -> Self;
+    /// Absolute value.
+    fn abs(self) -> Self;
+    /// The larger of the two; the other one where one is not a number.
+    fn max(self, other: Self) -> Self;
+    /// The smaller of the two; the other one where one is not a number.
+    fn min(self, other: Self) -> Self;
+    /// `self * a + b`, in one instruction where the target has it.
+    fn mul_add(self, a: Self, b: Self) -> Self;
+}
+
+macro_rules! float {
+    ($t:ident) => {
+        impl Float for $t {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const NEG_INFINITY: Self = $t::NEG_INFINITY;
+            fn from_f64(x: f64) -> Self {
+                x as $t
+            }
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            fn exp(self) -> Self {
+                $t::exp(self)
+            }
+            fn ln(self) -> Self {
+                $t::ln(self)
+            }
+            fn sqrt(self) -> Self {
+                $t::sqrt(self)
+            }
+            fn tanh(self) -> Self {
+                $t::tanh(self)
+            }
+            fn sin(self) -> Self {
+                $t::sin(self)
+            }
+            fn cos(self) -> Self {
+                $t::cos(self)
+            }
+            fn powf(self, p: Self) -> Self {
+                $t::powf(self, p)
+            }
+            fn abs(self) -> Self {
+                $t::abs(self)
+            }
+            fn max(self, other: Self) -> Self {
+                $t::max(self, other)
+            }
+            fn min(self, other: Self) -> Self {
+                $t::min(self, other)
+            }
+            fn mul_add(self, a: Self, b: Self) -> Self {
+                $t::mul_add(self, a, b)
+            }
+        }
+    };
+}
+
+float!(f32);
+float!(f64);
+
+/// A borrowed tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// Sizes.
+    pub shape: &'a [u64],
+    /// Elements, last dimension fastest.
+    pub data: Elements<'a>,
+}
+
+/// A borrowed tensor to be written. Its former content is unspecified: kernels write every element.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    /// Sizes.
+    pub shape: &'a [u64],
+    /// Elements, last dimension fastest.
+    pub data: ElementsMut<'a>,
+}
+
+/// An owned tensor.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Value {
+    shape: Shape,
+    data: Data,
+}
+
+impl Value {
+    /// Zeros of this type.
+    pub fn zeros(ty: &TensorType) -> Self {
+        let data = Data::zeros(ty.dtype, ty.shape.elements() as usize);
+        Self { shape: ty.shape.clone(), data }
+    }
+
+    /// A tensor of these elements; their number must be the shape's.
+    pub fn from_vec<T: Element>(shape: impl Into<Shape>, values: Vec<T>) -> Self {
+        let shape = shape.into();
+        assert_eq!(shape.elements() as usize, values.len(), "elements for {shape}");
+        Self { shape, data: T::owned(values) }
+    }
+
+    /// Element type and shape.
+    pub fn ty(&self) -> TensorType {
+        TensorType { dtype: self.data.dtype(), shape: self.shape.clone() }
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The data.
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// The elements, if they are of type `T`.
+    pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
+        T::of(self.data.elements())
+    }
+
+    /// The elements as `f64`, whatever they are: for checks and printing, not for speed.
+    pub fn to_f64_vec(&self) -> Vec<f64> {
+        match &self.data {
+            Data::F32(v) => v.iter().map(|&x| x.into()).collect(),
+            Data::F64(v) => v.clone(),
+            Data::Bf16(v) => v.iter().map(|x| x.to_f64()).collect(),
+            Data::F16(v) => v.iter().map(|x| x.to_f64()).collect(),
+            Data::I32(v) => v.iter().map(|&x| x.into()).collect(),
+            Data::I64(v) => v.iter().map(|&x| x as f64).collect(),
+            Data::Bool(v) => v.iter().map(|&x| x.into()).collect(),
+        }
+    }
+
+    /// Borrows it.
+    pub fn view(&self) -> View<'_> {
+        View { shape: &self.shape, data: self.data.elements() }
+    }
+
+    /// Borrows it for writing.
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut { shape: &self.shape, data: self.data.elements_mut() }
+    }
+}
