@@ -3,9 +3,15 @@
 //! A [`Network`] is built through a [`NetworkBuilder`], which validates everything it is given. Every
 //! solver implements [`Solver`] and reports its incumbent and lower bound as an [`Outcome`].
 
+pub mod brute;
 pub mod format;
 pub mod network;
+pub mod optcnn;
 pub mod outcome;
+pub mod pase;
+
+mod minsum;
+mod pairwise;
 
 pub use network::{
     Evaluation, FORBIDDEN, Interval, Limits, Network, NetworkBuilder, NetworkError, VarId, is_forbidden,

@@ -1,0 +1,139 @@
+//! The solvers of the papers against exhaustive search and against PaSE's published optima.
+
+mod common;
+
+use common::{recipes, shared_problem};
+use proptest::prelude::*;
+use shardwright_search::brute::Brute;
+use shardwright_search::optcnn::OptCnn;
+use shardwright_search::pase::Pase;
+use shardwright_search::{Control, Interval, Network, NetworkBuilder, Solver, StopReason, VarId};
+
+/// OptCNN comes three times: enumerating its kernel, after leaves are gone too, and never.
+const PAPERS: [&dyn Solver; 4] = [
+    &Pase,
+    &OptCnn { most_strategies: 1 << 20 },
+    &OptCnn { most_strategies: 8 },
+    &OptCnn { most_strategies: 0 },
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn without_memory_every_solver_finds_the_optimum(recipe in recipes(6, 4, false)) {
+        let network = recipe.build();
+        let truth = Brute.solve(&network, &Control::new());
+        for solver in PAPERS {
+            let found = solver.solve(&network, &Control::new());
+            prop_assert_eq!(found.cost, truth.cost, "{}", solver.name());
+            prop_assert_eq!(&found.stop_reason, &truth.stop_reason, "{}", solver.name());
+            if let Some(choice) = found.choice {
+                let evaluation = network.evaluate(&choice).unwrap();
+                prop_assert!(evaluation.feasible());
+                prop_assert_eq!(Some(evaluation.cost), found.cost.map(i128::from));
+            }
+        }
+    }
+
+    #[test]
+    fn with_memory_their_optimum_is_a_bound_and_feasibility_is_told(recipe in recipes(5, 4, true)) {
+        let network = recipe.build();
+        let truth = Brute.solve(&network, &Control::new());
+        for solver in PAPERS {
+            let found = solver.solve(&network, &Control::new());
+            if let Some(optimum) = truth.cost {
+                prop_assert!(found.bound <= optimum);
+            }
+            match (&found.choice, &found.least_overflow) {
+                (Some(choice), None) => {
+                    prop_assert!(found.proved_optimal());
+                    prop_assert!(network.evaluate(choice).unwrap().feasible());
+                    prop_assert_eq!(found.cost, truth.cost);
+                }
+                (None, Some((overflow, choice))) => {
+                    prop_assert!(*overflow > 0);
+                    prop_assert_eq!(network.evaluate(choice).unwrap().overflow, *overflow);
+                    prop_assert_eq!(found.stop_reason, StopReason::Exhausted);
+                }
+                _ => prop_assert_eq!(found.stop_reason, StopReason::Infeasible),
+            }
+        }
+    }
+}
+
+#[test]
+fn pase_networks_have_their_published_optima() {
+    let table = [
+        ("alexnet-p4", 148_215_719_552),
+        ("alexnet-p8", 97_098_296_512),
+        ("rnnlm-p4", 6_866_837_733_376),
+        ("rnnlm-p8", 4_024_963_186_688),
+        ("inception3-p4", 986_757_044_608),
+        ("inception3-p8", 782_140_602_432),
+        ("transformer-p4", 2_189_181_321_216),
+        ("transformer-p8", 1_421_082_828_800),
+    ];
+    for (name, optimum) in table {
+        let Some(problem) = shared_problem(&format!("pase/pase-{name}.json.gz")) else { return };
+        for solver in PAPERS {
+            let outcome = solver.solve(&problem.network, &Control::new());
+            assert_eq!(outcome.cost, Some(optimum), "{name} {}", solver.name());
+            assert!(outcome.proved_optimal());
+        }
+    }
+}
+
+#[test]
+fn resnet101_costs_the_same_for_every_solver() {
+    for name in ["resnet101-p4", "resnet101-p8"] {
+        let Some(problem) = shared_problem(&format!("pase/pase-{name}.json.gz")) else { return };
+        let costs = PAPERS.map(|solver| solver.solve(&problem.network, &Control::new()).cost);
+        assert!(costs[0].is_some() && costs.iter().all(|&cost| cost == costs[0]), "{name}: {costs:?}");
+    }
+}
+
+/// Every node joined to every other: no elimination helps.
+fn clique(nodes: u32, choices: usize) -> Network {
+    let mut builder = NetworkBuilder::new();
+    for node in 0..nodes {
+        let costs: Vec<i64> = (0..choices as i64).map(|c| (c * 7 + i64::from(node)) % 5).collect();
+        builder.variable(&costs, &[], Interval::default()).unwrap();
+    }
+    for a in 0..nodes {
+        for b in a + 1..nodes {
+            let table: Vec<i64> =
+                (0..choices * choices).map(|i| (i as i64 * 31 + i64::from(a * b)) % 11).collect();
+            builder.edge(VarId(a), VarId(b), &table).unwrap();
+        }
+    }
+    builder.build().unwrap()
+}
+
+#[test]
+fn tables_that_do_not_fit_are_refused_before_they_are_made() {
+    let control = Control { memory_bytes: 1 << 20, ..Control::new() };
+    for solver in PAPERS {
+        let outcome = solver.solve(&clique(30, 20), &control);
+        let StopReason::Refused(why) = outcome.stop_reason else { panic!("{:?}", outcome.stop_reason) };
+        assert!(why.contains("more than the 1 MiB of memory"), "{why}");
+    }
+}
+
+#[test]
+fn the_result_does_not_depend_on_the_number_of_threads() {
+    // Five nodes of 40 choices: the first table takes 10^8 sums, enough to be shared out.
+    let network = clique(5, 40);
+    let solve = |threads| Pase.solve(&network, &Control { threads, ..Control::new() });
+    let (one, many) = (solve(1), solve(3));
+    assert!(one.proved_optimal());
+    assert_eq!((one.cost, one.choice), (many.cost, many.choice));
+}
+
+#[test]
+fn a_deadline_stops_a_long_table() {
+    let control = Control::new().time_limit(std::time::Duration::ZERO);
+    for solver in PAPERS {
+        assert_eq!(solver.solve(&clique(5, 60), &control).stop_reason, StopReason::Deadline);
+    }
+}
