@@ -4,6 +4,8 @@
 //! exit status: 0 done, 1 the request cannot be met, 2 bad usage or bad input.
 
 mod commands;
+mod files;
+mod interrupt;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -17,7 +19,11 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Solve(commands::solve::Args),
+    Convert(commands::convert::Args),
+    Solvers(commands::solvers::Args),
+}
 
 /// What a command that ran to its end has to say: the request was met, or it cannot be.
 pub enum Verdict {
@@ -31,14 +37,25 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let verdict: anyhow::Result<Verdict> = match cli.command {
         None => Ok(Verdict::Done),
-        Some(command) => match command {},
+        Some(Command::Solve(args)) => commands::solve::run(&args),
+        Some(Command::Convert(args)) => commands::convert::run(&args),
+        Some(Command::Solvers(args)) => commands::solvers::run(&args),
     };
     match verdict {
         Ok(Verdict::Done) => ExitCode::SUCCESS,
         Ok(Verdict::CannotBeMet) => ExitCode::from(1),
+        // Whoever read our output has seen enough (`| head`): that is no error.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::from(2)
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -9,6 +9,7 @@ pub mod network;
 pub mod optcnn;
 pub mod outcome;
 pub mod pase;
+pub mod registry;
 
 mod minsum;
 mod pairwise;

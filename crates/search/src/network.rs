@@ -146,6 +146,13 @@ impl Network {
         self.usage_limit
     }
 
+    /// The same network with no limit on usage.
+    #[must_use]
+    pub fn without_memory(mut self) -> Self {
+        self.usage_limit = None;
+        self
+    }
+
     /// All edges, sorted by `(u, v)`, at most one per pair.
     pub fn edges(&self) -> &[Edge] {
         &self.edges

@@ -181,9 +181,14 @@ impl<'p> Program<'p> {
         let mut table = vec![INFINITE; size];
         // Starting threads takes about as long as this many sums.
         const WORTH_A_THREAD: usize = 1 << 20;
+        let worth = (size * costs.width / WORTH_A_THREAD).min(costs.prefixes);
+        // How many cores there are takes a system call or more to find out: only asked where it matters.
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = if control.threads == 0 { available() } else { control.threads };
-        let useful = (size * costs.width / WORTH_A_THREAD).clamp(1, threads.max(1)).min(costs.prefixes);
+        let useful = match control.threads {
+            _ if worth <= 1 => 1,
+            0 => worth.min(available()),
+            threads => worth.min(threads),
+        };
         if useful == 1 {
             costs.fill(0, &mut table, control)?;
             return Ok(table);

@@ -1,1 +1,5 @@
-//! The subcommands, one file each.
+//! One module per subcommand.
+
+pub mod convert;
+pub mod solve;
+pub mod solvers;

@@ -1,0 +1,60 @@
+//! Reading and writing the files that users name.
+//!
+//! Files are written beside their final place and moved there when complete, so that nobody ever sees
+//! half a file; a name that ends in `.gz` is compressed.
+
+use anyhow::Context;
+use flate2::{Compression, write::GzEncoder};
+use shardwright_search::format::{Problem, read_iopddl};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// Reads a cost network in the contest's JSON, plain or gzip; `-` is standard input.
+pub fn read_network(path: &Path) -> anyhow::Result<Problem> {
+    let problem = if path == Path::new("-") {
+        read_iopddl(io::stdin().lock())
+    } else {
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        anyhow::ensure!(!file.metadata()?.is_dir(), "{} is a folder, not a network", path.display());
+        read_iopddl(file)
+    };
+    problem.with_context(|| path.display().to_string())
+}
+
+/// Writes a file in one piece: to a temporary file beside it, which then takes its name.
+pub fn write_atomically(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    let context = || format!("cannot write {}", path.display());
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let mut temporary = tempfile::NamedTempFile::new_in(folder).with_context(context)?;
+    let mut buffered = BufWriter::new(&mut temporary);
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz")) {
+        let mut packed = GzEncoder::new(&mut buffered, Compression::default());
+        write(&mut packed).and_then(|()| packed.finish().map(drop)).with_context(context)?;
+    } else {
+        write(&mut buffered).with_context(context)?;
+    }
+    buffered.flush().with_context(context)?;
+    drop(buffered);
+    make_readable(temporary.as_file()).with_context(context)?;
+    temporary.persist(path).map_err(|error| error.error).with_context(context)?;
+    Ok(())
+}
+
+/// Temporary files start out private; a result is an ordinary file.
+#[cfg(unix)]
+fn make_readable(file: &File) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn make_readable(_: &File) -> io::Result<()> {
+    Ok(())
+}
