@@ -193,7 +193,7 @@ fn conversion_compresses_by_name_and_keeps_the_network() {
 #[cfg(unix)]
 #[test]
 fn an_interrupt_returns_the_best_so_far() {
-    let costs = vec!["[0,1]"; 25].join(",");
+    let costs = vec!["[1,2]"; 25].join(",");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("network.json");
     fs::write(&path, format!(r#"{{"problem":{{"nodes":{{"costs":[{costs}]}}}}}}"#)).unwrap();
