@@ -153,6 +153,12 @@ impl From<&[u64]> for Shape {
     }
 }
 
+impl From<Vec<u64>> for Shape {
+    fn from(sizes: Vec<u64>) -> Self {
+        Self(sizes.into())
+    }
+}
+
 impl<const N: usize> From<[u64; N]> for Shape {
     fn from(sizes: [u64; N]) -> Self {
         Self::new(&sizes)

@@ -1,7 +1,11 @@
 //! Runs training graphs on this machine: kernels, one thread each, and the serial interpreter.
 
+mod init;
 pub mod kernels;
+mod serial;
 mod tensor;
 
+pub use init::{initial_block, initial_value, mix};
 pub use kernels::{Context, KernelError};
+pub use serial::{RunError, Serial};
 pub use tensor::{Data, Element, Elements, ElementsMut, Float, Value, View, ViewMut};

@@ -4,7 +4,7 @@
 //! storage and are widened around each kernel.
 
 use half::{bf16, f16};
-use shardwright_graph::{DType, Shape, TensorType};
+use shardwright_graph::{Block, DType, Dims, Shape, TensorType};
 
 macro_rules! storage {
     ($($kind:ident: $t:ty),*) => {
@@ -232,11 +232,15 @@ impl Value {
         Self { shape: ty.shape.clone(), data }
     }
 
+    /// A tensor of these data; their number must be the shape's.
+    pub fn new(shape: Shape, data: Data) -> Self {
+        assert_eq!(shape.elements() as usize, data.len(), "elements for {shape}");
+        Self { shape, data }
+    }
+
     /// A tensor of these elements; their number must be the shape's.
     pub fn from_vec<T: Element>(shape: impl Into<Shape>, values: Vec<T>) -> Self {
-        let shape = shape.into();
-        assert_eq!(shape.elements() as usize, values.len(), "elements for {shape}");
-        Self { shape, data: T::owned(values) }
+        Self::new(shape.into(), T::owned(values))
     }
 
     /// Element type and shape.
@@ -272,6 +276,23 @@ impl Value {
         }
     }
 
+    /// A copy of a block of it.
+    pub fn block(&self, block: &Block) -> Self {
+        let mut part = Self::zeros(&TensorType {
+            dtype: self.data.dtype(),
+            shape: block.iter().map(|r| r.end - r.start).collect(),
+        });
+        let origin = smallvec::smallvec![0; block.len()];
+        copy_block(&self.shape, &self.data, block, &mut part, &origin);
+        part
+    }
+
+    /// Overwrites a block of it, the one that starts at `origin`, with `part`.
+    pub fn set_block(&mut self, origin: &Dims, part: &Value) {
+        let whole: Block = part.shape.iter().map(|&n| 0..n).collect();
+        copy_block(&part.shape, &part.data, &whole, self, origin);
+    }
+
     /// Borrows it.
     pub fn view(&self) -> View<'_> {
         View { shape: &self.shape, data: self.data.elements() }
@@ -281,4 +302,46 @@ impl Value {
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         ViewMut { shape: &self.shape, data: self.data.elements_mut() }
     }
+}
+
+/// Copies `block` of a tensor to the place in `to` that starts at `origin`, row by row.
+fn copy_block(shape: &[u64], from: &Data, block: &Block, to: &mut Value, origin: &Dims) {
+    fn rows<E: Copy>(
+        shape: &[u64],
+        from: &[E],
+        block: &Block,
+        to_shape: &[u64],
+        to: &mut [E],
+        origin: &Dims,
+    ) {
+        let row = block.last().map_or(1, |r| (r.end - r.start) as usize);
+        let count: usize = block.iter().map(|r| (r.end - r.start) as usize).product();
+        let outer = block.len().saturating_sub(1);
+        let mut index = Dims::from_elem(0, outer);
+        let flat = |shape: &[u64], at: &dyn Fn(usize) -> u64| {
+            shape.iter().enumerate().fold(0, |flat, (d, n)| flat * n + at(d)) as usize
+        };
+        for _ in 0..count / row.max(1) {
+            let step = |d: usize| index.get(d).copied().unwrap_or(0);
+            let source = flat(shape, &|d| block[d].start + step(d));
+            let target = flat(to_shape, &|d| origin[d] + step(d));
+            to[target..target + row].copy_from_slice(&from[source..source + row]);
+            for d in (0..outer).rev() {
+                index[d] += 1;
+                if index[d] < block[d].end - block[d].start {
+                    break;
+                }
+                index[d] = 0;
+            }
+        }
+    }
+    macro_rules! each {
+        ($($kind:ident),*) => {
+            match (from, &mut to.data) {
+                $((Data::$kind(x), Data::$kind(y)) => rows(shape, x, block, &to.shape, y, origin),)*
+                _ => panic!("blocks of {} and {}", from.dtype(), to.data.dtype()),
+            }
+        };
+    }
+    each!(F32, F64, Bf16, F16, I32, I64, Bool);
 }

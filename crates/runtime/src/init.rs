@@ -1,0 +1,122 @@
+//! First values of weights, data and constants: pure functions of seed, tensor name and element index, so
+//! that any device can make its own block of a tensor and every plan starts from the same state.
+
+use crate::tensor::{Data, Value};
+use half::{bf16, f16};
+use shardwright_graph::{Block, DType, Init, Tensor};
+use smallvec::SmallVec;
+
+/// Mixes 64 bits so that every input bit reaches every output bit (the finaliser of SplitMix64).
+pub fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The stream of random numbers of one tensor.
+#[derive(Clone, Copy)]
+struct Stream(u64);
+
+impl Stream {
+    fn new(seed: u64, name: &str) -> Self {
+        // FNV-1a over the name: stable across versions and platforms.
+        let name = name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        Self(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)) ^ name)
+    }
+
+    fn bits(self, index: u64, draw: u64) -> u64 {
+        mix(self.0.wrapping_add(mix(index.wrapping_mul(2).wrapping_add(draw).wrapping_add(1))))
+    }
+
+    /// Uniform over 0..1, never exactly 0.
+    fn uniform(self, index: u64, draw: u64) -> f64 {
+        ((self.bits(index, draw) >> 11) as f64 + 0.5) * (1.0 / (1u64 << 53) as f64)
+    }
+
+    fn draw(self, init: Init, index: u64) -> f64 {
+        match init {
+            Init::Constant(value) => value.0,
+            Init::Uniform(bound) => (2.0 * self.uniform(index, 0) - 1.0) * bound.0,
+            Init::Normal(deviation) => {
+                // Box and Muller.
+                let radius = (-2.0 * self.uniform(index, 0).ln()).sqrt();
+                radius * (std::f64::consts::TAU * self.uniform(index, 1)).cos() * deviation.0
+            }
+            Init::Below(limit) => (self.bits(index, 0) % limit.max(1)) as f64,
+        }
+    }
+}
+
+/// The first value of a tensor that no op makes.
+pub fn initial_value(seed: u64, tensor: &Tensor) -> Value {
+    let whole: Block = tensor.ty.shape.iter().map(|&n| 0..n).collect();
+    initial_block(seed, tensor, &whole)
+}
+
+/// A block of the first value of a tensor: equal to that block of [`initial_value`].
+pub fn initial_block(seed: u64, tensor: &Tensor, block: &Block) -> Value {
+    let stream = Stream::new(seed, &tensor.name);
+    let init = tensor.init.unwrap_or(Init::Constant(shardwright_graph::Real(0.0)));
+    let shape = &tensor.ty.shape;
+    let count: usize = block.iter().map(|r| (r.end - r.start) as usize).product();
+    let mut values = Vec::with_capacity(count);
+    let mut index: SmallVec<[u64; 6]> = block.iter().map(|r| r.start).collect();
+    for _ in 0..count {
+        let flat = index.iter().zip(shape.iter()).fold(0u64, |flat, (i, n)| flat * n + i);
+        values.push(stream.draw(init, flat));
+        for d in (0..index.len()).rev() {
+            index[d] += 1;
+            if index[d] < block[d].end {
+                break;
+            }
+            index[d] = block[d].start;
+        }
+    }
+    let data = match tensor.ty.dtype {
+        DType::F32 => Data::F32(values.iter().map(|&x| x as f32).collect()),
+        DType::F64 => Data::F64(values),
+        DType::Bf16 => Data::Bf16(values.iter().map(|&x| bf16::from_f64(x)).collect()),
+        DType::F16 => Data::F16(values.iter().map(|&x| f16::from_f64(x)).collect()),
+        DType::I32 => Data::I32(values.iter().map(|&x| x as i32).collect()),
+        DType::I64 => Data::I64(values.iter().map(|&x| x as i64).collect()),
+        DType::Bool => Data::Bool(values.iter().map(|&x| u8::from(x != 0.0)).collect()),
+    };
+    Value::new(block.iter().map(|r| r.end - r.start).collect(), data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardwright_graph::{Real, Role, TensorType};
+
+    fn tensor(init: Init, shape: [u64; 2]) -> Tensor {
+        let ty = TensorType::new(DType::F64, shape);
+        Tensor { name: "w".into(), ty, role: Role::Parameter, producer: None, init: Some(init) }
+    }
+
+    #[test]
+    fn a_block_equals_that_block_of_the_whole() {
+        let t = tensor(Init::Normal(Real(1.0)), [6, 10]);
+        let whole = initial_value(7, &t).to_f64_vec();
+        let block = initial_block(7, &t, &SmallVec::from_vec(vec![2..5, 3..10])).to_f64_vec();
+        let expected: Vec<f64> = (2..5).flat_map(|i| whole[i * 10 + 3..i * 10 + 10].to_vec()).collect();
+        assert_eq!(block, expected);
+    }
+
+    #[test]
+    fn distributions_have_their_moments() {
+        let check = |init, mean: f64, variance: f64| {
+            let x = initial_value(3, &tensor(init, [200, 500])).to_f64_vec();
+            let n = x.len() as f64;
+            let m = x.iter().sum::<f64>() / n;
+            let v = x.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / n;
+            assert!((m - mean).abs() < 0.02 * variance.sqrt(), "{init:?}: mean {m}");
+            assert!((v / variance - 1.0).abs() < 0.02, "{init:?}: variance {v}");
+        };
+        check(Init::Normal(Real(2.0)), 0.0, 4.0);
+        check(Init::Uniform(Real(3.0)), 0.0, 3.0);
+        check(Init::Below(10), 4.5, 8.25);
+    }
+}

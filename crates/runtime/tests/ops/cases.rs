@@ -1,0 +1,221 @@
+//! One random generator per op kind. A new op kind adds its generator here and is then covered by the
+//! generic tests; the list is checked against the registry.
+
+use crate::case::{Case, Rng};
+use shardwright_graph::{
+    DType, Init, Op, Real, Shape, TensorType,
+    ops::{
+        Binary, BinaryFn, Broadcast, Cast, Compare, CompareFn, Contract, Fill, Iota, Reduce, Reshape, Select,
+        Unary, UnaryFn, UnaryGrad,
+    },
+};
+
+pub type Generator = fn(&mut Rng) -> Case;
+
+/// Every op kind with its generator.
+pub const GENERATORS: &[(&str, Generator)] = &[
+    ("binary", binary),
+    ("broadcast", broadcast),
+    ("cast", cast),
+    ("compare", compare),
+    ("contract", contract),
+    ("fill", fill),
+    ("iota", iota),
+    ("reduce", reduce),
+    ("reshape", reshape),
+    ("select", select),
+    ("unary", unary),
+    ("unary_grad", unary_grad),
+];
+
+pub const NORMAL: Init = Init::Normal(Real(1.0));
+/// Truth values: zero or one.
+pub const BITS: Init = Init::Below(2);
+
+pub fn f64s(shape: impl Into<Shape>) -> (TensorType, Init) {
+    (TensorType::new(DType::F64, shape), NORMAL)
+}
+
+pub fn bools(shape: impl Into<Shape>) -> (TensorType, Init) {
+    (TensorType::new(DType::Bool, shape), BITS)
+}
+
+pub fn case(op: impl Into<Op>, inputs: Vec<(TensorType, Init)>) -> Case {
+    Case { op: op.into(), inputs }
+}
+
+/// A shape that broadcasts to `shape`: some dimensions one, some leading ones missing.
+pub fn broadcastable(rng: &mut Rng, shape: &[u64]) -> Vec<u64> {
+    let skip = rng.between(0, shape.len() as u64) as usize;
+    shape[skip..].iter().map(|&n| if rng.between(0, 2) == 0 { 1 } else { n }).collect()
+}
+
+fn binary(rng: &mut Rng) -> Case {
+    let shape = rng.shape(0, 4);
+    let other = broadcastable(rng, &shape);
+    use BinaryFn::*;
+    let f = rng.pick(&[Add, And, Div, Max, Min, Mul, Or, Sub]);
+    let tensor = |s: Vec<u64>| match f {
+        And | Or => bools(s),
+        _ => f64s(s),
+    };
+    let mut inputs = vec![tensor(shape), tensor(other)];
+    if rng.flip() {
+        inputs.swap(0, 1);
+    }
+    if f == Div {
+        // Away from zero.
+        inputs[1].1 = Init::Constant(Real(1.7));
+    }
+    case(Binary { f }, inputs)
+}
+
+fn broadcast(rng: &mut Rng) -> Case {
+    let shape = rng.shape(1, 4);
+    let mut dims = vec![];
+    let mut from = vec![];
+    for (d, &n) in shape.iter().enumerate() {
+        match rng.between(0, 2) {
+            0 => {}
+            1 => (dims.push(d), from.push(1)).1,
+            _ => (dims.push(d), from.push(n)).1,
+        }
+    }
+    case(Broadcast { shape: Shape::new(&shape), dims: dims.into() }, vec![f64s(&from[..])])
+}
+
+fn cast(rng: &mut Rng) -> Case {
+    let dtype = rng.pick(&[DType::F64, DType::F32, DType::I32, DType::I64, DType::Bool]);
+    let shape = rng.shape(0, 3);
+    case(Cast { dtype }, vec![f64s(&shape[..])])
+}
+
+fn compare(rng: &mut Rng) -> Case {
+    use CompareFn::*;
+    let shape = rng.shape(0, 3);
+    let other = broadcastable(rng, &shape);
+    let whole = |s: &[u64]| (TensorType::new(DType::I64, s), Init::Below(3));
+    case(Compare { f: rng.pick(&[Eq, Ne, Lt, Le, Gt, Ge]) }, vec![whole(&shape), whole(&other)])
+}
+
+fn contract(rng: &mut Rng) -> Case {
+    let specs = [
+        "mk,kn->mn",
+        "mk,nk->mn",
+        "km,kn->nm",
+        "bmk,bkn->bmn",
+        "bqhd,bkhd->bhqk",
+        "bhqk,bkhd->bqhd",
+        "bsk,kn->bsn",
+        "gtec,gtm->egcm",
+        "ab->ba",
+        "abc->b",
+        "m,n->mn",
+        "k,k->",
+        "mk,k->m",
+        "amk,kn->mn",
+        "abmk,bkn->abmn",
+        "ab,cd->",
+    ];
+    let spec = Contract::parse(rng.pick(&specs)).unwrap();
+    let sizes: Vec<u64> = (0..128).map(|_| rng.size()).collect();
+    let inputs =
+        spec.operands.iter().map(|o| f64s(o.iter().map(|&c| sizes[c as usize]).collect::<Shape>())).collect();
+    case(spec, inputs)
+}
+
+fn fill(rng: &mut Rng) -> Case {
+    let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
+    case(Fill { value: Real(1.5), ty }, vec![])
+}
+
+fn iota(rng: &mut Rng) -> Case {
+    let shape = rng.shape(1, 3);
+    let axis = rng.between(0, shape.len() as u64 - 1) as usize;
+    let dtype = rng.pick(&[DType::F64, DType::I32, DType::I64]);
+    case(Iota { ty: TensorType::new(dtype, &shape[..]), axis, start: rng.between(0, 3) }, vec![])
+}
+
+fn reduce(rng: &mut Rng) -> Case {
+    let shape = rng.shape(0, 4);
+    let axes = (0..shape.len()).filter(|_| rng.flip()).collect();
+    let op = match rng.between(0, 2) {
+        0 => Reduce::sum(axes),
+        1 => Reduce::mean(axes, &shape),
+        _ => Reduce::max(axes),
+    };
+    case(op, vec![f64s(&shape[..])])
+}
+
+fn reshape(rng: &mut Rng) -> Case {
+    let shape = rng.shape(1, 4);
+    // Merge some neighbours, then split some sizes again.
+    let mut merged: Vec<u64> = vec![];
+    for &n in &shape {
+        match merged.last_mut() {
+            Some(last) if rng.flip() => *last *= n,
+            _ => merged.push(n),
+        }
+    }
+    let mut to = vec![];
+    for n in merged {
+        let divisors: Vec<u64> = (1..=n).filter(|d| n % d == 0).collect();
+        let d = rng.pick(&divisors);
+        if rng.flip() { to.extend([d, n / d]) } else { to.push(n) }
+    }
+    case(Reshape { shape: Shape::new(&to) }, vec![f64s(&shape[..])])
+}
+
+fn select(rng: &mut Rng) -> Case {
+    let shape = rng.shape(0, 3);
+    let mut shapes = vec![shape.clone(), broadcastable(rng, &shape), broadcastable(rng, &shape)];
+    shapes.rotate_left(rng.between(0, 2) as usize);
+    case(Select {}, vec![bools(&shapes[0][..]), f64s(&shapes[1][..]), f64s(&shapes[2][..])])
+}
+
+fn unary_fn(rng: &mut Rng) -> UnaryFn {
+    use UnaryFn::*;
+    rng.pick(&[
+        Abs,
+        Affine { scale: Real(-1.5), shift: Real(0.5) },
+        Cos,
+        Erf,
+        Exp,
+        Gelu,
+        GeluTanh,
+        LeakyRelu(Real(0.1)),
+        Log,
+        Neg,
+        Power(Real(2.5)),
+        Reciprocal,
+        Relu,
+        Rsqrt,
+        Sigmoid,
+        Silu,
+        Sin,
+        Sqrt,
+        Square,
+        Tanh,
+    ])
+}
+
+/// Values inside the function's domain: positive and away from zero where it needs that.
+fn domain(f: UnaryFn) -> Init {
+    use UnaryFn::*;
+    match f {
+        Log | Power(_) | Reciprocal | Rsqrt | Sqrt => Init::Constant(Real(1.3)),
+        _ => NORMAL,
+    }
+}
+
+fn unary(rng: &mut Rng) -> Case {
+    let f = unary_fn(rng);
+    let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
+    case(Unary { f }, vec![(ty, domain(f))])
+}
+
+fn unary_grad(rng: &mut Rng) -> Case {
+    let f = unary_fn(rng);
+    let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
+    case(UnaryGrad { f }, vec![(ty.clone(), domain(f)), (ty, NORMAL)])
+}
