@@ -27,7 +27,7 @@ impl Rng {
     }
 
     pub fn flip(&mut self) -> bool {
-        self.next() % 2 == 0
+        self.next().is_multiple_of(2)
     }
 
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {

@@ -168,7 +168,7 @@ fn reshape(rng: &mut Rng) -> Case {
 
 fn select(rng: &mut Rng) -> Case {
     let shape = rng.shape(0, 3);
-    let mut shapes = vec![shape.clone(), broadcastable(rng, &shape), broadcastable(rng, &shape)];
+    let mut shapes = [shape.clone(), broadcastable(rng, &shape), broadcastable(rng, &shape)];
     shapes.rotate_left(rng.between(0, 2) as usize);
     case(Select {}, vec![bools(&shapes[0][..]), f64s(&shapes[1][..]), f64s(&shapes[2][..])])
 }
