@@ -1,0 +1,513 @@
+//! Reads machine files: strict TOML, every mistake reported with file, line and key.
+//!
+//! A file is flattened into entries (key path, value, place); files that it `extends` are flattened first and
+//! overridden entry by entry, and a machine is built from the result. Every entry remembers its place, so that a
+//! mistake which only shows once the machine is put together is still reported at the line that made it. This
+//! module does no I/O: whoever calls it brings a reader.
+
+use crate::error::{MachineError, Place};
+use crate::machine::Machine;
+use crate::spec::{Device, Level, Link, MachineSpec, Mixed, Precision, Problem, Topology};
+use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use std::collections::BTreeMap;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// Larger files are refused unread.
+pub const MAX_FILE_BYTES: usize = 1 << 20;
+/// Longest chain of files that extend one another.
+const MAX_EXTENDS: usize = 16;
+
+/// Fetches the bytes of a file, or says why not. Names are passed as written in the file that extends, resolved
+/// against that file's own folder.
+pub type ReadFile<'a> = dyn FnMut(&str) -> Result<Vec<u8>, String> + 'a;
+
+const TOP_KEYS: &[&str] = &["name", "description", "extends", "level", "device", "mixed"];
+const LEVEL_KEYS: &[&str] = &[
+    "name",
+    "count",
+    "bandwidth",
+    "efficiency",
+    "latency",
+    "ports",
+    "topology",
+    "dims",
+    "wrap",
+    "fanout",
+    "uplinks",
+    "peer_to_peer",
+];
+const DEVICE_KEYS: &[&str] = &["name", "memory", "memory_bandwidth", "launch_overhead", "peak"];
+const MIXED_KEYS: &[&str] = &["units", "name", "memory", "memory_bandwidth", "launch_overhead", "peak"];
+
+#[derive(Clone, Debug)]
+enum Value {
+    Text(String),
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    List(Vec<Value>),
+}
+
+impl Value {
+    fn kind(&self) -> &'static str {
+        match self {
+            Value::Text(_) => "a string",
+            Value::Int(_) => "an integer",
+            Value::Float(_) => "a number",
+            Value::Bool(_) => "true or false",
+            Value::List(_) => "a list",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    value: Value,
+    place: Place,
+}
+
+/// The keys of one table, with the place of its header.
+#[derive(Clone, Debug)]
+struct Table {
+    path: String,
+    place: Place,
+    entries: BTreeMap<String, Entry>,
+}
+
+/// One file, or several merged.
+#[derive(Clone, Debug)]
+struct Draft {
+    top: Table,
+    levels: Vec<Table>,
+    device: Table,
+    mixed: Vec<Table>,
+}
+
+/// Reads a machine from the text of a file. `file` names it in messages and is what relative `extends` are
+/// resolved against; `read` fetches the files that it extends.
+pub fn parse(file: &str, bytes: &[u8], read: &mut ReadFile<'_>) -> Result<Machine, MachineError> {
+    let draft = load(file, bytes, read, &mut vec![file.to_string()])?;
+    let spec = draft.spec()?;
+    Machine::new(spec).map_err(|problem| draft.locate(problem))
+}
+
+fn load(
+    file: &str,
+    bytes: &[u8],
+    read: &mut ReadFile<'_>,
+    chain: &mut Vec<String>,
+) -> Result<Draft, MachineError> {
+    let draft = flatten(file, bytes)?;
+    let Some(extends) = draft.top.entries.get("extends") else {
+        return Ok(draft);
+    };
+    let place = extends.place.clone();
+    let base = draft.top.text("extends")?;
+    let target = if crate::builtin::is_file(base) { beside(file, base) } else { base.to_string() };
+    if chain.contains(&target) {
+        chain.push(target);
+        return Err(MachineError::Cycle { place, chain: chain.join(" -> ") });
+    }
+    if chain.len() >= MAX_EXTENDS {
+        return Err(MachineError::TooDeep { place, limit: MAX_EXTENDS });
+    }
+    chain.push(target.clone());
+    let mut base = if crate::builtin::is_file(&target) {
+        let bytes =
+            read(&target).map_err(|reason| MachineError::Unreadable { file: target.clone(), reason })?;
+        load(&target, &bytes, read, chain)?
+    } else {
+        let machine =
+            crate::builtin::builtin(&target).map_err(|error| draft.top.bad("extends", error.to_string()))?;
+        flatten(&target, machine.to_toml().as_bytes())?
+    };
+    base.override_with(draft)?;
+    Ok(base)
+}
+
+/// A path written in `file`, seen from where `file` was seen.
+fn beside(file: &str, path: &str) -> String {
+    match file.rfind('/') {
+        Some(at) if !path.starts_with('/') => format!("{}/{path}", &file[..at]),
+        _ => path.to_string(),
+    }
+}
+
+struct Source<'a> {
+    file: &'a str,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn place(&self, offset: usize) -> Place {
+        let line = 1 + self.text.as_bytes().iter().take(offset).filter(|&&b| b == b'\n').count();
+        Place { file: self.file.to_string(), line: line as u32 }
+    }
+}
+
+fn flatten(file: &str, bytes: &[u8]) -> Result<Draft, MachineError> {
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(MachineError::FileTooLarge {
+            file: file.to_string(),
+            bytes: bytes.len(),
+            limit: MAX_FILE_BYTES,
+        });
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let offset = error.valid_up_to();
+        let line = 1 + bytes[..offset].iter().filter(|&&b| b == b'\n').count();
+        MachineError::NotUtf8 { place: Place { file: file.to_string(), line: line as u32 }, offset }
+    })?;
+    let source = Source { file, text };
+    let document = DeTable::parse(text).map_err(|error| MachineError::Syntax {
+        place: error
+            .span()
+            .map_or(Place { file: file.to_string(), line: 0 }, |span| source.place(span.start)),
+        message: error.message().to_string(),
+    })?;
+    let document = document.get_ref();
+    let top_place = Place { file: file.to_string(), line: 0 };
+    let top = source.table("", top_place.clone(), document, TOP_KEYS, &["level", "device", "mixed"])?;
+    let mut device = Table { path: String::from("device"), place: top_place, entries: BTreeMap::new() };
+    if let Some(value) = document.get("device") {
+        device = source.subtable("device", value, DEVICE_KEYS)?;
+    }
+    let levels = source.tables("level", document, LEVEL_KEYS)?;
+    let mixed = source.tables("mixed", document, MIXED_KEYS)?;
+    Ok(Draft { top, levels, device, mixed })
+}
+
+impl Source<'_> {
+    fn tables(&self, name: &str, document: &DeTable<'_>, known: &[&str]) -> Result<Vec<Table>, MachineError> {
+        let Some(value) = document.get(name) else {
+            return Ok(Vec::new());
+        };
+        let Some(items) = value.get_ref().as_array() else {
+            return Err(MachineError::BadValue {
+                place: self.place(value.span().start),
+                key: name.to_string(),
+                reason: format!("must be a list of tables: write [[{name}]]"),
+            });
+        };
+        items
+            .iter()
+            .enumerate()
+            .map(|(i, item)| self.subtable(&format!("{name}[{i}]"), item, known))
+            .collect()
+    }
+
+    fn subtable(
+        &self,
+        path: &str,
+        value: &Spanned<DeValue<'_>>,
+        known: &[&str],
+    ) -> Result<Table, MachineError> {
+        let place = self.place(value.span().start);
+        let Some(table) = value.get_ref().as_table() else {
+            return Err(MachineError::BadValue {
+                place,
+                key: path.to_string(),
+                reason: format!("must be a table: write [{}]", path.split('[').next().unwrap_or(path)),
+            });
+        };
+        self.table(path, place, table, known, &[])
+    }
+
+    /// Checks the keys of a table and keeps its values; `tables` are left for the caller to read.
+    fn table(
+        &self,
+        path: &str,
+        place: Place,
+        table: &DeTable<'_>,
+        known: &[&str],
+        tables: &[&str],
+    ) -> Result<Table, MachineError> {
+        let full = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+        let mut entries = BTreeMap::new();
+        // In the order of the file, so that the first mistake is the one reported.
+        let mut items: Vec<_> = table.iter().collect();
+        items.sort_by_key(|(key, _)| key.span().start);
+        for (key, value) in items {
+            let name = key.get_ref().as_ref();
+            let place = self.place(key.span().start);
+            if !known.contains(&name) {
+                let known = known.join(", ");
+                return Err(MachineError::UnknownKey { place, key: full(name), known });
+            }
+            if tables.contains(&name) {
+                continue;
+            }
+            if name == "peak" {
+                let precisions: Vec<&str> = Precision::ALL.iter().map(|p| p.name()).collect();
+                let peaks = self.subtable(&full("peak"), value, &precisions)?;
+                for (precision, entry) in peaks.entries {
+                    entries.insert(format!("peak.{precision}"), entry);
+                }
+                continue;
+            }
+            let value = self.value(&full(name), value, 0)?;
+            entries.insert(name.to_string(), Entry { value, place });
+        }
+        Ok(Table { path: path.to_string(), place, entries })
+    }
+
+    fn value(&self, key: &str, value: &Spanned<DeValue<'_>>, depth: usize) -> Result<Value, MachineError> {
+        let bad = |reason: String| MachineError::BadValue {
+            place: self.place(value.span().start),
+            key: key.to_string(),
+            reason,
+        };
+        match value.get_ref() {
+            DeValue::String(text) => Ok(Value::Text(text.to_string())),
+            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
+                .map(Value::Int)
+                .map_err(|_| bad(format!("{} is too large", number.as_str()))),
+            DeValue::Float(number) => number
+                .as_str()
+                .parse()
+                .map(Value::Float)
+                .map_err(|_| bad(format!("{} is not a number", number.as_str()))),
+            DeValue::Boolean(yes) => Ok(Value::Bool(*yes)),
+            DeValue::Array(items) if depth == 0 => items
+                .iter()
+                .map(|item| self.value(key, item, depth + 1))
+                .collect::<Result<_, _>>()
+                .map(Value::List),
+            other => Err(bad(format!("a {} means nothing here", other.type_str()))),
+        }
+    }
+}
+
+impl Table {
+    fn full(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
+    }
+
+    fn bad(&self, key: &str, reason: String) -> MachineError {
+        let place = self.entries.get(key).map_or(&self.place, |entry| &entry.place).clone();
+        MachineError::BadValue { place, key: self.full(key), reason }
+    }
+
+    fn missing(&self, key: &str, remedy: &str) -> MachineError {
+        MachineError::MissingKey {
+            place: self.place.clone(),
+            key: self.full(key),
+            remedy: remedy.to_string(),
+        }
+    }
+
+    fn wrong(&self, key: &str, expected: &str, found: &Value) -> MachineError {
+        self.bad(key, format!("must be {expected}, not {}", found.kind()))
+    }
+
+    fn get(&self, key: &str, remedy: &str) -> Result<&Value, MachineError> {
+        self.entries.get(key).map(|entry| &entry.value).ok_or_else(|| self.missing(key, remedy))
+    }
+
+    fn text(&self, key: &str) -> Result<&str, MachineError> {
+        match self.get(key, &format!("write {key} = \"...\""))? {
+            Value::Text(text) => Ok(text),
+            other => Err(self.wrong(key, "a string", other)),
+        }
+    }
+
+    fn quantity<T>(
+        &self,
+        key: &str,
+        example: &str,
+        parse: fn(&str) -> Result<T, String>,
+    ) -> Result<T, MachineError> {
+        match self.get(key, &format!("write {key} = {example}"))? {
+            Value::Text(text) => parse(text).map_err(|reason| self.bad(key, reason)),
+            other => Err(self.wrong(key, &format!("a string with its unit, such as {example}"), other)),
+        }
+    }
+
+    fn int(&self, key: &str, value: &Value) -> Result<u32, MachineError> {
+        match value {
+            Value::Int(number) => u32::try_from(*number)
+                .map_err(|_| self.bad(key, format!("{number} is out of range: 0 to {}", u32::MAX))),
+            other => Err(self.wrong(key, "an integer", other)),
+        }
+    }
+
+    fn list<T>(
+        &self,
+        key: &str,
+        example: &str,
+        item: impl Fn(&Value) -> Result<T, MachineError>,
+    ) -> Result<Vec<T>, MachineError> {
+        match self.get(key, &format!("write {key} = {example}"))? {
+            Value::List(items) => items.iter().map(item).collect(),
+            other => Err(self.wrong(key, &format!("a list such as {example}"), other)),
+        }
+    }
+
+    fn integers(&self, key: &str, example: &str) -> Result<Vec<u32>, MachineError> {
+        self.list(key, example, |value| self.int(key, value))
+    }
+}
+
+impl Draft {
+    /// Lays a file over the one that it extends. Levels are found by name; `mixed` is replaced as a whole.
+    fn override_with(&mut self, over: Draft) -> Result<(), MachineError> {
+        self.top.place = over.top.place.clone();
+        self.top.entries.extend(over.top.entries);
+        self.device.entries.extend(over.device.entries);
+        for level in over.levels {
+            let name = level.text("name")?.to_string();
+            let Some(base) = self.levels.iter_mut().find(|base| base.text("name") == Ok(&name)) else {
+                let names: Vec<&str> = self.levels.iter().filter_map(|base| base.text("name").ok()).collect();
+                let reason = format!(
+                    "the machine that this file extends has no level `{name}`, only {}; to change the levels \
+                     themselves, write a file that extends nothing",
+                    names.join(", ")
+                );
+                return Err(level.bad("name", reason));
+            };
+            // A new topology drops what only the old one needs.
+            if level.entries.contains_key("topology") {
+                for key in ["dims", "wrap", "fanout", "uplinks", "peer_to_peer"] {
+                    base.entries.remove(key);
+                }
+            }
+            base.place = level.place;
+            base.entries.extend(level.entries);
+        }
+        if !over.mixed.is_empty() {
+            self.mixed = over.mixed;
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> Result<MachineSpec, MachineError> {
+        let name = self.top.text("name")?.to_string();
+        let description = match self.top.entries.contains_key("description") {
+            true => self.top.text("description")?.to_string(),
+            false => String::new(),
+        };
+        if self.levels.is_empty() {
+            return Err(self.top.missing("level", "write at least one [[level]]"));
+        }
+        let levels = self.levels.iter().map(level).collect::<Result<_, _>>()?;
+        if self.device.entries.is_empty() {
+            return Err(self.top.missing("device", "write a [device] table"));
+        }
+        let mixed = self.mixed.iter().map(|table| {
+            // What a mixed device does not say is as in [device].
+            let mut whole = table.clone();
+            for (key, entry) in &self.device.entries {
+                whole.entries.entry(key.clone()).or_insert_with(|| entry.clone());
+            }
+            Ok(Mixed { units: table.integers("units", "[2, 3]")?, device: device(&whole)? })
+        });
+        let mixed = mixed.collect::<Result<_, _>>()?;
+        Ok(MachineSpec { name, description, levels, device: device(&self.device)?, mixed })
+    }
+
+    /// Finds the line of the key that a finished machine was found wrong at.
+    fn locate(&self, Problem { key, reason }: Problem) -> MachineError {
+        let tables = || [&self.top, &self.device].into_iter().chain(&self.levels).chain(&self.mixed);
+        for table in tables() {
+            for (name, entry) in &table.entries {
+                if table.full(name) == key {
+                    return MachineError::BadValue { place: entry.place.clone(), key, reason };
+                }
+            }
+        }
+        let holder =
+            tables().filter(|table| key.starts_with(&table.path)).max_by_key(|table| table.path.len());
+        let place = holder.map_or_else(|| self.top.place.clone(), |table| table.place.clone());
+        MachineError::BadValue { place, key, reason }
+    }
+}
+
+fn level(table: &Table) -> Result<Level, MachineError> {
+    let count = table.int("count", table.get("count", "write count = 8")?)?;
+    let efficiency = match table.entries.get("efficiency").map(|entry| &entry.value) {
+        None => 1.0,
+        Some(Value::Float(share)) => *share,
+        Some(Value::Int(share)) => *share as f64,
+        Some(other) => return Err(table.wrong("efficiency", "a number", other)),
+    };
+    let ports = match table.entries.get("ports") {
+        None => 1,
+        Some(entry) => table.int("ports", &entry.value)?,
+    };
+    let (topology, needs): (Topology, &[&str]) = match table.text("topology")? {
+        "switch" => (Topology::Switch, &[]),
+        "fully-connected" => (Topology::FullyConnected, &[]),
+        "ring" => (Topology::ring(count), &[]),
+        "torus" => {
+            let dims = table.integers("dims", "[16, 16]")?;
+            let flag = |value: &Value| match value {
+                Value::Bool(yes) => Ok(*yes),
+                other => Err(table.wrong("wrap", "true or false", other)),
+            };
+            let wrap = match table.entries.get("wrap").map(|entry| &entry.value) {
+                None => vec![true; dims.len()],
+                Some(Value::List(flags)) => flags.iter().map(flag).collect::<Result<_, _>>()?,
+                Some(value) => vec![flag(value)?; dims.len()],
+            };
+            (Topology::Torus { dims, wrap }, &["dims", "wrap"])
+        }
+        "pcie-tree" => {
+            let rate = |value: &Value| match value {
+                Value::Text(text) => {
+                    BytesPerSecond::parse(text).map_err(|reason| table.bad("uplinks", reason))
+                }
+                other => Err(table.wrong("uplinks", "strings such as \"12 GB/s\"", other)),
+            };
+            let peer_to_peer = match table.get("peer_to_peer", "write peer_to_peer = true or false")? {
+                Value::Bool(yes) => *yes,
+                other => return Err(table.wrong("peer_to_peer", "true or false", other)),
+            };
+            let topology = Topology::PcieTree {
+                fanout: table.integers("fanout", "[2, 2, 2]")?,
+                uplinks: table.list("uplinks", "[\"10 GB/s\", \"12 GB/s\"]", rate)?,
+                peer_to_peer,
+            };
+            (topology, &["fanout", "uplinks", "peer_to_peer"])
+        }
+        other => {
+            let known = "switch, fully-connected, ring, torus, pcie-tree";
+            return Err(table.bad("topology", format!("`{}` is not one of {known}", other.escape_debug())));
+        }
+    };
+    for key in ["dims", "wrap", "fanout", "uplinks", "peer_to_peer"] {
+        if table.entries.contains_key(key) && !needs.contains(&key) {
+            return Err(
+                table.bad(key, format!("means nothing for topology = \"{}\"", table.text("topology")?))
+            );
+        }
+    }
+    Ok(Level {
+        name: table.text("name")?.to_string(),
+        count,
+        link: Link {
+            bandwidth: table.quantity("bandwidth", "\"25 GB/s\"", BytesPerSecond::parse)?,
+            efficiency,
+            latency: table.quantity("latency", "\"1.5 us\"", Seconds::parse)?,
+            ports,
+            topology,
+        },
+    })
+}
+
+fn device(table: &Table) -> Result<Device, MachineError> {
+    let mut peak = crate::spec::Peaks::default();
+    for p in Precision::ALL {
+        let key = format!("peak.{}", p.name());
+        if table.entries.contains_key(&key) {
+            peak.set(p, Some(table.quantity(&key, "\"10 TFLOP/s\"", FlopsPerSecond::parse)?));
+        }
+    }
+    Ok(Device {
+        name: table.text("name")?.to_string(),
+        memory: table.quantity("memory", "\"16 GiB\"", Bytes::parse)?,
+        memory_bandwidth: table.quantity("memory_bandwidth", "\"900 GB/s\"", BytesPerSecond::parse)?,
+        launch_overhead: table.quantity("launch_overhead", "\"5 us\"", Seconds::parse)?,
+        peak,
+    })
+}

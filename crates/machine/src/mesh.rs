@@ -1,0 +1,392 @@
+//! Mesh axes: what a machine offers to be split along, and the arithmetic between device ids and axis digits.
+//!
+//! Each level's count is factored into primes and each prime is one axis, outermost first. A device id is the
+//! mixed-radix number of its axis digits, so which links an axis crosses can be read off its level. Neighbouring
+//! axes of a level may be glued into coarser ones; a [`Mesh`] is one such granularity. A mesh knows nothing of
+//! bandwidths: what crossing a level costs is the cost crate's business.
+
+use crate::spec::{Level, MAX_AXES};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            /// As an index into a dense vector.
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    };
+}
+
+id!(
+    /// A device: the mixed-radix number of its axis digits.
+    DeviceId
+);
+id!(
+    /// A level of the machine, outermost = 0.
+    LevelId
+);
+id!(
+    /// An axis of one particular [`Mesh`], outermost = 0.
+    AxisId
+);
+
+/// A set of axes of one mesh.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AxisSet(pub u32);
+
+impl AxisSet {
+    /// No axis.
+    pub const EMPTY: AxisSet = AxisSet(0);
+
+    /// The axes 0..n.
+    pub fn first(n: usize) -> AxisSet {
+        AxisSet(if n >= 32 { u32::MAX } else { (1 << n) - 1 })
+    }
+
+    /// A set of one.
+    pub fn of(axis: AxisId) -> AxisSet {
+        AxisSet(1 << axis.0)
+    }
+
+    /// With one axis more.
+    #[must_use]
+    pub fn with(self, axis: AxisId) -> AxisSet {
+        AxisSet(self.0 | 1 << axis.0)
+    }
+
+    /// Whether the axis is in the set.
+    pub fn contains(self, axis: AxisId) -> bool {
+        axis.0 < 32 && self.0 >> axis.0 & 1 == 1
+    }
+
+    /// How many axes.
+    pub fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The axes in either.
+    #[must_use]
+    pub fn union(self, other: AxisSet) -> AxisSet {
+        AxisSet(self.0 | other.0)
+    }
+
+    /// The axes in both.
+    #[must_use]
+    pub fn intersect(self, other: AxisSet) -> AxisSet {
+        AxisSet(self.0 & other.0)
+    }
+
+    /// The axes in this set and not in the other.
+    #[must_use]
+    pub fn minus(self, other: AxisSet) -> AxisSet {
+        AxisSet(self.0 & !other.0)
+    }
+
+    /// The axes, outermost first.
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = AxisId> + Clone {
+        (0..32).map(AxisId).filter(move |&axis| self.contains(axis))
+    }
+}
+
+impl FromIterator<AxisId> for AxisSet {
+    fn from_iter<I: IntoIterator<Item = AxisId>>(axes: I) -> AxisSet {
+        axes.into_iter().fold(AxisSet::EMPTY, AxisSet::with)
+    }
+}
+
+impl fmt::Debug for AxisSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter().map(|axis| axis.0)).finish()
+    }
+}
+
+/// One axis of a mesh.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// `node.0`; glued ones `node.0-1`, or just `node` for the whole level.
+    pub name: String,
+    /// How many digits it has.
+    pub size: u32,
+    /// The level whose links its traffic crosses.
+    pub level: LevelId,
+    /// Which dimension of the level's grid (torus dimension, depth of the PCIe tree) its outermost prime lies in.
+    pub dim: u32,
+    /// The prime axes that it is made of: itself, in the prime mesh.
+    pub primes: AxisSet,
+}
+
+/// One granularity of a machine's axes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    axes: Vec<Axis>,
+    /// Devices from one digit of the axis to the next.
+    strides: Vec<u32>,
+    devices: u32,
+}
+
+/// Why axes could not be glued, or digits are not a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeshError {
+    /// Only neighbours of one level can be one axis.
+    #[error("axes {first} and {second} cannot be glued: only neighbours of one level can")]
+    NotNeighbours {
+        /// The outer one.
+        first: String,
+        /// The inner one.
+        second: String,
+    },
+    /// The groups to glue must name every axis once, in order.
+    #[error("glue groups must name all {axes} axes once, in order; they name {named}")]
+    NotAPartition {
+        /// Axes of the mesh.
+        axes: usize,
+        /// How many were named.
+        named: usize,
+    },
+    /// Wrong number of digits.
+    #[error("{given} digits for {axes} axes")]
+    DigitCount {
+        /// How many were given.
+        given: usize,
+        /// Axes of the mesh.
+        axes: usize,
+    },
+    /// A digit that the axis does not have.
+    #[error("axis {axis} has digits 0 to {last}, not {digit}")]
+    DigitRange {
+        /// The axis.
+        axis: String,
+        /// Its last digit.
+        last: u32,
+        /// What was given.
+        digit: u32,
+    },
+    /// No such device.
+    #[error("device {device} does not exist: the mesh has {devices}")]
+    NoSuchDevice {
+        /// What was asked for.
+        device: u32,
+        /// How many there are.
+        devices: u32,
+    },
+}
+
+/// Prime factors, smallest first.
+pub fn prime_factors(mut n: u32) -> Vec<u32> {
+    let mut factors = Vec::new();
+    let mut p = 2;
+    while p * p <= n {
+        while n.is_multiple_of(p) {
+            factors.push(p);
+            n /= p;
+        }
+        p += 1;
+    }
+    if n > 1 {
+        factors.push(n);
+    }
+    factors
+}
+
+impl Mesh {
+    /// The finest mesh of checked levels: one axis per prime factor of each dimension of each level's grid.
+    pub(crate) fn prime(levels: &[Level]) -> Mesh {
+        let mut axes: Vec<Axis> = Vec::new();
+        for (at, level) in levels.iter().enumerate() {
+            let mut nth = 0;
+            for (dim, size) in level.link.topology.dims(level.count).into_iter().enumerate() {
+                for prime in prime_factors(size) {
+                    let id = AxisId(axes.len() as u32);
+                    axes.push(Axis {
+                        name: format!("{}.{nth}", level.name),
+                        size: prime,
+                        level: LevelId(at as u32),
+                        dim: dim as u32,
+                        primes: AxisSet::of(id),
+                    });
+                    nth += 1;
+                }
+            }
+        }
+        debug_assert!(axes.len() <= MAX_AXES);
+        Mesh::from_axes(axes)
+    }
+
+    fn from_axes(axes: Vec<Axis>) -> Mesh {
+        let mut strides = vec![1; axes.len()];
+        let mut devices = 1;
+        for (at, axis) in axes.iter().enumerate().rev() {
+            strides[at] = devices;
+            devices *= axis.size;
+        }
+        Mesh { axes, strides, devices }
+    }
+
+    /// A coarser mesh: each group of neighbouring axes of one level becomes one axis. The groups, in order, must
+    /// name every axis of this mesh.
+    pub fn glue(&self, groups: &[AxisSet]) -> Result<Mesh, MeshError> {
+        let order: Vec<AxisId> = groups.iter().flat_map(|group| group.iter()).collect();
+        if !order.iter().map(|axis| axis.index()).eq(0..self.axes.len())
+            || groups.iter().any(|g| g.is_empty())
+        {
+            return Err(MeshError::NotAPartition { axes: self.axes.len(), named: order.len() });
+        }
+        let mut glued = Vec::with_capacity(groups.len());
+        for group in groups {
+            let members: Vec<&Axis> = group.iter().map(|axis| self.axis(axis)).collect();
+            let (first, last) = (members[0], members[members.len() - 1]);
+            if first.level != last.level {
+                return Err(MeshError::NotNeighbours {
+                    first: first.name.clone(),
+                    second: last.name.clone(),
+                });
+            }
+            let whole = self.axes.iter().filter(|axis| axis.level == first.level).count() == members.len();
+            let stem = first.name.split('.').next().unwrap_or(&first.name);
+            let ordinal = |axis: &Axis, end: bool| {
+                let digits = axis.name.split('.').nth(1).unwrap_or("0").to_string();
+                let mut ends = digits.split('-').map(str::to_string);
+                let start = ends.next().unwrap_or_default();
+                if end { ends.next().unwrap_or(start) } else { start }
+            };
+            let name = match (whole, members.len()) {
+                (true, _) => stem.to_string(),
+                (false, 1) => first.name.clone(),
+                (false, _) => format!("{stem}.{}-{}", ordinal(first, false), ordinal(last, true)),
+            };
+            glued.push(Axis {
+                name,
+                size: members.iter().map(|axis| axis.size).product(),
+                level: first.level,
+                dim: first.dim,
+                primes: members.iter().fold(AxisSet::EMPTY, |set, axis| set.union(axis.primes)),
+            });
+        }
+        Ok(Mesh::from_axes(glued))
+    }
+
+    /// The coarsest mesh: one axis per level (levels of one unit have none).
+    pub fn per_level(&self) -> Mesh {
+        let mut groups: Vec<AxisSet> = Vec::new();
+        for (at, axis) in self.axes.iter().enumerate() {
+            let id = AxisId(at as u32);
+            match groups.last_mut() {
+                Some(group) if at > 0 && self.axes[at - 1].level == axis.level => *group = group.with(id),
+                _ => groups.push(AxisSet::of(id)),
+            }
+        }
+        // The groups are neighbours of one level by construction.
+        self.glue(&groups).unwrap_or_else(|_| self.clone())
+    }
+
+    /// The axes, outermost first.
+    pub fn axes(&self) -> &[Axis] {
+        &self.axes
+    }
+
+    /// One axis.
+    pub fn axis(&self, axis: AxisId) -> &Axis {
+        &self.axes[axis.index()]
+    }
+
+    /// Finds an axis by its name.
+    pub fn axis_named(&self, name: &str) -> Option<AxisId> {
+        self.axes.iter().position(|axis| axis.name == name).map(|at| AxisId(at as u32))
+    }
+
+    /// Number of axes.
+    pub fn len(&self) -> usize {
+        self.axes.len()
+    }
+
+    /// Whether there are no axes: a machine of one device.
+    pub fn is_empty(&self) -> bool {
+        self.axes.is_empty()
+    }
+
+    /// Number of devices.
+    pub fn devices(&self) -> u32 {
+        self.devices
+    }
+
+    /// All axes.
+    pub fn all(&self) -> AxisSet {
+        AxisSet::first(self.axes.len())
+    }
+
+    /// Devices from one digit of the axis to the next.
+    pub fn stride(&self, axis: AxisId) -> u32 {
+        self.strides[axis.index()]
+    }
+
+    /// Number of devices in one group along the axes.
+    pub fn group_size(&self, axes: AxisSet) -> u32 {
+        axes.iter().map(|axis| self.axis(axis).size).product()
+    }
+
+    /// The prime axes under a set of this mesh's axes.
+    pub fn primes(&self, axes: AxisSet) -> AxisSet {
+        axes.iter().fold(AxisSet::EMPTY, |set, axis| set.union(self.axis(axis).primes))
+    }
+
+    /// The levels whose links a collective over the axes crosses, as a bit set, outermost = bit 0.
+    pub fn levels_crossed(&self, axes: AxisSet) -> u32 {
+        axes.iter().fold(0, |bits, axis| bits | 1 << self.axis(axis).level.0)
+    }
+
+    /// A device's digit on an axis.
+    pub fn digit(&self, device: DeviceId, axis: AxisId) -> u32 {
+        device.0 / self.stride(axis) % self.axis(axis).size
+    }
+
+    /// A device's digits, outermost first.
+    pub fn digits_of(&self, device: DeviceId) -> Result<Vec<u32>, MeshError> {
+        if device.0 >= self.devices {
+            return Err(MeshError::NoSuchDevice { device: device.0, devices: self.devices });
+        }
+        Ok(self.all().iter().map(|axis| self.digit(device, axis)).collect())
+    }
+
+    /// The device with these digits, outermost first.
+    pub fn device_of(&self, digits: &[u32]) -> Result<DeviceId, MeshError> {
+        if digits.len() != self.axes.len() {
+            return Err(MeshError::DigitCount { given: digits.len(), axes: self.axes.len() });
+        }
+        let mut device = 0;
+        for (axis, &digit) in self.axes.iter().zip(digits) {
+            if digit >= axis.size {
+                return Err(MeshError::DigitRange { axis: axis.name.clone(), last: axis.size - 1, digit });
+            }
+            device = device * axis.size + digit;
+        }
+        Ok(DeviceId(device))
+    }
+
+    /// The groups of devices that differ only on the given axes: in order of their first device, members in order.
+    pub fn groups(&self, axes: AxisSet) -> Vec<Vec<DeviceId>> {
+        let mut offsets = vec![0];
+        for axis in axes.iter() {
+            let (size, stride) = (self.axis(axis).size, self.stride(axis));
+            offsets = offsets.iter().flat_map(|&o| (0..size).map(move |digit| o + digit * stride)).collect();
+        }
+        (0..self.devices)
+            .filter(|&device| axes.iter().all(|axis| self.digit(DeviceId(device), axis) == 0))
+            .map(|first| offsets.iter().map(|offset| DeviceId(first + offset)).collect())
+            .collect()
+    }
+}

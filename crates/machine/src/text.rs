@@ -1,0 +1,84 @@
+//! Writes a machine as a file: the canonical text that fingerprints are taken of.
+
+use crate::spec::{Device, MachineSpec, Precision, Topology};
+use std::fmt::Write;
+
+/// A TOML basic string. Names are plain by [`MachineSpec::check`]; descriptions may hold anything.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => {
+                out.push('\\');
+                out.push(c);
+            }
+            c if c.is_control() => {
+                let _ = write!(out, "\\u{:04X}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// The canonical file of a machine. Writing to a string cannot fail, hence the ignored results.
+pub(crate) fn to_toml(spec: &MachineSpec) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "name = {}", quoted(&spec.name));
+    if !spec.description.is_empty() {
+        let _ = writeln!(out, "description = {}", quoted(&spec.description));
+    }
+    for level in &spec.levels {
+        let link = &level.link;
+        let _ = writeln!(out, "\n[[level]]");
+        let _ = writeln!(out, "name = {}", quoted(&level.name));
+        let _ = writeln!(out, "count = {}", level.count);
+        let _ = writeln!(out, "bandwidth = \"{}\"", link.bandwidth);
+        if link.efficiency != 1.0 {
+            let _ = writeln!(out, "efficiency = {:?}", link.efficiency);
+        }
+        let _ = writeln!(out, "latency = \"{}\"", link.latency);
+        if link.ports != 1 {
+            let _ = writeln!(out, "ports = {}", link.ports);
+        }
+        match &link.topology {
+            Topology::Switch => out.push_str("topology = \"switch\"\n"),
+            Topology::FullyConnected => out.push_str("topology = \"fully-connected\"\n"),
+            Topology::Torus { dims, wrap } if dims.len() == 1 && wrap[0] => {
+                out.push_str("topology = \"ring\"\n");
+            }
+            Topology::Torus { dims, wrap } => {
+                out.push_str("topology = \"torus\"\n");
+                let _ = writeln!(out, "dims = {dims:?}");
+                let _ = writeln!(out, "wrap = {wrap:?}");
+            }
+            Topology::PcieTree { fanout, uplinks, peer_to_peer } => {
+                out.push_str("topology = \"pcie-tree\"\n");
+                let _ = writeln!(out, "fanout = {fanout:?}");
+                let uplinks: Vec<String> = uplinks.iter().map(|rate| format!("\"{rate}\"")).collect();
+                let _ = writeln!(out, "uplinks = [{}]", uplinks.join(", "));
+                let _ = writeln!(out, "peer_to_peer = {peer_to_peer}");
+            }
+        }
+    }
+    out.push_str("\n[device]\n");
+    write_device(&mut out, &spec.device);
+    for mixed in &spec.mixed {
+        let _ = writeln!(out, "\n[[mixed]]\nunits = {:?}", mixed.units);
+        write_device(&mut out, &mixed.device);
+    }
+    out
+}
+
+fn write_device(out: &mut String, device: &Device) {
+    let _ = writeln!(out, "name = {}", quoted(&device.name));
+    let _ = writeln!(out, "memory = \"{}\"", device.memory);
+    let _ = writeln!(out, "memory_bandwidth = \"{}\"", device.memory_bandwidth);
+    let _ = writeln!(out, "launch_overhead = \"{}\"", device.launch_overhead);
+    for p in Precision::ALL {
+        if let Some(rate) = device.peak.get(p) {
+            let _ = writeln!(out, "peak.{} = \"{rate}\"", p.name());
+        }
+    }
+}

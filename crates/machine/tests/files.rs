@@ -1,0 +1,337 @@
+//! Machine files: what is read, and what every kind of mistake is reported as.
+
+use proptest::prelude::*;
+use shardwright_machine::{
+    BytesPerSecond, DeviceId, Machine, MachineError, Topology, builtin, builtin_file, builtin_names, open,
+    parse,
+};
+
+const GOOD: &str = r#"name = "test"
+
+[[level]]
+name = "node"
+count = 2
+bandwidth = "100 Gb/s"
+latency = "4 us"
+topology = "switch"
+
+[[level]]
+name = "gpu"
+count = 6
+bandwidth = "12 GB/s"
+latency = "2.5 us"
+topology = "pcie-tree"
+fanout = [1, 3, 2]
+uplinks = ["6 GB/s", "12 GB/s"]
+peer_to_peer = false
+
+[device]
+name = "X"
+memory = "16 GiB"
+memory_bandwidth = "732 GB/s"
+launch_overhead = "5 us"
+peak.f32 = "10 TFLOP/s"
+"#;
+
+fn read(text: &str) -> Result<Machine, MachineError> {
+    parse("m.toml", text.as_bytes(), &mut |_| Err("no files here".into()))
+}
+
+/// The message that a change to the good file leads to.
+fn message(from: &str, to: &str) -> String {
+    let text = GOOD.replacen(from, to, 1);
+    assert_ne!(text, GOOD, "the test replaces something");
+    read(&text).expect_err("must be refused").to_string()
+}
+
+#[test]
+fn the_good_file_is_read() {
+    let machine = read(GOOD).unwrap();
+    assert_eq!(machine.devices(), 12);
+    let sizes: Vec<u32> = machine.mesh().axes().iter().map(|axis| axis.size).collect();
+    // Six GPUs as 3 x 2: the axes follow the tree, not the sorted factors of six.
+    assert_eq!(sizes, [2, 3, 2]);
+    assert_eq!(machine.levels()[0].link.bandwidth, BytesPerSecond(12.5e9));
+}
+
+#[test]
+fn every_mistake_names_file_line_and_key() {
+    let cases = [
+        ("count = 6", "count = 0", "m.toml:12: `level[1].count`: must be at least 1"),
+        ("count = 6", "count = -6", "m.toml:12: `level[1].count`: -6 is out of range: 0 to 4294967295"),
+        (
+            "count = 6",
+            "count = 1000000000",
+            "m.toml:12: `level[1].count`: makes 2000000000 devices; at most 1048576",
+        ),
+        (
+            "count = 6",
+            "count = 99999999999999999999",
+            "m.toml:12: `level[1].count`: 99999999999999999999 is too large",
+        ),
+        ("count = 6", "count = \"6\"", "m.toml:12: `level[1].count`: must be an integer, not a string"),
+        ("count = 6\n", "", "m.toml:10: `level[1].count` is missing: write count = 8"),
+        ("count = 6", "cuont = 6", "m.toml:12: unknown key `level[1].cuont`; known here: name, count,"),
+        ("\"100 Gb/s\"", "\"-100 Gb/s\"", "m.toml:6: `level[0].bandwidth`: -12500000000 B/s is not possible"),
+        ("\"100 Gb/s\"", "\"0 Gb/s\"", "m.toml:6: `level[0].bandwidth`: 0 B/s is not possible"),
+        (
+            "\"100 Gb/s\"",
+            "\"100 Gbps\"",
+            "m.toml:6: `level[0].bandwidth`: `100 Gbps` has unit `Gbps`; use one of TB/s",
+        ),
+        ("\"100 Gb/s\"", "100", "m.toml:6: `level[0].bandwidth`: must be a string with its unit, such as"),
+        ("\"4 us\"", "\"-4 us\"", "m.toml:7: `level[0].latency`: -0.000004 s is not possible"),
+        (
+            "\"switch\"",
+            "\"mesh\"",
+            "m.toml:8: `level[0].topology`: `mesh` is not one of switch, fully-connected",
+        ),
+        (
+            "[1, 3, 2]",
+            "[1, 2, 2]",
+            "m.toml:16: `level[1].fanout`: [1, 2, 2] must be at most 8 numbers with product 6",
+        ),
+        (
+            "[\"6 GB/s\", \"12 GB/s\"]",
+            "[\"6 GB/s\"]",
+            "m.toml:17: `level[1].uplinks`: 1 values; one less than fanout",
+        ),
+        ("[\"6 GB/s\", ", "[\"-6 GB/s\", ", "m.toml:17: `level[1].uplinks`: -6000000000 B/s is not possible"),
+        (
+            "topology = \"switch\"",
+            "topology = \"switch\"\ndims = [2]",
+            "m.toml:9: `level[0].dims`: means nothing for",
+        ),
+        (
+            "topology = \"switch\"",
+            "topology = \"switch\"\nports = 4",
+            "m.toml:9: `level[0].ports`: 4 ports cannot be",
+        ),
+        (
+            "topology = \"switch\"",
+            "topology = \"switch\"\nefficiency = 1.5",
+            "m.toml:9: `level[0].efficiency`: 1.5 must",
+        ),
+        (
+            "topology = \"switch\"",
+            "topology = \"switch\"\nefficiency = nan",
+            "m.toml:9: `level[0].efficiency`: NaN must",
+        ),
+        (
+            "name = \"gpu\"",
+            "name = \"node\"",
+            "m.toml:11: `level[1].name`: `node` is also the name of level[0]",
+        ),
+        ("\"16 GiB\"", "\"0 GiB\"", "m.toml:22: `device.memory`: must be from 1 byte"),
+        ("peak.f32", "peak.f31", "m.toml:25: unknown key `device.peak.f31`; known here: f64, f32"),
+        ("peak.f32 = \"10 TFLOP/s\"", "", "m.toml:20: `device.peak.f32`: is missing"),
+        ("name = \"test\"", "name = \"te\\u0000st\"", "m.toml:1: `name`: `te\\0st` is not a name"),
+        ("name = \"test\"\n", "", "m.toml: `name` is missing"),
+        ("[device]", "[devise]", "m.toml:20: unknown key `devise`; known here: name, description"),
+        ("name = \"X\"", "name = \"X\"\nname = \"Y\"", "m.toml:22: duplicate key"),
+        ("count = 6", "count = ", "m.toml:12: "),
+        ("count = 6", "count = 2026-01-01", "m.toml:12: `level[1].count`: a datetime means nothing here"),
+        ("[[level]]", "level = 3\n[[levels]]", "m.toml:"),
+    ];
+    for (from, to, expected) in cases {
+        let got = message(from, to);
+        assert!(got.starts_with(expected), "{from:?} -> {to:?}\n  says {got}\n  not  {expected}");
+    }
+}
+
+#[test]
+fn text_that_is_not_utf8_is_named_with_its_line() {
+    let mut bytes = b"name = \"x\"\n# ".to_vec();
+    bytes.push(0xff);
+    let error = parse("m.toml", &bytes, &mut |_| Err("none".into())).unwrap_err();
+    assert_eq!(error.to_string(), "m.toml:2: not UTF-8 text (byte 13); machine files are plain TOML");
+}
+
+#[test]
+fn endless_nesting_is_refused() {
+    for open in ["[", "{a=", "a.", "[["] {
+        let error = read(&format!("name = {}", open.repeat(50_000))).unwrap_err().to_string();
+        assert!(error.starts_with("m.toml:1: "), "{error}");
+    }
+}
+
+#[test]
+fn a_huge_file_is_refused() {
+    let error = parse("m.toml", &vec![b'#'; 2 << 20], &mut |_| Err("none".into())).unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+}
+
+/// Opens `first` where the named files exist.
+fn open_among(first: &str, files: &[(&str, &str)]) -> Result<Machine, MachineError> {
+    open(first, &mut |path| {
+        let found = files.iter().find(|(name, _)| *name == path);
+        found.map(|(_, text)| text.as_bytes().to_vec()).ok_or_else(|| "no such file".to_string())
+    })
+}
+
+#[test]
+fn a_file_can_extend_a_builtin_or_another_file() {
+    let files = [
+        ("a/top.toml", "extends = \"base.toml\"\nname = \"top\"\n[device]\nmemory = \"32 GiB\""),
+        ("a/base.toml", "extends = \"p100x16\"\nname = \"base\"\n[[level]]\nname = \"node\"\ncount = 8"),
+    ];
+    let machine = open_among("a/top.toml", &files).unwrap();
+    assert_eq!((machine.name(), machine.devices()), ("top", 32));
+    assert_eq!(machine.spec().device.memory.0, 32 << 30);
+    assert_eq!(machine.spec().device.peak, builtin("p100x16").unwrap().spec().device.peak);
+    assert_eq!(open_among("a/top.toml:8", &files).unwrap().devices(), 8);
+}
+
+#[test]
+fn a_cycle_of_files_is_named() {
+    let files = [
+        ("a.toml", "extends = \"b.toml\""),
+        ("b.toml", "name = \"b\"\nextends = \"c.toml\""),
+        ("c.toml", "extends = \"a.toml\""),
+    ];
+    let error = open_among("a.toml", &files).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "c.toml:1: `extends` goes round in a circle: a.toml -> b.toml -> c.toml -> a.toml"
+    );
+    let error = open_among("s.toml", &[("s.toml", "extends = \"s.toml\"")]).unwrap_err();
+    assert!(error.to_string().contains("s.toml -> s.toml"), "{error}");
+}
+
+#[test]
+fn a_chain_without_end_is_cut() {
+    // Each file extends one in a deeper folder, so that no name repeats.
+    let error = open("a.toml", &mut |path| {
+        Ok(format!("extends = \"x/{}\"", path.rsplit('/').next().unwrap_or("")).into_bytes())
+    })
+    .unwrap_err();
+    assert!(matches!(error, MachineError::TooDeep { .. }), "{error}");
+}
+
+#[test]
+fn what_cannot_be_extended_is_said() {
+    let bad = |text: &str| open_among("a.toml", &[("a.toml", text)]).unwrap_err().to_string();
+    assert!(bad("extends = \"p100\"").starts_with("a.toml:1: `extends`: there is no machine `p100`"));
+    assert!(bad("extends = \"gone.toml\"").starts_with("cannot read gone.toml: no such file"));
+    let no_level = bad("extends = \"p100x16\"\n[[level]]\nname = \"rack\"\ncount = 2");
+    assert!(
+        no_level
+            .starts_with("a.toml:3: `level[0].name`: the machine that this file extends has no level `rack`")
+    );
+    let too_many = bad("extends = \"p100x16\"\n[[level]]\nname = \"node\"\ncount = 10000000");
+    assert!(too_many.starts_with("a.toml:4: `level[0].count`: makes 10000000 devices"), "{too_many}");
+}
+
+#[test]
+fn a_new_topology_replaces_the_old_ones_keys() {
+    let text = "extends = \"v5e-256\"\n[[level]]\nname = \"chip\"\ntopology = \"ring\"";
+    let machine = open_among("a.toml", &[("a.toml", text)]).unwrap();
+    assert_eq!(machine.levels()[0].link.topology, Topology::ring(256));
+}
+
+#[test]
+fn mixed_nodes_have_their_own_device_and_a_split_waits_for_the_slowest() {
+    let text = "extends = \"p100x16\"\nname = \"two kinds\"\n[[mixed]]\nunits = [2, 3]\nname = \"K80\"\n\
+                memory = \"12 GiB\"\nmemory_bandwidth = \"240 GB/s\"\npeak.f32 = \"4.365 TFLOP/s\"";
+    let machine = open_among("a.toml", &[("a.toml", text)]).unwrap();
+    assert_eq!(machine.device(DeviceId(7)).name, "P100");
+    assert_eq!(machine.device(DeviceId(8)).name, "K80");
+    let slowest = machine.slowest();
+    assert_eq!(slowest.memory.0, 12 << 30);
+    assert_eq!(slowest.peak.f32.unwrap().0, 4.365e12);
+    assert_eq!(machine.slowest_of([DeviceId(0), DeviceId(5)]).name, "P100");
+    assert_eq!(machine.slowest_of([DeviceId(0), DeviceId(9), DeviceId(1), DeviceId(10)]).name, "P100+K80");
+    // The first two nodes are P100s only; one node of the machine likewise.
+    assert!(machine.restrict(8).unwrap().is_homogeneous());
+    assert_eq!(machine.restrict(12).unwrap().device(DeviceId(8)).name, "K80");
+    let twice = format!("{text}\n[[mixed]]\nunits = [3]");
+    let error = open_among("a.toml", &[("a.toml", &twice)]).unwrap_err().to_string();
+    assert!(error.contains("`mixed[1].units`: unit 3 is named twice"), "{error}");
+    let beyond = text.replace("[2, 3]", "[2, 4]");
+    let error = open_among("a.toml", &[("a.toml", &beyond)]).unwrap_err().to_string();
+    assert!(error.contains("a.toml:4: `mixed[0].units`: there is no node 4: units are 0 to 3"), "{error}");
+}
+
+#[test]
+fn every_builtin_reads_prints_and_reads_back_the_same() {
+    let names: Vec<String> =
+        builtin_names().map(String::from).chain(["flat:12".into(), "cpu:2".into()]).collect();
+    for name in names {
+        let machine = builtin(&name).unwrap();
+        assert_eq!(machine.name(), name);
+        let printed = machine.to_toml();
+        let again = parse("printed.toml", printed.as_bytes(), &mut |_| Err("none".into())).unwrap();
+        assert_eq!(again, machine, "{printed}");
+        let json = serde_json::to_string(&machine).unwrap();
+        let embedded: Machine = serde_json::from_str(&json).unwrap();
+        assert_eq!(embedded, machine, "{json}");
+        assert_eq!(embedded.fingerprint(), machine.fingerprint());
+        // Every constant of the file has its source beside it: each table has comments.
+        let text = builtin_file(&name).unwrap();
+        assert!(text.starts_with('#') && text.matches("\n#").count() >= 2, "{name} cites its sources");
+    }
+}
+
+#[test]
+fn an_embedded_machine_is_checked_again() {
+    let mut spec = builtin("p100x16").unwrap().spec().clone();
+    spec.levels[0].count = 0;
+    let json = serde_json::to_string(&spec).unwrap();
+    let error = serde_json::from_str::<Machine>(&json).unwrap_err().to_string();
+    assert!(error.contains("machine description: `level[0].count`: must be at least 1"), "{error}");
+}
+
+#[test]
+fn fingerprints_tell_hardware_apart_and_ignore_names() {
+    let mut prints: Vec<_> = builtin_names().map(|name| builtin(name).unwrap().fingerprint()).collect();
+    prints.sort();
+    prints.dedup();
+    assert_eq!(prints.len(), builtin_names().count());
+    let mut spec = builtin("p100x16").unwrap().spec().clone();
+    spec.name = "ours".into();
+    spec.description = "in the cellar".into();
+    let renamed = Machine::try_from(spec).unwrap();
+    assert_eq!(renamed.fingerprint(), builtin("p100x16").unwrap().fingerprint());
+    // Stable across versions: plans store it.
+    assert_eq!(builtin("flat:4").unwrap().fingerprint().to_string(), "431fdfd79ff04f44");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever is done to a file, reading it gives a machine or a message with its name; it never panics.
+    #[test]
+    fn a_mutated_file_is_read_or_refused_with_its_name(
+        which in 0usize..12,
+        edits in prop::collection::vec((any::<u16>(), 0u8..6, any::<u8>(), any::<u16>()), 1..6),
+    ) {
+        let mut names: Vec<String> = builtin_names().map(String::from).collect();
+        names.extend(["flat:8".to_string(), "cpu:3".to_string()]);
+        let mut bytes = builtin_file(&names[which]).unwrap().into_bytes();
+        for (at, kind, byte, other) in edits {
+            let at = at as usize % bytes.len().max(1);
+            let other = other as usize % bytes.len().max(1);
+            match kind {
+                0 => bytes[at] = byte,
+                1 => { bytes.remove(at); }
+                2 => bytes.insert(at, byte),
+                3 => bytes.swap(at, other),
+                4 => { let digits = b"9".repeat(1 + other % 30); bytes.splice(at..at, digits); }
+                _ => { let (a, b) = (at.min(other), at.max(other)); bytes.drain(a..b.min(a + 40)); }
+            }
+            if bytes.is_empty() { bytes.push(b'#'); }
+        }
+        let read = parse("mutated.toml", &bytes, &mut |_| Err("no files".into()));
+        match read {
+            Ok(machine) => {
+                prop_assert!(machine.devices() >= 1);
+                let again = parse("again.toml", machine.to_toml().as_bytes(), &mut |_| Err("none".into()));
+                prop_assert_eq!(again.unwrap(), machine);
+            }
+            Err(error) => {
+                let message = error.to_string();
+                prop_assert!(message.contains("mutated.toml") || message.contains("cannot read"), "{}", message);
+            }
+        }
+    }
+}
