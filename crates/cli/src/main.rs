@@ -23,6 +23,7 @@ enum Command {
     Solve(commands::solve::Args),
     Convert(commands::convert::Args),
     Solvers(commands::solvers::Args),
+    Machines(commands::machines::Args),
 }
 
 /// What a command that ran to its end has to say: the request was met, or it cannot be.
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Some(Command::Solve(args)) => commands::solve::run(&args),
         Some(Command::Convert(args)) => commands::convert::run(&args),
         Some(Command::Solvers(args)) => commands::solvers::run(&args),
+        Some(Command::Machines(args)) => commands::machines::run(&args),
     };
     match verdict {
         Ok(Verdict::Done) => ExitCode::SUCCESS,

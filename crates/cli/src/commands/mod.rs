@@ -1,5 +1,6 @@
 //! One module per subcommand.
 
 pub mod convert;
+pub mod machines;
 pub mod solve;
 pub mod solvers;

@@ -1,0 +1,87 @@
+//! `machines`: which machines are built in; `machines NAME`: one machine's file.
+
+use crate::Verdict;
+use anyhow::Context;
+use serde_json::json;
+use shardwright_machine as machine;
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+/// Lists the built-in machines, or prints the file of one.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A machine whose file to print: a built-in name, `flat:N`, `cpu:N`, a .toml file; `NAME:K` for its first K devices
+    name: Option<String>,
+    /// One JSON value on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Opens a machine by built-in name or path, as every command's `--machine` does.
+pub fn open(name: &str) -> anyhow::Result<machine::Machine> {
+    let read: &mut machine::ReadFile<'_> = &mut |path| {
+        // One byte past the limit is enough to know that a file is too large.
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+        let mut file = std::io::Read::take(file, machine::MAX_FILE_BYTES as u64 + 1);
+        std::io::Read::read_to_end(&mut file, &mut bytes).map_err(|error| error.to_string())?;
+        Ok(bytes)
+    };
+    Ok(machine::open(name, read)?)
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    let text = match (&args.name, args.json) {
+        (Some(name), false) => file(name)?,
+        (Some(name), true) => format!("{:#}\n", describe(&open(name)?)?),
+        (None, true) => {
+            let all: Vec<_> = listed().map(|m| describe(&m?)).collect::<Result<_, anyhow::Error>>()?;
+            format!("{:#}\n", serde_json::Value::Array(all))
+        }
+        (None, false) => table()?,
+    };
+    // A closed pipe (`| head`) is no error.
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
+        _ => Ok(Verdict::Done),
+    }
+}
+
+/// The machines to list: all of fixed size, and one of each sized kind as an example.
+fn listed() -> impl Iterator<Item = anyhow::Result<machine::Machine>> {
+    machine::builtin_names().chain(["flat:8", "cpu:2"]).map(|name| Ok(machine::builtin(name)?))
+}
+
+fn levels(m: &machine::Machine) -> String {
+    m.levels().iter().map(|l| format!("{} {}", l.count, l.name)).collect::<Vec<_>>().join(" x ")
+}
+
+fn table() -> anyhow::Result<String> {
+    let mut out = String::new();
+    for m in listed() {
+        let m = m?;
+        writeln!(out, "{:<10} {:>4} devices  {:<18} {}", m.name(), m.devices(), levels(&m), m.description())?;
+    }
+    out.push_str("\nflat:N and cpu:N take any N; NAME:K is the first K devices of NAME; a .toml file works wherever a name does.\n");
+    Ok(out)
+}
+
+/// The file of a machine: built-in ones with their comments, others in canonical form.
+fn file(name: &str) -> anyhow::Result<String> {
+    let m = open(name)?;
+    Ok(machine::builtin_file(name).unwrap_or_else(|| m.to_toml()))
+}
+
+fn describe(m: &machine::Machine) -> anyhow::Result<serde_json::Value> {
+    let axes: Vec<_> =
+        m.mesh().axes().iter().map(|axis| json!({"name": axis.name, "size": axis.size})).collect();
+    Ok(json!({
+        "name": m.name(),
+        "description": m.description(),
+        "devices": m.devices(),
+        "axes": axes,
+        "fingerprint": m.fingerprint().to_string(),
+        "spec": serde_json::to_value(m.spec())?,
+    }))
+}
