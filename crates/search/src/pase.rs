@@ -78,8 +78,8 @@ fn generate_sequence(costs: &Pairwise, control: &Control<'_>) -> Result<Vec<Step
         bytes += cells * 8.0;
         if bytes > control.memory_bytes as f64 {
             return Err(StopReason::Refused(format!(
-                "the tables of pase take more than the {} MiB of memory allowed: the dependent set of node {vertex} \
-                 alone has {} nodes and {cells:.1e} combinations; use exact, or allow more memory",
+                "the tables of pase take more than the {} MiB of memory allowed: they do not fit from node {vertex} on, \
+                 whose dependent set has {} nodes and {cells:.1e} combinations; use exact, or allow more memory",
                 control.memory_bytes >> 20,
                 dependent.len(),
             )));
