@@ -14,6 +14,7 @@ mod region;
 mod rule;
 mod types;
 pub mod verify;
+mod workload;
 
 pub use autodiff::GradContext;
 pub use builder::{BuildError, GraphBuilder};
@@ -24,3 +25,4 @@ pub use ops::Op;
 pub use region::{Block, Region};
 pub use rule::{Combine, DimMap, Factor, FactorIndex, Reach, Rule, TensorMap, Window, dim_name};
 pub use types::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Real, Shape, TensorType};
+pub use workload::{Gemm, Workload, WorkloadSizes};

@@ -46,6 +46,17 @@ pub trait Operator {
         inputs.iter().chain(outputs).fold(0u64, |n, t| n.saturating_add(t.bytes()))
     }
 
+    /// The class and sizes that decide the op's running time, where the bytes that it moves do not; see
+    /// [`crate::Workload`].
+    fn workload(&self, _: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
+        None
+    }
+
+    /// The matrix product that the op amounts to, if it is one: models of small matrices look at it.
+    fn gemm(&self, _: &[TensorType], _: &[TensorType]) -> Option<Gemm> {
+        None
+    }
+
     /// The op that computes just `region`, run on the region's local blocks. Ops whose
     /// attributes do not depend on sizes or positions return a copy of themselves.
     fn localize(&self, region: &Region<'_>) -> Op;
