@@ -1,7 +1,15 @@
 //! What every op kind provides: shape inference, sharding rule, gradient, cost. One file per kind in
 //! [`crate::ops`]; kernels live in the runtime crate.
 
-use crate::{autodiff::GradContext, ids::TensorId, ops::Op, region::Region, rule::Rule, types::TensorType};
+use crate::{
+    autodiff::GradContext,
+    ids::TensorId,
+    ops::Op,
+    region::Region,
+    rule::Rule,
+    types::TensorType,
+    workload::{Gemm, WorkloadSizes},
+};
 
 /// Why an op does not accept its inputs, in words; the builder adds the op's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
