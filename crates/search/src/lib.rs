@@ -4,6 +4,7 @@
 //! solver implements [`Solver`] and reports its incumbent and lower bound as an [`Outcome`].
 
 pub mod brute;
+pub mod exact;
 pub mod format;
 pub mod network;
 pub mod optcnn;

@@ -1,0 +1,79 @@
+//! Drives the lower bound: how many passes, how large the steps of the multipliers, when to stop.
+
+use super::core::Core;
+use super::dual::Dual;
+
+/// Passes before the first step of the multipliers: without prices the messages settle quickly, and
+/// where no row binds they may be all that is needed.
+const WARM_UP: u64 = 20;
+/// Iterations without improvement before the steps shrink.
+const PATIENCE: u32 = 20;
+
+/// A lower bound on the rise.
+#[derive(Clone, Debug)]
+pub struct Ascent {
+    dual: Dual,
+    best: Dual,
+    scale: f64,
+    stalled: u32,
+    iteration: u64,
+    /// Whether further passes are not worth their time.
+    pub finished: bool,
+    pass_work: u64,
+}
+
+impl Ascent {
+    /// Starts from nothing.
+    pub fn new(core: &Core) -> Self {
+        let dual = Dual::new(core);
+        let cells: usize = core.pairs.iter().map(|p| core.size(p.u) * core.size(p.v)).sum();
+        let pass_work = (cells + core.value_count() * 4 + core.slack.len()) as u64;
+        let best = dual.clone();
+        Ascent { dual, best, scale: 0.5, stalled: 0, iteration: 0, finished: false, pass_work }
+    }
+
+    /// The best messages and multipliers so far.
+    pub fn best(&self) -> &Dual {
+        &self.best
+    }
+
+    /// The newest ones.
+    pub fn newest(&self) -> &Dual {
+        &self.dual
+    }
+
+    /// About `work` steps of passes; `target` is the cost to aim at, if known. Returns the work done.
+    pub fn advance(&mut self, core: &Core, work: u64, target: Option<i64>) -> u64 {
+        let mut done = 0;
+        while !self.finished && (done == 0 || done < work) {
+            self.dual.pass(core, true);
+            self.dual.pass(core, false);
+            done += 2 * self.pass_work;
+            self.iteration += 1;
+            let before = self.best.bound;
+            if self.dual.bound > before {
+                self.best.clone_from(&self.dual);
+            }
+            // Progress too small to matter counts as none.
+            let span = target.map_or(self.dual.bound.abs() * 1e-3, |t| t as f64 - self.best.bound);
+            if self.dual.bound > before + 1e-5 * span.max(0.0) + 1e-9 {
+                self.stalled = 0;
+            } else {
+                self.stalled += 1;
+                if self.stalled > PATIENCE {
+                    self.stalled = 0;
+                    self.scale *= 0.7;
+                }
+            }
+            if target.is_some_and(|t| self.best.bound > t as f64 - 0.5) || self.scale < 1e-7 {
+                self.finished = true;
+            }
+            if self.iteration >= WARM_UP {
+                let target =
+                    target.map_or(self.best.bound + 0.05 * self.best.bound.abs() + 1.0, |t| t as f64);
+                self.dual.step(core, target, self.scale, 0.7);
+            }
+        }
+        done
+    }
+}

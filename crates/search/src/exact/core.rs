@@ -1,0 +1,260 @@
+//! What is left after the reductions, laid out for the inner loops of search and bounds.
+//!
+//! Immutable and dense: variables `0..n`, values numbered through all variables, tables as floating-point
+//! numbers in both orientations, equal ones stored once. Exact integers are kept beside for evaluation.
+//! Forbidden costs are a number `big` that exceeds every finite total.
+
+use super::model::{INF, Model};
+use rustc_hash::FxHashMap;
+use std::ops::Range;
+
+/// A pair of variables, `u < v`.
+#[derive(Clone, Copy, Debug)]
+pub struct CorePair {
+    /// Row variable.
+    pub u: u32,
+    /// Column variable.
+    pub v: u32,
+    /// Where its table with `u` major begins.
+    at: usize,
+    /// Where its table with `v` major begins.
+    at_transposed: usize,
+}
+
+/// A neighbour of a variable.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    /// The other variable.
+    pub to: u32,
+    /// The pair that joins them.
+    pub pair: u32,
+}
+
+/// Usage of a variable over the rows `lo..hi`.
+#[derive(Clone, Copy, Debug)]
+pub struct CoreSpan {
+    /// First row.
+    pub lo: u32,
+    /// First row after.
+    pub hi: u32,
+    at: usize,
+}
+
+/// The dense network.
+#[derive(Clone, Debug)]
+pub struct Core {
+    first: Vec<u32>,
+    /// Unary cost of every value.
+    pub unary: Vec<i64>,
+    /// All pairs, by `(u, v)`.
+    pub pairs: Vec<CorePair>,
+    exact: Vec<i64>,
+    float: Vec<f64>,
+    first_link: Vec<u32>,
+    links: Vec<Link>,
+    first_span: Vec<u32>,
+    spans: Vec<CoreSpan>,
+    usage: Vec<i64>,
+    /// What may be used at each row.
+    pub slack: Vec<i64>,
+    /// Cost paid by every assignment.
+    pub constant: i64,
+    /// The floating-point number that stands for "forbidden".
+    pub big: f64,
+    /// The model's variable behind each variable.
+    pub ids: Vec<u32>,
+}
+
+impl Core {
+    /// Lays out the live part of a model.
+    pub fn new(model: &Model) -> Self {
+        let ids = order(model);
+        let mut index = vec![u32::MAX; model.vars.len()];
+        for (i, &v) in ids.iter().enumerate() {
+            index[v as usize] = i as u32;
+        }
+        let mut core = Core {
+            first: vec![0],
+            unary: Vec::new(),
+            pairs: Vec::new(),
+            exact: Vec::new(),
+            float: Vec::new(),
+            first_link: Vec::new(),
+            links: Vec::new(),
+            first_span: vec![0],
+            spans: Vec::new(),
+            usage: Vec::new(),
+            slack: model.slack.clone(),
+            constant: model.constant,
+            big: 0.0,
+            ids,
+        };
+        for &v in &core.ids {
+            let var = &model.vars[v as usize];
+            core.unary.extend_from_slice(&var.unary);
+            core.first.push(core.unary.len() as u32);
+            for s in &var.profile.spans {
+                core.spans.push(CoreSpan { lo: s.lo, hi: s.hi, at: core.usage.len() });
+                core.usage.extend_from_slice(&s.usage);
+            }
+            core.first_span.push(core.spans.len() as u32);
+        }
+        core.add_pairs(model, &index);
+        core
+    }
+
+    fn add_pairs(&mut self, model: &Model, index: &[u32]) {
+        let mut pairs: Vec<(u32, u32, Vec<i64>)> = model
+            .pairs
+            .iter()
+            .flatten()
+            .map(|p| {
+                let (u, v) = (index[p.u as usize], index[p.v as usize]);
+                if u < v {
+                    (u, v, p.cost.clone())
+                } else {
+                    (v, u, super::model::transpose(&p.cost, model.size(p.u), model.size(p.v)))
+                }
+            })
+            .collect();
+        pairs.sort_unstable_by_key(|p| (p.0, p.1));
+        let most =
+            |costs: &[i64]| costs.iter().copied().filter(|&c| c < INF).max().unwrap_or(0).max(0) as f64;
+        let total: f64 = pairs.iter().map(|p| most(&p.2)).sum::<f64>()
+            + (0..self.variables()).map(|v| most(&self.unary[self.values(v)])).sum::<f64>();
+        self.big = 2.0 * total + 1.0;
+        let mut pool: FxHashMap<Vec<i64>, usize> = FxHashMap::default();
+        for (u, v, cost) in pairs {
+            let turned = super::model::transpose(&cost, self.size(u), self.size(v));
+            let at = self.intern(&mut pool, cost);
+            let at_transposed = self.intern(&mut pool, turned);
+            self.pairs.push(CorePair { u, v, at, at_transposed });
+        }
+        let big = self.big;
+        self.float = self.exact.iter().map(|&c| if c >= INF { big } else { c as f64 }).collect();
+        let mut links = vec![Vec::new(); self.variables() as usize];
+        for (i, p) in self.pairs.iter().enumerate() {
+            links[p.u as usize].push(Link { to: p.v, pair: i as u32 });
+            links[p.v as usize].push(Link { to: p.u, pair: i as u32 });
+        }
+        self.first_link.push(0);
+        for mut l in links {
+            l.sort_unstable_by_key(|l| l.to);
+            self.links.append(&mut l);
+            self.first_link.push(self.links.len() as u32);
+        }
+    }
+
+    fn intern(&mut self, pool: &mut FxHashMap<Vec<i64>, usize>, table: Vec<i64>) -> usize {
+        let next = self.exact.len();
+        *pool.entry(table).or_insert_with_key(|t| {
+            self.exact.extend_from_slice(t);
+            next
+        })
+    }
+
+    /// How many variables there are.
+    pub fn variables(&self) -> u32 {
+        self.ids.len() as u32
+    }
+
+    /// The numbers of the values of `v` among all values.
+    pub fn values(&self, v: u32) -> Range<usize> {
+        self.first[v as usize] as usize..self.first[v as usize + 1] as usize
+    }
+
+    /// How many values `v` has.
+    pub fn size(&self, v: u32) -> usize {
+        (self.first[v as usize + 1] - self.first[v as usize]) as usize
+    }
+
+    /// How many values there are in all.
+    pub fn value_count(&self) -> usize {
+        self.unary.len()
+    }
+
+    /// The neighbours of `v`, ascending.
+    pub fn links(&self, v: u32) -> &[Link] {
+        &self.links[self.first_link[v as usize] as usize..self.first_link[v as usize + 1] as usize]
+    }
+
+    /// The table of a pair with `row` as its row variable.
+    pub fn table(&self, pair: u32, row: u32) -> &[f64] {
+        let p = &self.pairs[pair as usize];
+        let at = if p.u == row { p.at } else { p.at_transposed };
+        &self.float[at..at + self.size(p.u) * self.size(p.v)]
+    }
+
+    /// The exact costs of a pair with `row` as its row variable.
+    pub fn exact_table(&self, pair: u32, row: u32) -> &[i64] {
+        let p = &self.pairs[pair as usize];
+        let at = if p.u == row { p.at } else { p.at_transposed };
+        &self.exact[at..at + self.size(p.u) * self.size(p.v)]
+    }
+
+    /// The usage of `v` over time.
+    pub fn spans(&self, v: u32) -> &[CoreSpan] {
+        &self.spans[self.first_span[v as usize] as usize..self.first_span[v as usize + 1] as usize]
+    }
+
+    /// The usages of all values of `v` in one of its spans.
+    pub fn usage(&self, v: u32, span: &CoreSpan) -> &[i64] {
+        &self.usage[span.at..span.at + self.size(v)]
+    }
+
+    /// The exact cost of an assignment; `None` if it pays something forbidden.
+    pub fn cost(&self, x: &[u32]) -> Option<i64> {
+        let mut sum = self.constant;
+        for v in 0..self.variables() {
+            let c = self.unary[self.first[v as usize] as usize + x[v as usize] as usize];
+            sum = (c < INF).then_some(sum + c)?;
+        }
+        for p in &self.pairs {
+            let c = self.exact[p.at + x[p.u as usize] as usize * self.size(p.v) + x[p.v as usize] as usize];
+            sum = (c < INF).then_some(sum + c)?;
+        }
+        Some(sum)
+    }
+
+    /// Adds (`sign` = 1) or takes away (-1) the usage of one choice at every row.
+    pub fn add_load(&self, load: &mut [i64], v: u32, value: u32, sign: i64) {
+        for s in self.spans(v) {
+            let u = sign * self.usage[s.at + value as usize];
+            if u != 0 {
+                for l in &mut load[s.lo as usize..s.hi as usize] {
+                    *l += u;
+                }
+            }
+        }
+    }
+
+    /// What an assignment uses at every row.
+    pub fn load(&self, x: &[u32]) -> Vec<i64> {
+        let mut delta = vec![0i64; self.slack.len() + 1];
+        for v in 0..self.variables() {
+            for s in self.spans(v) {
+                let u = self.usage[s.at + x[v as usize] as usize];
+                delta[s.lo as usize] += u;
+                delta[s.hi as usize] -= u;
+            }
+        }
+        delta.pop();
+        let mut now = 0;
+        for d in &mut delta {
+            now += *d;
+            *d = now;
+        }
+        delta
+    }
+
+    /// By how much the most overfull row is over; zero or less if everything fits.
+    pub fn overflow(&self, load: &[i64]) -> i64 {
+        load.iter().zip(&self.slack).map(|(l, s)| l - s).max().unwrap_or(0)
+    }
+}
+
+/// The order in which variables are laid out: by when they are used, which is the order in which they
+/// were made; messages that sweep along it travel far.
+fn order(model: &Model) -> Vec<u32> {
+    model.live()
+}

@@ -1,0 +1,108 @@
+//! One thread of primal search: a feasible assignment that block moves improve, and the ways to get one.
+
+use super::block::{Blocks, Effort, Moved};
+use super::core::Core;
+use super::dual::prefix_sums;
+use super::state::State;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// Largest block.
+const MAX_BLOCK: usize = 60;
+/// How often multipliers are tried for a block that does not fit.
+const TRIES: usize = 5;
+
+/// A searcher with its own randomness.
+#[derive(Clone, Debug)]
+pub struct Island {
+    /// Where it is.
+    pub state: State,
+    /// The best feasible assignment that it saw.
+    pub best: Option<State>,
+    /// Mean noise of its moves.
+    pub temperature: f64,
+    blocks: Blocks,
+    rng: Xoshiro256PlusPlus,
+}
+
+impl Island {
+    /// Starts at `x`, which need not be feasible.
+    pub fn new(core: &Core, x: Vec<u32>, seed: u64) -> Self {
+        Island {
+            state: State::new(core, x),
+            best: None,
+            temperature: 0.0,
+            blocks: Blocks::new(core),
+            rng: Xoshiro256PlusPlus::seed_from_u64(seed),
+        }
+    }
+
+    /// Moves to `x`.
+    pub fn restart(&mut self, core: &Core, x: Vec<u32>) {
+        self.state = State::new(core, x);
+    }
+
+    /// About `work` steps: towards feasibility under rising prices first, then downhill.
+    pub fn advance(&mut self, core: &Core, work: u64, lambda: &[f64]) {
+        let end = self.blocks.work + work;
+        if !self.state.feasible(core) {
+            self.repair(core, end, lambda);
+        }
+        if !self.state.feasible(core) {
+            return;
+        }
+        self.keep_best();
+        let n = core.variables();
+        while self.blocks.work < end {
+            let size = self.rng.random_range(1..=MAX_BLOCK);
+            let seed = self.rng.random_range(0..n);
+            self.blocks.grow(core, &[seed], size, &mut self.rng);
+            let effort = Effort { tries: TRIES, temperature: self.temperature };
+            if let Moved::Yes(delta) =
+                self.blocks.improve(core, &mut self.state, lambda, effort, &mut self.rng)
+                && delta < 0
+            {
+                self.keep_best();
+            }
+        }
+    }
+
+    fn keep_best(&mut self) {
+        if self.state.forbidden == 0 && self.best.as_ref().is_none_or(|b| self.state.cost < b.cost) {
+            match &mut self.best {
+                Some(best) => best.clone_from(&self.state),
+                None => self.best = Some(self.state.clone()),
+            }
+        }
+    }
+
+    /// Sets blocks to what is best under prices, and raises the price of every overfull row.
+    fn repair(&mut self, core: &Core, end: u64, lambda: &[f64]) {
+        let n = core.variables();
+        let mut price = lambda.to_vec();
+        let priced = price.iter().filter(|&&l| l > 0.0).count();
+        let peak = core.slack.iter().copied().max().unwrap_or(1).max(1) as f64;
+        let typical = if priced > 0 {
+            price.iter().sum::<f64>() / priced as f64
+        } else {
+            self.state.cost.max(1) as f64 / peak * 0.01
+        };
+        let mut rise = 0.05;
+        while self.blocks.work < end && !self.state.feasible(core) {
+            let prefix = prefix_sums(&price);
+            for _ in 0..n / 10 + 10 {
+                let seed = self.rng.random_range(0..n);
+                let size = self.rng.random_range(1..=MAX_BLOCK);
+                self.blocks.grow(core, &[seed], size, &mut self.rng);
+                self.blocks.relax(core, &mut self.state, &prefix, 0.0, &mut self.rng);
+            }
+            self.blocks.work += core.slack.len() as u64;
+            for (t, p) in price.iter_mut().enumerate() {
+                if self.state.load[t] > core.slack[t] {
+                    *p += typical * rise + *p * 0.1;
+                }
+            }
+            rise *= 1.1;
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The working network of the exact solver: mutable, compact, with an undo trail.
+//!
+//! Reductions shrink it; [`Model::lift`] turns an assignment of what is left into one of the original
+//! network. Values keep the label they had when their variable was made, so that domains may shrink
+//! without renaming anything in the trail. This module holds the state and the few primitive changes;
+//! which change to make is decided in `reduce`.
+
+use super::profile::Profile;
+
+/// A cost that means "forbidden" inside the solver. Two of them add without overflow, and every finite
+/// total is below it.
+pub const INF: i64 = i64::MAX / 2;
+
+/// Adds two costs, forbidden if either is.
+pub fn add(a: i64, b: i64) -> i64 {
+    (a + b).min(INF)
+}
+
+/// A pairwise table between live variables `u` and `v`, row-major in `u`.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// Row variable.
+    pub u: u32,
+    /// Column variable.
+    pub v: u32,
+    /// Costs; `INF` where forbidden.
+    pub cost: Vec<i64>,
+}
+
+impl Pair {
+    /// The end that is not `x`.
+    pub fn other(&self, x: u32) -> u32 {
+        if self.u == x { self.v } else { self.u }
+    }
+}
+
+/// One variable.
+#[derive(Clone, Debug)]
+pub struct Variable {
+    /// The label of each value left.
+    pub labels: Vec<u32>,
+    /// How many labels there were at the start.
+    pub label_count: u32,
+    /// The cost of each value left.
+    pub unary: Vec<i64>,
+    /// Usage over time of each value left, least value zero at every time.
+    pub profile: Profile,
+    /// Incident pairs.
+    pub pairs: Vec<u32>,
+    /// Whether the variable is still in the network.
+    pub alive: bool,
+}
+
+/// A variable that a removed one depends on.
+#[derive(Clone, Debug)]
+struct Parent {
+    var: u32,
+    /// How many values it had at the time.
+    width: usize,
+    /// The row of each of its labels.
+    row: Vec<u32>,
+}
+
+/// How to recover a removed variable from others: its label, given theirs.
+#[derive(Clone, Debug)]
+struct Undo {
+    var: u32,
+    /// The variables it depends on, at most two.
+    parents: Vec<Parent>,
+    /// The label, by the rows of the parents (first major).
+    label: Vec<u32>,
+}
+
+/// A network that reductions can change.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    /// All variables, dead ones included.
+    pub vars: Vec<Variable>,
+    /// All pairs; dead ones are `None`.
+    pub pairs: Vec<Option<Pair>>,
+    /// Cost that every assignment pays.
+    pub constant: i64,
+    /// What may still be used at each row of time, after the least usages of all variables.
+    pub slack: Vec<i64>,
+    trail: Vec<Undo>,
+}
+
+impl Model {
+    /// How many values `v` has left.
+    pub fn size(&self, v: u32) -> usize {
+        self.vars[v as usize].unary.len()
+    }
+
+    /// The live variables, ascending.
+    pub fn live(&self) -> Vec<u32> {
+        (0..self.vars.len() as u32).filter(|&v| self.vars[v as usize].alive).collect()
+    }
+
+    /// The cost of `pair` for value `i` of `x` and `j` of the other end.
+    pub fn cost(&self, pair: u32, x: u32, i: usize, j: usize) -> i64 {
+        match &self.pairs[pair as usize] {
+            Some(p) if p.u == x => p.cost[i * self.size(p.v) + j],
+            Some(p) => p.cost[j * self.size(p.v) + i],
+            None => 0,
+        }
+    }
+
+    /// The table of `pair` with `x` as the row variable.
+    pub fn oriented(&self, pair: u32, x: u32) -> Vec<i64> {
+        let Some(p) = &self.pairs[pair as usize] else { return Vec::new() };
+        if p.u == x { p.cost.clone() } else { transpose(&p.cost, self.size(p.u), self.size(p.v)) }
+    }
+
+    /// The pair between two variables.
+    pub fn between(&self, a: u32, b: u32) -> Option<u32> {
+        let (x, y) = if self.vars[a as usize].pairs.len() <= self.vars[b as usize].pairs.len() {
+            (a, b)
+        } else {
+            (b, a)
+        };
+        self.vars[x as usize]
+            .pairs
+            .iter()
+            .copied()
+            .find(|&p| self.pairs[p as usize].as_ref().is_some_and(|p| p.other(x) == y))
+    }
+
+    /// Adds a table between `a` (rows) and `b`, on top of what is there.
+    pub fn add_pair(&mut self, a: u32, b: u32, cost: Vec<i64>) {
+        if let Some(p) = self.between(a, b) {
+            let (rows, cols) = (self.size(a), self.size(b));
+            if let Some(pair) = &mut self.pairs[p as usize] {
+                let cost = if pair.u == a { cost } else { transpose(&cost, rows, cols) };
+                for (x, y) in pair.cost.iter_mut().zip(cost) {
+                    *x = add(*x, y);
+                }
+            }
+            return;
+        }
+        let id = self.pairs.len() as u32;
+        self.pairs.push(Some(Pair { u: a, v: b, cost }));
+        self.vars[a as usize].pairs.push(id);
+        self.vars[b as usize].pairs.push(id);
+    }
+
+    /// Takes a pair out and returns it.
+    pub fn take_pair(&mut self, pair: u32) -> Option<Pair> {
+        let p = self.pairs[pair as usize].take()?;
+        for x in [p.u, p.v] {
+            self.vars[x as usize].pairs.retain(|&q| q != pair);
+        }
+        Some(p)
+    }
+
+    /// Keeps only the values of `v` for which `keep` holds.
+    pub fn keep(&mut self, v: u32, keep: &[bool]) {
+        let var = &mut self.vars[v as usize];
+        let rows = var.unary.len();
+        retain(&mut var.labels, keep);
+        retain(&mut var.unary, keep);
+        var.profile.keep(keep);
+        for p in var.pairs.clone() {
+            let Some(other) = self.pairs[p as usize].as_ref().map(|p| p.other(v)) else { continue };
+            let other_size = self.size(other);
+            let Some(pair) = &mut self.pairs[p as usize] else { continue };
+            let cost = &pair.cost;
+            pair.cost = if pair.u == v {
+                (0..rows)
+                    .filter(|&i| keep[i])
+                    .flat_map(|i| cost[i * other_size..(i + 1) * other_size].iter().copied())
+                    .collect()
+            } else {
+                cost.iter().enumerate().filter(|(k, _)| keep[k % rows]).map(|(_, &c)| c).collect()
+            };
+        }
+    }
+
+    /// Removes a variable without pairs or usage, whose label follows from those of `parents`.
+    /// `choose` gives the value of `v` for each combination of values, the first parent major.
+    pub fn remove(&mut self, v: u32, parents: &[u32], choose: &[u32]) {
+        debug_assert!(self.vars[v as usize].pairs.is_empty());
+        let labels = &self.vars[v as usize].labels;
+        let label = choose.iter().map(|&c| labels[c as usize]).collect();
+        let parents = parents
+            .iter()
+            .map(|&p| {
+                let parent = &self.vars[p as usize];
+                let mut row = vec![0; parent.label_count as usize];
+                for (r, &l) in parent.labels.iter().enumerate() {
+                    row[l as usize] = r as u32;
+                }
+                Parent { var: p, width: parent.labels.len(), row }
+            })
+            .collect();
+        self.trail.push(Undo { var: v, parents, label });
+        let var = &mut self.vars[v as usize];
+        var.alive = false;
+        var.unary = Vec::new();
+        var.profile = Profile::default();
+    }
+
+    /// Removes a variable that was never connected: its label is `map[label of root]`.
+    pub fn follow(&mut self, v: u32, root: u32, map: Vec<u32>) {
+        let row = (0..map.len() as u32).collect();
+        let parents = vec![Parent { var: root, width: map.len(), row }];
+        self.trail.push(Undo { var: v, parents, label: map });
+        self.vars[v as usize].alive = false;
+    }
+
+    /// Extends labels of the live variables to all variables, backwards over the trail.
+    pub fn lift(&self, labels: &mut [u32]) {
+        for undo in self.trail.iter().rev() {
+            let at = undo
+                .parents
+                .iter()
+                .fold(0, |at, p| at * p.width + p.row[labels[p.var as usize] as usize] as usize);
+            labels[undo.var as usize] = undo.label[at];
+        }
+    }
+}
+
+/// Keeps the entries whose flag is set.
+pub fn retain<T: Copy>(items: &mut Vec<T>, keep: &[bool]) {
+    let mut i = 0;
+    items.retain(|_| {
+        i += 1;
+        keep[i - 1]
+    });
+}
+
+/// The transpose of a row-major table.
+pub fn transpose(cost: &[i64], rows: usize, cols: usize) -> Vec<i64> {
+    let mut out = vec![0; cost.len()];
+    for i in 0..rows {
+        for j in 0..cols {
+            out[j * rows + i] = cost[i * cols + j];
+        }
+    }
+    out
+}

@@ -1,0 +1,403 @@
+//! Reductions that keep at least one optimal assignment: forbidden and dominated values, fixed
+//! variables, functional and separable pairs, and elimination of variables with at most two neighbours.
+//!
+//! A variable whose usage could matter at some row is never eliminated, only fixed or merged; a value is
+//! dominated only by one that uses no more at any row. Runs to a fixpoint, over a queue of variables
+//! whose surroundings changed.
+
+use super::contract::Infeasible;
+use super::model::{INF, Model, add, transpose};
+use super::profile::Profile;
+use super::rows;
+use std::collections::VecDeque;
+
+/// Largest table, in cells, that an elimination or a merge may create.
+const MAX_TABLE: usize = 1 << 16;
+/// Most elementary steps spent on the dominance check of one variable.
+const MAX_DOMINANCE_WORK: usize = 20_000_000;
+
+/// Reduces until nothing changes.
+pub fn reduce(model: &mut Model) -> Result<(), Infeasible> {
+    let mut reducer = Reducer { queued: vec![false; model.vars.len()], queue: VecDeque::new() };
+    for v in model.live() {
+        reducer.push(v);
+    }
+    loop {
+        for (v, keep) in rows::tighten(model)? {
+            reducer.keep(model, v, &keep)?;
+        }
+        if reducer.queue.is_empty() {
+            return Ok(());
+        }
+        while let Some(v) = reducer.queue.pop_front() {
+            reducer.queued[v as usize] = false;
+            if model.vars[v as usize].alive {
+                reducer.visit(model, v)?;
+            }
+        }
+    }
+}
+
+struct Reducer {
+    queued: Vec<bool>,
+    queue: VecDeque<u32>,
+}
+
+impl Reducer {
+    fn push(&mut self, v: u32) {
+        if !self.queued[v as usize] {
+            self.queued[v as usize] = true;
+            self.queue.push_back(v);
+        }
+    }
+
+    fn push_around(&mut self, model: &Model, v: u32) {
+        self.push(v);
+        for &p in &model.vars[v as usize].pairs {
+            if let Some(p) = &model.pairs[p as usize] {
+                self.push(p.other(v));
+            }
+        }
+    }
+
+    fn keep(&mut self, model: &mut Model, v: u32, keep: &[bool]) -> Result<(), Infeasible> {
+        if !keep.contains(&true) {
+            return Err(Infeasible);
+        }
+        if keep.contains(&false) {
+            model.keep(v, keep);
+            self.push_around(model, v);
+        }
+        Ok(())
+    }
+
+    fn visit(&mut self, model: &mut Model, v: u32) -> Result<(), Infeasible> {
+        let keep = supported_values(model, v);
+        self.keep(model, v, &keep)?;
+        self.split_separable(model, v);
+        if model.size(v) > 1
+            && let Some(keep) = undominated_values(model, v)
+        {
+            self.keep(model, v, &keep)?;
+        }
+        if model.size(v) == 1 {
+            self.fix(model, v);
+        } else if !self.contract_functional(model, v) && model.vars[v as usize].profile.is_empty() {
+            self.eliminate(model, v);
+        }
+        Ok(())
+    }
+
+    /// Folds a variable with one value into its neighbours. Its usage is in the slack already, or will
+    /// be: a profile with one value is all "least usage", so rows take it before it goes.
+    fn fix(&mut self, model: &mut Model, v: u32) {
+        for s in std::mem::take(&mut model.vars[v as usize].profile.spans) {
+            for slack in &mut model.slack[s.lo as usize..s.hi as usize] {
+                *slack -= s.usage[0];
+            }
+        }
+        self.push_around(model, v);
+        for p in model.vars[v as usize].pairs.clone() {
+            let Some(pair) = model.take_pair(p) else { continue };
+            let other = &mut model.vars[pair.other(v) as usize];
+            for (u, c) in other.unary.iter_mut().zip(pair.cost) {
+                *u = add(*u, c);
+            }
+        }
+        model.constant = add(model.constant, model.vars[v as usize].unary[0]);
+        model.remove(v, &[], &[0]);
+    }
+
+    /// Removes pairs whose cost is a sum of a term of either side.
+    fn split_separable(&mut self, model: &mut Model, v: u32) {
+        for p in model.vars[v as usize].pairs.clone() {
+            let Some(pair) = &model.pairs[p as usize] else { continue };
+            let (rows, cols) = (model.size(pair.u), model.size(pair.v));
+            let base = pair.cost[0];
+            let separable = pair.cost.iter().all(|&c| c < INF)
+                && (1..rows).all(|i| {
+                    let row = &pair.cost[i * cols..(i + 1) * cols];
+                    row.iter().zip(&pair.cost[..cols]).all(|(&c, &first)| c - row[0] == first - base)
+                });
+            if !separable {
+                continue;
+            }
+            let Some(pair) = model.take_pair(p) else { continue };
+            // The first column carries the row's term, which keeps it non-negative; the column's term may
+            // be negative, so its least value moves to the constant first.
+            let shift = pair.cost[..cols].iter().map(|&c| c - base).min().unwrap_or(0);
+            for (i, u) in model.vars[pair.u as usize].unary.iter_mut().enumerate() {
+                *u = add(*u, pair.cost[i * cols] + shift);
+            }
+            for (j, u) in model.vars[pair.v as usize].unary.iter_mut().enumerate() {
+                *u = add(*u, pair.cost[j] - base - shift);
+            }
+            self.push(pair.u);
+            self.push(pair.v);
+        }
+    }
+
+    /// Merges `v` into a neighbour that determines it, or a neighbour into `v`. True if `v` is gone or changed.
+    fn contract_functional(&mut self, model: &mut Model, v: u32) -> bool {
+        for p in model.vars[v as usize].pairs.clone() {
+            let Some(other) = model.pairs[p as usize].as_ref().map(|p| p.other(v)) else { continue };
+            for (leader, follower) in [(other, v), (v, other)] {
+                if let Some(map) = function(model, p, leader, follower)
+                    && growth(model, leader, follower) <= MAX_TABLE
+                {
+                    self.merge(model, p, leader, follower, &map);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn merge(&mut self, model: &mut Model, pair: u32, leader: u32, follower: u32, map: &[u32]) {
+        self.push_around(model, follower);
+        let table = model.oriented(pair, leader);
+        let width = model.size(follower);
+        model.take_pair(pair);
+        for (i, &m) in map.iter().enumerate() {
+            let c = add(table[i * width + m as usize], model.vars[follower as usize].unary[m as usize]);
+            let u = &mut model.vars[leader as usize].unary[i];
+            *u = add(*u, c);
+        }
+        let mut spans = model.vars[follower as usize].profile.mapped(map);
+        if !spans.is_empty() {
+            spans.append(&mut model.vars[leader as usize].profile.spans);
+            model.vars[leader as usize].profile = Profile::from_overlapping(spans);
+        }
+        for q in model.vars[follower as usize].pairs.clone() {
+            let table = model.oriented(q, follower);
+            let Some(pair) = model.take_pair(q) else { continue };
+            let other = pair.other(follower);
+            let width = model.size(other);
+            let moved =
+                map.iter().flat_map(|&m| table[m as usize * width..][..width].iter().copied()).collect();
+            model.add_pair(leader, other, moved);
+        }
+        model.remove(follower, &[leader], map);
+        self.push_around(model, leader);
+    }
+
+    /// Eliminates a variable without usage that has at most two neighbours.
+    fn eliminate(&mut self, model: &mut Model, v: u32) {
+        let pairs = model.vars[v as usize].pairs.clone();
+        match pairs[..] {
+            [] => {
+                let unary = &model.vars[v as usize].unary;
+                let best = (0..unary.len()).min_by_key(|&i| unary[i]).unwrap_or(0);
+                model.constant = add(model.constant, unary[best]);
+                model.remove(v, &[], &[best as u32]);
+            }
+            [p] => {
+                let table = model.oriented(p, v);
+                let Some(pair) = model.take_pair(p) else { return };
+                let other = pair.other(v);
+                let (rows, cols) = (model.size(v), model.size(other));
+                let unary = model.vars[v as usize].unary.clone();
+                let mut choose = vec![0; cols];
+                for (j, choose) in choose.iter_mut().enumerate() {
+                    let cost = |i: usize| add(unary[i], table[i * cols + j]);
+                    let best = (0..rows).min_by_key(|&i| cost(i)).unwrap_or(0);
+                    *choose = best as u32;
+                    let u = &mut model.vars[other as usize].unary[j];
+                    *u = add(*u, cost(best));
+                }
+                model.remove(v, &[other], &choose);
+                self.push_around(model, other);
+            }
+            [p, q] => {
+                let (Some(a), Some(b)) = (
+                    model.pairs[p as usize].as_ref().map(|p| p.other(v)),
+                    model.pairs[q as usize].as_ref().map(|q| q.other(v)),
+                ) else {
+                    return;
+                };
+                let (rows, wa, wb) = (model.size(v), model.size(a), model.size(b));
+                if wa * wb > MAX_TABLE {
+                    return;
+                }
+                let (ta, tb) = (model.oriented(p, v), model.oriented(q, v));
+                let unary = model.vars[v as usize].unary.clone();
+                let mut best = vec![INF; wa * wb];
+                let mut choose = vec![0u32; wa * wb];
+                for i in 0..rows {
+                    for x in 0..wa {
+                        let left = add(unary[i], ta[i * wa + x]);
+                        if left >= INF {
+                            continue;
+                        }
+                        for y in 0..wb {
+                            let c = add(left, tb[i * wb + y]);
+                            if c < best[x * wb + y] {
+                                best[x * wb + y] = c;
+                                choose[x * wb + y] = i as u32;
+                            }
+                        }
+                    }
+                }
+                model.take_pair(p);
+                model.take_pair(q);
+                model.remove(v, &[a, b], &choose);
+                model.add_pair(a, b, best);
+                self.push_around(model, a);
+                self.push_around(model, b);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Which values of `v` are not forbidden by themselves and have a partner in every pair.
+fn supported_values(model: &Model, v: u32) -> Vec<bool> {
+    let var = &model.vars[v as usize];
+    let mut keep: Vec<bool> = var.unary.iter().map(|&c| c < INF).collect();
+    for &p in &var.pairs {
+        let Some(pair) = &model.pairs[p as usize] else { continue };
+        let cols = model.size(pair.v);
+        if pair.u == v {
+            for (k, row) in keep.iter_mut().zip(pair.cost.chunks_exact(cols)) {
+                *k &= row.iter().any(|&c| c < INF);
+            }
+        } else {
+            let mut any = vec![false; cols];
+            for row in pair.cost.chunks_exact(cols) {
+                for (a, &c) in any.iter_mut().zip(row) {
+                    *a |= c < INF;
+                }
+            }
+            for (k, a) in keep.iter_mut().zip(any) {
+                *k &= a;
+            }
+        }
+    }
+    keep
+}
+
+/// Which values of `v` are not dominated: no other value is at most as expensive whatever the
+/// neighbours choose, and uses no more at any row. `None` if all stay.
+fn undominated_values(model: &Model, v: u32) -> Option<Vec<bool>> {
+    let var = &model.vars[v as usize];
+    let size = var.unary.len();
+    let cells: usize = var
+        .pairs
+        .iter()
+        .filter_map(|&p| model.pairs[p as usize].as_ref())
+        .map(|p| model.size(p.other(v)))
+        .sum();
+    if size * size * (cells + var.profile.spans.len() + 1) > MAX_DOMINANCE_WORK {
+        return None;
+    }
+    let tables: Vec<(Vec<i64>, usize)> = var
+        .pairs
+        .iter()
+        .map(|&p| {
+            let table = model.oriented(p, v);
+            let width = table.len() / size;
+            (table, width)
+        })
+        .collect();
+    // The neighbours' values that suit value `i` best: a value that is dearer there dominates nothing.
+    let suits: Vec<Vec<usize>> = (0..size)
+        .map(|i| {
+            tables
+                .iter()
+                .map(|(t, w)| {
+                    let row = &t[i * w..(i + 1) * w];
+                    (0..*w).min_by_key(|&x| row[x]).unwrap_or(0)
+                })
+                .collect()
+        })
+        .collect();
+    let mut keep = vec![true; size];
+    for i in 0..size {
+        for j in 0..size {
+            if i == j || !keep[j] {
+                continue;
+            }
+            let at = |k: usize| {
+                tables
+                    .iter()
+                    .zip(&suits[i])
+                    .try_fold(var.unary[k], |sum, ((t, w), &x)| {
+                        let c = t[k * w + x];
+                        if c >= INF { None } else { Some(sum + c) }
+                    })
+                    .unwrap_or(INF)
+            };
+            if at(j) <= at(i)
+                && var.profile.no_more(j, i)
+                && dominates(var.unary[j], var.unary[i], &tables, j, i)
+            {
+                keep[i] = false;
+                break;
+            }
+        }
+    }
+    keep.contains(&false).then_some(keep)
+}
+
+/// Whether value `j` is at most as expensive as value `i` whatever the neighbours choose.
+fn dominates(unary_j: i64, unary_i: i64, tables: &[(Vec<i64>, usize)], j: usize, i: usize) -> bool {
+    let mut worst = i128::from(unary_j) - i128::from(unary_i);
+    for (t, w) in tables {
+        let mut most = i64::MIN;
+        for (&cj, &ci) in t[j * w..(j + 1) * w].iter().zip(&t[i * w..(i + 1) * w]) {
+            if ci >= INF {
+                continue;
+            }
+            if cj >= INF {
+                return false;
+            }
+            most = most.max(cj - ci);
+        }
+        if most == i64::MIN {
+            // Value `i` has no partner here at all; arc consistency will remove it.
+            return false;
+        }
+        worst += i128::from(most);
+    }
+    worst <= 0
+}
+
+/// Where each value of `leader` allows exactly one value of `follower`: that value.
+fn function(model: &Model, pair: u32, leader: u32, follower: u32) -> Option<Vec<u32>> {
+    let p = model.pairs[pair as usize].as_ref()?;
+    let (rows, cols) = (model.size(leader), model.size(follower));
+    if rows < cols {
+        return None;
+    }
+    let table;
+    let cost = if p.u == leader {
+        &p.cost
+    } else {
+        table = transpose(&p.cost, cols, rows);
+        &table
+    };
+    let mut map = Vec::with_capacity(rows);
+    for row in cost.chunks_exact(cols) {
+        let mut partners = (0..cols).filter(|&j| row[j] < INF);
+        let j = partners.next()?;
+        if partners.next().is_some() {
+            return None;
+        }
+        map.push(j as u32);
+    }
+    Some(map)
+}
+
+/// How many cells the tables gain if `follower` is merged into `leader`.
+fn growth(model: &Model, leader: u32, follower: u32) -> usize {
+    let more = model.size(leader) - model.size(follower);
+    let around: usize = model.vars[follower as usize]
+        .pairs
+        .iter()
+        .filter_map(|&p| model.pairs[p as usize].as_ref())
+        .map(|p| p.other(follower))
+        .filter(|&w| w != leader)
+        .map(|w| model.size(w))
+        .sum();
+    more * around
+}

@@ -1,0 +1,116 @@
+//! `exact` against plain enumeration on small random networks with memory.
+
+use proptest::prelude::*;
+use shardwright_search::exact::Exact;
+use shardwright_search::{
+    Control, FORBIDDEN, Interval, Network, NetworkBuilder, Outcome, Solver, StopReason, VarId,
+};
+
+/// A random network, as plain data.
+#[derive(Clone, Debug)]
+struct Sketch {
+    variables: Vec<(Vec<i64>, Vec<i64>, u64, u64)>,
+    edges: Vec<(usize, usize, Vec<i64>)>,
+    limit: Option<i64>,
+}
+
+impl Sketch {
+    fn build(&self) -> Network {
+        let mut b = NetworkBuilder::new();
+        for (costs, usages, lo, hi) in &self.variables {
+            b.variable(costs, usages, Interval { lo: *lo, hi: *hi }).unwrap();
+        }
+        for (u, v, costs) in &self.edges {
+            b.edge(VarId(*u as u32), VarId(*v as u32), costs).unwrap();
+        }
+        if let Some(limit) = self.limit {
+            b.usage_limit(limit).unwrap();
+        }
+        b.build().unwrap()
+    }
+}
+
+fn cost() -> impl Strategy<Value = i64> {
+    prop_oneof![2 => Just(0), 6 => 0..30i64, 1 => Just(FORBIDDEN)]
+}
+
+fn sketch() -> impl Strategy<Value = Sketch> {
+    (2usize..8, prop::option::weighted(0.8, 3i64..25)).prop_flat_map(|(n, limit)| {
+        let variable = (1usize..5).prop_flat_map(|k| {
+            (prop::collection::vec(cost(), k), prop::collection::vec(0..10i64, k), 0..6u64, 0..8u64)
+        });
+        prop::collection::vec(variable, n).prop_flat_map(move |variables| {
+            let sizes: Vec<usize> = variables.iter().map(|v| v.0.len()).collect();
+            let edge = (0..n, 0..n).prop_flat_map(move |(u, v)| {
+                let cells = sizes[u] * sizes[v];
+                let identity: Vec<i64> =
+                    (0..cells).map(|i| if i / sizes[v] == i % sizes[v] { 0 } else { FORBIDDEN }).collect();
+                let table = prop_oneof![
+                    5 => prop::collection::vec(cost(), cells),
+                    1 => Just(identity),
+                ];
+                (Just(u), Just(v), table)
+            });
+            let variables = variables.clone();
+            prop::collection::vec(edge, 0..n * 2).prop_map(move |edges| Sketch {
+                variables: variables.clone(),
+                edges,
+                limit,
+            })
+        })
+    })
+}
+
+/// The least cost of a feasible assignment, by enumeration.
+fn enumerate(network: &Network) -> Option<i64> {
+    let n = network.variables();
+    let mut x = vec![0u32; n];
+    let mut best = None;
+    loop {
+        let e = network.evaluate(&x).unwrap();
+        if e.feasible() && best.is_none_or(|b| e.cost < b) {
+            best = Some(e.cost);
+        }
+        let mut v = 0;
+        loop {
+            if v == n {
+                return best.map(|b| i64::try_from(b).unwrap());
+            }
+            x[v] += 1;
+            if (x[v] as usize) < network.choices(VarId(v as u32)) {
+                break;
+            }
+            x[v] = 0;
+            v += 1;
+        }
+    }
+}
+
+fn consistent(network: &Network, out: &Outcome, best: Option<i64>) {
+    match best {
+        None => assert_eq!(out.cost, None),
+        Some(best) => {
+            assert!(out.bound <= best, "bound {} above the optimum {best}", out.bound);
+            assert_ne!(out.stop_reason, StopReason::Infeasible);
+            if let (Some(cost), Some(choice)) = (out.cost, &out.choice) {
+                let e = network.evaluate(choice).unwrap();
+                assert!(e.feasible());
+                assert_eq!(e.cost, i128::from(cost));
+                assert!(cost >= best);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn costs_and_bounds_bracket_the_optimum(sketch in sketch()) {
+        let network = sketch.build();
+        let mut control = Control::new().iteration_limit(2);
+        control.threads = 1;
+        let out = Exact.solve(&network, &control);
+        consistent(&network, &out, enumerate(&network));
+    }
+}
