@@ -37,8 +37,9 @@ const LEVEL_KEYS: &[&str] = &[
     "uplinks",
     "peer_to_peer",
 ];
-const DEVICE_KEYS: &[&str] = &["name", "memory", "memory_bandwidth", "launch_overhead", "peak"];
-const MIXED_KEYS: &[&str] = &["units", "name", "memory", "memory_bandwidth", "launch_overhead", "peak"];
+const DEVICE_KEYS: &[&str] = &["name", "memory", "memory_bandwidth", "launch_overhead", "cores", "peak"];
+const MIXED_KEYS: &[&str] =
+    &["units", "name", "memory", "memory_bandwidth", "launch_overhead", "cores", "peak"];
 
 #[derive(Clone, Debug)]
 enum Value {
@@ -503,11 +504,16 @@ fn device(table: &Table) -> Result<Device, MachineError> {
             peak.set(p, Some(table.quantity(&key, "\"10 TFLOP/s\"", FlopsPerSecond::parse)?));
         }
     }
+    let cores = match table.entries.get("cores") {
+        Some(entry) => table.int("cores", &entry.value)?,
+        None => 1,
+    };
     Ok(Device {
         name: table.text("name")?.to_string(),
         memory: table.quantity("memory", "\"16 GiB\"", Bytes::parse)?,
         memory_bandwidth: table.quantity("memory_bandwidth", "\"900 GB/s\"", BytesPerSecond::parse)?,
         launch_overhead: table.quantity("launch_overhead", "\"5 us\"", Seconds::parse)?,
+        cores,
         peak,
     })
 }

@@ -137,6 +137,9 @@ pub struct Device {
     /// Time lost per operation started.
     #[serde(with = "crate::units::seconds_text")]
     pub launch_overhead: Seconds,
+    /// Processors that work on different tiles of one operation: multiprocessors of a GPU, matrix units of a TPU.
+    /// An operation with fewer tiles than this leaves some idle.
+    pub cores: u32,
     /// Peak arithmetic rates by number format, dense.
     pub peak: Peaks,
 }
@@ -283,6 +286,7 @@ impl Device {
             memory: self.memory.min(other.memory),
             memory_bandwidth: min(self.memory_bandwidth, other.memory_bandwidth),
             launch_overhead: self.launch_overhead.max(other.launch_overhead),
+            cores: self.cores.max(other.cores),
             peak,
         }
     }
@@ -473,6 +477,9 @@ impl Device {
         }
         check_rate(format!("{at}.memory_bandwidth"), self.memory_bandwidth.0, "B/s")?;
         check_seconds(format!("{at}.launch_overhead"), self.launch_overhead)?;
+        if self.cores == 0 || self.cores > 1 << 20 {
+            return problem(format!("{at}.cores"), "must be from 1 to 2^20");
+        }
         if self.peak.f32.is_none() {
             return problem(format!("{at}.peak.f32"), "is missing; every device states its f32 rate");
         }

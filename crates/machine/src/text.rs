@@ -76,6 +76,7 @@ fn write_device(out: &mut String, device: &Device) {
     let _ = writeln!(out, "memory = \"{}\"", device.memory);
     let _ = writeln!(out, "memory_bandwidth = \"{}\"", device.memory_bandwidth);
     let _ = writeln!(out, "launch_overhead = \"{}\"", device.launch_overhead);
+    let _ = writeln!(out, "cores = {}", device.cores);
     for p in Precision::ALL {
         if let Some(rate) = device.peak.get(p) {
             let _ = writeln!(out, "peak.{} = \"{rate}\"", p.name());
