@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+"""Measures operator times with PyTorch, on CPU or CUDA, for Shardwright's cost model.
+
+usage: profile_torch.py WORKLOADS.json -o COSTS.json [--device cuda|cpu] [--name H200] [--seconds 300]
+
+WORKLOADS.json comes from `shardwright profile --list -o WORKLOADS.json`; COSTS.json is what `--costs` takes.
+
+Method. On CUDA each operator is captured several times into a CUDA graph and the graph is timed with events,
+so that the time is the device's own, without Python or launch cost. The operands rotate through copies that
+together exceed the cache (up to 512 MiB), so that operands come from memory as they mostly do in training.
+Warm-up first, then the median of several timings. Matrix products and convolutions in f32 run with TF32 off.
+On the CPU one thread runs, timed by the wall clock. Nothing is written for an operator that fails: never zeros
+as data.
+"""
+import argparse, datetime, json, math, os, platform, statistics, sys, time
+
+import torch
+import torch.nn.functional as F
+
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+CACHE = 256 << 20
+ROTATE = 512 << 20
+
+
+def conv_case(dims):
+    """Returns (input shape, weight shape, stride, groups) for n, groups, c/g, o/g, out.., kernel.., stride.."""
+    n, g, c, o = dims[:4]
+    d = (len(dims) - 4) // 3
+    out, kernel, stride = dims[4 : 4 + d], dims[4 + d : 4 + 2 * d], dims[4 + 2 * d :]
+    size = [(a - 1) * s + k for a, k, s in zip(out, kernel, stride)]
+    return [n, g * c, *size], [g * o, c, *kernel], [n, g * o, *out], list(stride), g, d
+
+
+class Bench:
+    """Makes operands and a function per workload class. Each `make` returns (operands, function of operands)."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def rand(self, shape, dtype):
+        return torch.randn(shape, device=self.device, dtype=torch.float32).to(dtype)
+
+    def make(self, cls, dtype, sizes):
+        t, size = DTYPES[dtype], DTYPES[dtype].itemsize
+        if cls == "gemm":
+            b, m, n, k = sizes
+            if b == 1:
+                return (self.rand((m, k), t), self.rand((k, n), t)), torch.mm
+            return (self.rand((b, m, k), t), self.rand((b, k, n), t)), torch.bmm
+        if cls in ("conv", "conv_grad_input", "conv_grad_weight"):
+            x, w, y, stride, g, d = conv_case(sizes)
+            conv = torch.ops.aten.convolution_backward
+            rest = dict(stride=stride, padding=[0] * d, dilation=[1] * d, transposed=False, output_padding=[0] * d, groups=g)
+            if cls == "conv":
+                f = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[d]
+                return (self.rand(x, t), self.rand(w, t)), lambda a, b: f(a, b, stride=stride, groups=g)
+            mask = [cls == "conv_grad_input", cls == "conv_grad_weight", False]
+            f = lambda dy, a, b: conv(dy, a, b, None, output_mask=mask, **rest)
+            return (self.rand(y, t), self.rand(x, t), self.rand(w, t)), f
+        if cls in ("lstm", "lstm_grad"):
+            return None  # a loop of kernels in eager PyTorch; not comparable with a fused one
+        return self.memory_bound(cls, t, size, sizes[0])
+
+    def memory_bound(self, cls, t, size, nbytes):
+        """Operators whose time follows from the bytes that they move: `nbytes` read and written in all."""
+        aten = torch.ops.aten
+
+        def flat(tensors, row=1):
+            # Elements per tensor if `tensors` of them are moved in full.
+            return max(row, nbytes // (size * tensors) // row * row)
+
+        def rows(tensors, width=1024):
+            n = flat(tensors)
+            width = min(width, n)
+            return (max(1, n // width), width)
+
+        if cls == "unary":
+            return (self.rand(flat(2), t),), torch.relu
+        if cls == "unary_grad":
+            n = flat(3)
+            return (self.rand(n, t), self.rand(n, t)), lambda y, g: aten.threshold_backward(g, y, 0)
+        if cls == "binary":
+            n = flat(3)
+            return (self.rand(n, t), self.rand(n, t)), torch.add
+        if cls == "compare":
+            n = max(1, nbytes // (2 * size + 1))
+            return (self.rand(n, t), self.rand(n, t)), torch.lt
+        if cls == "select":
+            n = max(1, nbytes // (3 * size + 1))
+            return (self.rand(n, t) > 0, self.rand(n, t), self.rand(n, t)), torch.where
+        if cls == "cast":
+            n = max(1, nbytes // (size + 4))
+            return (self.rand(n, torch.float32 if t != torch.float32 else torch.bfloat16),), lambda x: x.to(t)
+        if cls in ("fill", "iota"):
+            return (self.rand(flat(1), t),), lambda x: x.fill_(1.0)
+        if cls == "broadcast":
+            r, w = rows(1)
+            return (self.rand((1, w), t),), lambda x: x.expand(r, w).contiguous()
+        if cls in ("reshape", "slice", "concat", "pad"):
+            return (self.rand(flat(2), t),), torch.clone
+        if cls == "transpose":
+            r, w = rows(2)
+            return (self.rand((r, w), t),), lambda x: x.t().contiguous()
+        if cls == "reduce":
+            return (self.rand(rows(1), t),), lambda x: x.sum(1)
+        if cls in ("softmax", "log_softmax"):
+            f = torch.softmax if cls == "softmax" else torch.log_softmax
+            return (self.rand(rows(2), t),), lambda x: f(x, 1)
+        if cls in ("softmax_grad", "log_softmax_grad"):
+            f = aten._softmax_backward_data if cls == "softmax_grad" else aten._log_softmax_backward_data
+            shape = rows(3)
+            return (self.rand(shape, t), self.rand(shape, t)), lambda y, g: f(g, y, 1, t)
+        if cls in ("sum_exp", "cross_entropy"):
+            return (self.rand(rows(1), t),), lambda x: torch.logsumexp(x, 1)
+        if cls == "cross_entropy_grad":
+            shape = rows(2)
+            return (self.rand(shape, t),), lambda x: torch.softmax(x, 1)
+        if cls == "variance":
+            return (self.rand(rows(1), t),), lambda x: x.var(1)
+        if cls == "normalize":
+            shape = rows(2)
+            w = self.rand(shape[1], t)
+            return (self.rand(shape, t),), lambda x: F.layer_norm(x, shape[1:], w, w)
+        if cls in ("norm_grad_stats", "norm_grad_params"):
+            shape = rows(2)
+            return (self.rand(shape, t), self.rand(shape, t)), lambda x, g: (x * g).sum(0 if "params" in cls else 1)
+        if cls == "norm_grad_input":
+            n = flat(3)
+            return (self.rand(n, t), self.rand(n, t)), lambda x, g: torch.addcmul(g, x, g)
+        if cls == "dropout":
+            return (self.rand(flat(2), t),), lambda x: F.dropout(x, 0.1, True)
+        if cls in ("sgd", "momentum"):
+            n = flat(3 if cls == "sgd" else 5)
+            w = [self.rand(n, t) for _ in range(2 if cls == "sgd" else 3)]
+            if cls == "sgd":
+                return tuple(w), lambda p, g: p.add_(g, alpha=-0.01)
+            return tuple(w), lambda p, g, v: torch._fused_sgd_([p], [g], [v], weight_decay=0.0, momentum=0.9, lr=0.01,
+                                                               dampening=0.0, nesterov=False, maximize=False, is_first_step=False)
+        if cls == "adam":
+            w = [self.rand(flat(7), t).abs() for _ in range(4)]
+            step = torch.ones((), device=self.device)
+            return tuple(w), lambda p, g, m, v: torch._fused_adam_([p], [g], [m], [v], [], [step], lr=0.01, beta1=0.9,
+                                                                   beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
+        if cls in ("gather", "scatter_add"):
+            r, w = rows(2)
+            table = self.rand((max(2, min(r, 30000)), w), t)
+            ids = torch.randint(0, table.shape[0], (r,), device=self.device)
+            if cls == "gather":
+                return (table, ids), lambda a, i: a.index_select(0, i)
+            grad = self.rand((r, w), t)
+            return (grad, ids), lambda g, i: torch.zeros_like(table).index_add_(0, i, g)
+        if cls in ("max_pool", "avg_pool"):
+            n = max(64, nbytes * 4 // 5 // size)
+            side = max(8, min(64, int(math.sqrt(n / 64)) // 2 * 2))
+            x = self.rand((max(1, n // (side * side)), side, side), t)
+            f = F.max_pool2d if cls == "max_pool" else F.avg_pool2d
+            return (x[None],), lambda x: f(x, 2)
+        if cls in ("max_pool_grad", "avg_pool_grad"):
+            n = max(64, nbytes * 4 // 5 // size)
+            side = max(8, min(64, int(math.sqrt(n / 64)) // 2 * 2))
+            x = self.rand((1, max(1, n // (side * side)), side, side), t)
+            if cls == "avg_pool_grad":
+                g = self.rand((1, x.shape[1], side // 2, side // 2), t)
+                return (g, x), lambda g, x: aten.avg_pool2d_backward(g, x, [2, 2], [2, 2], [0, 0], False, True, None)
+            y, index = F.max_pool2d(x, 2, return_indices=True)
+            return (y, x), lambda g, x: aten.max_pool2d_with_indices_backward(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, index)
+        if cls == "cumsum":
+            return (self.rand(rows(2), t),), lambda x: x.cumsum(1)
+        if cls == "one_hot":
+            r, w = rows(1)
+            ids = torch.randint(0, w, (r, 1), device=self.device)
+            return (ids, torch.arange(w, device=self.device)), lambda i, a: (i == a).to(t)
+        if cls == "top_k_mask":
+            r, w = rows(2, 64)
+            x = self.rand((r, w), t)
+            return (x,), lambda x: torch.zeros_like(x).scatter_(1, x.topk(min(2, w), 1).indices, 1.0)
+        return None
+
+
+def copies(operands):
+    """Several sets of operands that together exceed the cache."""
+    nbytes = sum(x.numel() * x.element_size() for x in operands)
+    count = 1 if nbytes >= CACHE else min(16, max(1, ROTATE // max(1, nbytes)))
+    return [operands] + [tuple(x.clone() for x in operands) for _ in range(count - 1)]
+
+
+def time_cuda(sets, f):
+    for s in sets[:2]:
+        f(*s)
+    torch.cuda.synchronize()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    f(*sets[0])
+    end.record()
+    end.synchronize()
+    once = max(start.elapsed_time(end) * 1e-3, 2e-6)
+    repeats = int(min(40, max(2, 0.004 / once)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(repeats):
+            f(*sets[i % len(sets)])
+    graph.replay()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(5 if once < 0.02 else 3):
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3 / repeats)
+    del graph
+    return statistics.median(times)
+
+
+def time_cpu(sets, f):
+    begin = time.perf_counter()
+    f(*sets[0])
+    once = time.perf_counter() - begin
+    repeats = int(min(200, max(1, 0.01 / max(once, 1e-6))))
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for i in range(repeats):
+            f(*sets[i % len(sets)])
+        times.append((time.perf_counter() - begin) / repeats)
+    return statistics.median(times)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workloads")
+    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--name", help="device name for the cost file (default: what PyTorch calls it)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this long, keeping what was measured")
+    args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.set_num_threads(1)
+    on_gpu = args.device == "cuda"
+    measure = time_cuda if on_gpu else time_cpu
+    bench = Bench(args.device)
+    with open(args.workloads) as f:
+        document = json.load(f)
+    if document.get("format") != "shardwright-workloads":
+        sys.exit(f"{args.workloads}: not a workload list; make one with `shardwright profile --list -o FILE`")
+    begin, done, failed, tables = time.monotonic(), 0, {}, []
+    # Interleave the tables so that a time limit thins all of them alike.
+    jobs = sorted((i / len(t["rows"]), n, row) for n, t in enumerate(document["tables"]) for i, row in enumerate(t["rows"]))
+    results = {n: [] for n in range(len(document["tables"]))}
+    for _, n, row in jobs:
+        if time.monotonic() - begin > args.seconds:
+            print(f"time is up after {done} of {len(jobs)}", file=sys.stderr)
+            break
+        table = document["tables"][n]
+        try:
+            made = bench.make(table["class"], table["dtype"], row)
+            if made is None:
+                continue
+            operands, f = made
+            with torch.no_grad():
+                seconds = measure(copies(operands), f)
+            del operands, made, f
+            if seconds > 0 and math.isfinite(seconds):
+                results[n].append([*row, max(1, round(seconds * 1e9))])
+                done += 1
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0][:100]
+            failed[(table["class"], table["dtype"], reason)] = failed.get((table["class"], table["dtype"], reason), 0) + 1
+            if on_gpu and "out of memory" in reason:
+                torch.cuda.empty_cache()
+        if on_gpu and done % 500 == 0:
+            torch.cuda.empty_cache()
+    for n, table in enumerate(document["tables"]):
+        if results[n]:
+            tables.append({"class": table["class"], "dtype": table["dtype"], "rows": sorted(results[n])})
+    for (cls, dtype, reason), count in sorted(failed.items()):
+        print(f"not measured: {cls} {dtype} x{count}: {reason}", file=sys.stderr)
+    name = args.name or (torch.cuda.get_device_name() if on_gpu else platform.processor() or "cpu")
+    header = {
+        "format": "shardwright-costs",
+        "version": 1,
+        "device": name,
+        "date": datetime.date.today().isoformat(),
+        "source": f"PyTorch {torch.__version__}" + (f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}" if on_gpu else ", one thread"),
+        "method": "CUDA graph of repeated calls on rotating operands, median of 3-5; TF32 off" if on_gpu else "wall clock, median of 5",
+    }
+    text = json.dumps(header)[:-1] + ', "tables": [\n' + ",\n".join(
+        f'{{"class": "{t["class"]}", "dtype": "{t["dtype"]}", "rows": [\n' + ",\n".join(json.dumps(r, separators=(",", ":")) for r in t["rows"]) + "]}"
+        for t in tables) + "\n]}\n"
+    with open(args.output + ".tmp", "w") as f:
+        f.write(text)
+    os.replace(args.output + ".tmp", args.output)
+    print(f"{done} measured in {time.monotonic() - begin:.0f} s, {sum(failed.values())} failed: {args.output}")
+
+
+if __name__ == "__main__":
+    main()
