@@ -2,13 +2,8 @@
 //! [`crate::ops`]; kernels live in the runtime crate.
 
 use crate::{
-    autodiff::GradContext,
-    ids::TensorId,
-    ops::Op,
-    region::Region,
-    rule::Rule,
-    types::TensorType,
-    workload::{Gemm, WorkloadSizes},
+    autodiff::GradContext, ids::TensorId, ops::Op, region::Region, rule::Rule, types::TensorType,
+    workload::WorkloadSizes,
 };
 
 /// Why an op does not accept its inputs, in words; the builder adds the op's name.
@@ -60,9 +55,9 @@ pub trait Operator {
         None
     }
 
-    /// The matrix product that the op amounts to, if it is one: models of small matrices look at it.
-    fn gemm(&self, _: &[TensorType], _: &[TensorType]) -> Option<Gemm> {
-        None
+    /// Whether the output is the first input's memory seen with another shape.
+    fn is_view(&self) -> bool {
+        false
     }
 
     /// The op that computes just `region`, run on the region's local blocks. Ops whose

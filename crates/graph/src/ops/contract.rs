@@ -12,7 +12,7 @@ use crate::{
     require,
     rule::{FactorIndex, Rule, TensorMap},
     types::{MAX_RANK, Shape, TensorType},
-    workload::{Gemm, WorkloadSizes},
+    workload::WorkloadSizes,
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -185,31 +185,22 @@ impl Operator for Contract {
         self.rule(inputs, outputs).iterations().saturating_mul(2)
     }
 
-    fn workload(
-        &self,
-        inputs: &[TensorType],
-        outputs: &[TensorType],
-    ) -> Option<(&'static str, WorkloadSizes)> {
-        let gemm = self.gemm(inputs, outputs)?;
-        Some(("gemm", WorkloadSizes::from_slice(&[gemm.batch, gemm.m, gemm.n, gemm.k])))
-    }
-
     /// Letters in both operands and the result are batch, those in the result and one operand rows or
     /// columns, the others depth. One operand alone is no product.
-    fn gemm(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<Gemm> {
+    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
         let second = self.operands.get(1)?;
-        let mut gemm = Gemm { batch: 1, m: 1, n: 1, k: 1 };
+        let [mut batch, mut m, mut n, mut k] = [1; 4];
         for (letter, size) in self.sizes(inputs).ok()? {
             let kept = self.result.contains(&letter);
             let group = match (kept, self.operands[0].contains(&letter), second.contains(&letter)) {
-                (true, true, true) => &mut gemm.batch,
-                (true, true, false) => &mut gemm.m,
-                (true, ..) => &mut gemm.n,
-                (false, ..) => &mut gemm.k,
+                (true, true, true) => &mut batch,
+                (true, true, false) => &mut m,
+                (true, ..) => &mut n,
+                (false, ..) => &mut k,
             };
             *group *= size;
         }
-        Some(gemm)
+        Some(("gemm", WorkloadSizes::from_slice(&[batch, m, n, k])))
     }
 
     fn localize(&self, _: &Region<'_>) -> Op {

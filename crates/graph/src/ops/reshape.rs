@@ -149,6 +149,10 @@ impl Operator for Reshape {
         0
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         Reshape { shape: region.output_shape(0) }.into()
     }
