@@ -206,6 +206,25 @@ impl Rule {
         rule
     }
 
+    /// One factor per dimension that `splits` accepts, named by its position, and the map of a tensor of this
+    /// shape over them; the other dimensions are opaque.
+    pub fn over_dims_where(shape: &[u64], splits: impl Fn(usize) -> bool) -> (Self, TensorMap) {
+        let mut rule = Self::default();
+        let map = TensorMap::new(shape.iter().enumerate().map(|(d, &size)| {
+            if splits(d) { DimMap::of(rule.factor(dim_name(d), size)) } else { DimMap::opaque() }
+        }));
+        (rule, map)
+    }
+
+    /// The rule of an op that leaves some dimensions as they are (equal sizes) and changes the others in a
+    /// way that cannot be split.
+    pub fn over_equal_dims(input: &TensorType, output: &TensorType) -> Self {
+        let (mut rule, map) = Self::over_dims_where(&input.shape, |d| input.shape[d] == output.shape[d]);
+        rule.inputs.push(map.clone());
+        rule.outputs.push(map);
+        rule
+    }
+
     /// The rule of an op that works element by element on operands that broadcast against the first output.
     ///
     /// Operands are aligned at their last dimension, as NumPy does; a dimension of size one that meets a

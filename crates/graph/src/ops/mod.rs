@@ -7,21 +7,39 @@
 mod binary;
 mod broadcast;
 mod cast;
+mod concat;
 mod contract;
+mod cumsum;
+mod gather;
+mod lstm;
+mod one_hot;
+mod pad;
 mod reduce;
 mod reshape;
 mod select;
+mod slice;
 mod source;
+mod top_k;
+mod transpose;
 mod unary;
 
 pub use binary::{Binary, BinaryFn};
 pub use broadcast::Broadcast;
 pub use cast::Cast;
+pub use concat::Concat;
 pub use contract::Contract;
+pub use cumsum::Cumsum;
+pub use gather::{Gather, ScatterAdd};
+pub use lstm::{Lstm, LstmGrad};
+pub use one_hot::OneHot;
+pub use pad::Pad;
 pub use reduce::{Reduce, ReduceFn};
 pub use reshape::Reshape;
 pub use select::{Compare, CompareFn, Select};
+pub use slice::Slice;
 pub use source::{Fill, Iota};
+pub use top_k::TopKMask;
+pub use transpose::{Transpose, TransposeGrad};
 pub use unary::{Unary, UnaryFn, UnaryGrad};
 
 use crate::{operator::Operator, rule::Rule, types::TensorType};
@@ -68,18 +86,42 @@ ops! {
     Cast = "cast",
     /// Comparison of two tensors, with broadcasting.
     Compare = "compare",
+    /// One tensor after the other along a dimension.
+    Concat = "concat",
     /// Einsum of one or two operands: linear layers, matrix products, batched products.
     Contract = "contract",
+    /// Running sum along a dimension.
+    Cumsum = "cumsum",
     /// The same number everywhere.
     Fill = "fill",
+    /// Rows of a table by their ids.
+    Gather = "gather",
     /// Each element's own position along a dimension.
     Iota = "iota",
+    /// LSTM over time, without its input projection.
+    Lstm = "lstm",
+    /// Gradient of an LSTM.
+    LstmGrad = "lstm_grad",
+    /// 1 at the position that an id names, 0 elsewhere.
+    OneHot = "one_hot",
+    /// A constant around and between the elements.
+    Pad = "pad",
     /// Sum, mean or maximum over dimensions.
     Reduce = "reduce",
     /// The same elements in another shape.
     Reshape = "reshape",
+    /// Rows added up into a table by their ids.
+    ScatterAdd = "scatter_add",
     /// One of two tensors by a truth value, with broadcasting.
     Select = "select",
+    /// A box of a tensor.
+    Slice = "slice",
+    /// 1 at the largest elements of each row, 0 elsewhere.
+    TopKMask = "top_k_mask",
+    /// The dimensions in another order.
+    Transpose = "transpose",
+    /// The inverse of a transposition.
+    TransposeGrad = "transpose_grad",
     /// Element-wise function of one tensor.
     Unary = "unary",
     /// Derivative of a unary function times the incoming gradient.

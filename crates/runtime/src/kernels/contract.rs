@@ -7,20 +7,15 @@
 use super::{
     Context, Kernel, KernelError,
     gemm::{Matrix, gemm},
+    loops::{Loop, for_each_index},
     read, write,
 };
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::Contract;
 use smallvec::SmallVec;
 
-/// A letter with its size and its strides in first operand, second operand and result (0 where absent).
-#[derive(Clone, Copy, Debug)]
-struct Loop {
-    size: usize,
-    strides: [usize; 3],
-}
-
-type Loops = SmallVec<[Loop; 8]>;
+/// Letters as loops, with strides in first operand, second operand and result (0 where absent).
+type Loops = super::loops::Loops<3>;
 
 impl Kernel for Contract {
     fn run<T: Float>(
@@ -94,7 +89,7 @@ impl Kernel for Contract {
 
 /// Joins the largest run of `group`'s letters that lie behind each other in both tensors `places` into one
 /// loop, and moves the other letters to `outer`.
-fn fuse(group: &mut Loops, outer: &mut Loops, places: [usize; 2]) -> Loop {
+fn fuse(group: &mut Loops, outer: &mut Loops, places: [usize; 2]) -> Loop<3> {
     // Major letters first, as the first tensor has them.
     group.sort_by_key(|l| std::cmp::Reverse(l.strides[places[0]]));
     let mut best = Loop { size: 1, strides: [0; 3] };
@@ -137,32 +132,5 @@ impl Accumulation {
         let add = self.at != 0;
         self.at = (self.at + 1) % self.run;
         add
-    }
-}
-
-/// Visits every combination of the loops' indices, last fastest, with the offsets in the three tensors.
-fn for_each_index(loops: &Loops, mut visit: impl FnMut([usize; 3])) {
-    let mut index: SmallVec<[usize; 8]> = smallvec::smallvec![0; loops.len()];
-    let mut offsets = [0usize; 3];
-    loop {
-        visit(offsets);
-        let mut d = loops.len();
-        loop {
-            if d == 0 {
-                return;
-            }
-            d -= 1;
-            index[d] += 1;
-            for (offset, stride) in offsets.iter_mut().zip(loops[d].strides) {
-                *offset += stride;
-            }
-            if index[d] < loops[d].size {
-                break;
-            }
-            for (offset, stride) in offsets.iter_mut().zip(loops[d].strides) {
-                *offset -= stride * loops[d].size;
-            }
-            index[d] = 0;
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Context, Kernel, KernelError, read, write};
 use crate::tensor::{Element, Elements, ElementsMut, Float, View, ViewMut};
+use half::{bf16, f16};
 use shardwright_graph::{
     DType,
     ops::{Binary, BinaryFn, Cast, Compare, CompareFn, Fill, Iota, Select, Unary, UnaryFn, UnaryGrad},
@@ -364,17 +365,22 @@ impl Kernel for Cast {
     }
 }
 
+/// Sets every element to the nearest value of the tensor's type.
+pub(crate) fn fill(y: &mut ElementsMut<'_>, value: f64) {
+    match y {
+        ElementsMut::F32(y) => y.fill(value as f32),
+        ElementsMut::F64(y) => y.fill(value),
+        ElementsMut::Bf16(y) => y.fill(bf16::from_f64(value)),
+        ElementsMut::F16(y) => y.fill(f16::from_f64(value)),
+        ElementsMut::I32(y) => y.fill(value as i32),
+        ElementsMut::I64(y) => y.fill(value as i64),
+        ElementsMut::Bool(y) => y.fill(u8::from(value != 0.0)),
+    }
+}
+
 impl Kernel for Fill {
     fn run<T: Float>(&self, _: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
-        let value = self.value.0;
-        match &mut outputs[0].data {
-            ElementsMut::F32(y) => y.fill(value as f32),
-            ElementsMut::F64(y) => y.fill(value),
-            ElementsMut::I32(y) => y.fill(value as i32),
-            ElementsMut::I64(y) => y.fill(value as i64),
-            ElementsMut::Bool(y) => y.fill(u8::from(value != 0.0)),
-            ElementsMut::Bf16(_) | ElementsMut::F16(_) => {}
-        }
+        fill(&mut outputs[0].data, self.value.0);
         Ok(())
     }
 }

@@ -7,9 +7,15 @@
 mod broadcast;
 mod contract;
 mod elementwise;
+mod gather;
 mod gemm;
+mod loops;
+mod lstm;
+mod movement;
+mod rearrange;
 mod reduce;
 mod reshape;
+mod rows;
 
 use crate::tensor::{Element, Elements, ElementsMut, Float, Value, View, ViewMut};
 use half::{bf16, f16};
@@ -75,7 +81,32 @@ macro_rules! kernels {
     };
 }
 
-kernels!(Binary, Broadcast, Cast, Compare, Contract, Fill, Iota, Reduce, Reshape, Select, Unary, UnaryGrad);
+kernels!(
+    Binary,
+    Broadcast,
+    Cast,
+    Compare,
+    Concat,
+    Contract,
+    Cumsum,
+    Fill,
+    Gather,
+    Iota,
+    Lstm,
+    LstmGrad,
+    OneHot,
+    Pad,
+    Reduce,
+    Reshape,
+    ScatterAdd,
+    Select,
+    Slice,
+    TopKMask,
+    Transpose,
+    TransposeGrad,
+    Unary,
+    UnaryGrad
+);
 
 /// Runs one op: reads `inputs`, writes every element of `outputs`.
 pub fn run(

@@ -1,7 +1,10 @@
 //! One random generator per op kind. A new op kind adds its generator here and is then covered by the
 //! generic tests; the list is checked against the registry.
 
-use crate::case::{Case, Rng};
+use crate::{
+    case::{Case, Rng},
+    shape_cases,
+};
 use shardwright_graph::{
     DType, Init, Op, Real, Shape, TensorType,
     ops::{
@@ -18,12 +21,24 @@ pub const GENERATORS: &[(&str, Generator)] = &[
     ("broadcast", broadcast),
     ("cast", cast),
     ("compare", compare),
+    ("concat", shape_cases::concat),
     ("contract", contract),
+    ("cumsum", shape_cases::cumsum),
     ("fill", fill),
+    ("gather", shape_cases::gather),
     ("iota", iota),
+    ("lstm", shape_cases::lstm),
+    ("lstm_grad", shape_cases::lstm_grad),
+    ("one_hot", shape_cases::one_hot),
+    ("pad", shape_cases::pad),
     ("reduce", reduce),
     ("reshape", reshape),
+    ("scatter_add", shape_cases::scatter_add),
     ("select", select),
+    ("slice", shape_cases::slice),
+    ("top_k_mask", shape_cases::top_k_mask),
+    ("transpose", shape_cases::transpose),
+    ("transpose_grad", shape_cases::transpose_grad),
     ("unary", unary),
     ("unary_grad", unary_grad),
 ];

@@ -5,3 +5,4 @@ mod case;
 mod cases;
 mod gradients;
 mod rules;
+mod shape_cases;

@@ -1,0 +1,192 @@
+//! LSTM over time: the recurrent part, whose input projection is a contraction outside.
+//!
+//! Per step, with the gates i, f, g, o in this order and `gx` holding the projected input and bias:
+//! `a = gx[t] + h·u`, `i, f, o = sigmoid(a)`, `g = tanh(a)`, `c = f*c + i*g`, `h = o*tanh(c)`.
+//!
+//! Time is sequential, so `t` stays whole, and so does the hidden dimension over several steps, because each
+//! step reads all of the last. A single step may be split by `h`, the hidden units that are computed; `k`
+//! are the hidden units that are read.
+
+use crate::{
+    autodiff::GradContext,
+    ids::TensorId,
+    operator::{OpError, Operator, arity, same_float},
+    ops::Op,
+    region::Region,
+    require,
+    rule::{FactorIndex, Rule, TensorMap},
+    types::TensorType,
+};
+use serde::{Deserialize, Serialize};
+
+/// Inputs: `gx[t,b,4,h]`, `u[k,4,h]`, `h0[b,k]`, `c0[b,h]`. Outputs: hidden state `y[t,b,h]`, cell state
+/// `c[t,b,h]`, gates after activation `[t,b,4,h]` (kept for the gradient; none flows into them).
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lstm {}
+
+/// Gradient of [`Lstm`].
+///
+/// Inputs: `u`, `h0`, `c0`, `y`, `c`, gates, then the gradients of `y` and `c`, each only if there is one.
+/// Outputs: gradients of `gx`, `u`, `h0`, `c0`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LstmGrad {
+    /// Whether a gradient of `y` is given.
+    pub dy: bool,
+    /// Whether a gradient of `c` is given.
+    pub dc: bool,
+}
+
+/// Time steps, batch, hidden units read and computed.
+struct Sizes {
+    t: u64,
+    b: u64,
+    k: u64,
+    h: u64,
+}
+
+impl Sizes {
+    /// Takes the sizes from the gates and the weights; refuses sizes that cannot be.
+    fn of(gates: &TensorType, u: &TensorType) -> Result<Self, OpError> {
+        let (&[t, b, 4, h], &[k, 4, width]) = (&gates.shape[..], &u.shape[..]) else {
+            return Err(OpError::new(format!("needs gates [t,b,4,h] and weights [k,4,h], got {gates}, {u}")));
+        };
+        require!(width == h, "gates {gates} and weights {u} differ in their last dimension");
+        require!(t == 1 || k == h, "over several steps, weights {u} must read as many units as they give");
+        let work = t.checked_mul(b).and_then(|n| n.checked_mul(u.shape.elements()));
+        require!(work.is_some_and(|n| n < 1 << 60), "absurdly many operations");
+        Ok(Self { t, b, k, h })
+    }
+
+    fn rule(&self) -> (Rule, Loops) {
+        let mut rule = Rule::default();
+        let t = rule.whole_factor("t", self.t);
+        let b = rule.factor("b", self.b);
+        let gate = rule.whole_factor("gate", 4);
+        let h = if self.t == 1 { rule.factor("h", self.h) } else { rule.whole_factor("h", self.h) };
+        let k = rule.whole_factor("k", self.k);
+        (rule, Loops { t, b, gate, h, k })
+    }
+}
+
+fn expect(what: &str, ty: &TensorType, shape: &[u64]) -> Result<(), OpError> {
+    require!(ty.shape[..] == *shape, "{what} must have the shape {shape:?}, got {ty}");
+    Ok(())
+}
+
+/// The factors of both ops.
+struct Loops {
+    t: FactorIndex,
+    b: FactorIndex,
+    gate: FactorIndex,
+    h: FactorIndex,
+    k: FactorIndex,
+}
+
+impl Loops {
+    fn weights(&self) -> TensorMap {
+        TensorMap::of(&[self.k, self.gate, self.h])
+    }
+
+    fn gates(&self) -> TensorMap {
+        TensorMap::of(&[self.t, self.b, self.gate, self.h])
+    }
+
+    fn states(&self) -> TensorMap {
+        TensorMap::of(&[self.t, self.b, self.h])
+    }
+
+    fn first_hidden(&self) -> TensorMap {
+        TensorMap::of(&[self.b, self.k])
+    }
+
+    fn first_cell(&self) -> TensorMap {
+        TensorMap::of(&[self.b, self.h])
+    }
+}
+
+impl Operator for Lstm {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        arity(inputs, 4)?;
+        same_float(inputs)?;
+        let Sizes { t, b, k, h } = Sizes::of(&inputs[0], &inputs[1])?;
+        expect("the first hidden state", &inputs[2], &[b, k])?;
+        expect("the first cell state", &inputs[3], &[b, h])?;
+        let states = TensorType::new(inputs[0].dtype, [t, b, h]);
+        Ok(vec![states.clone(), states, inputs[0].clone()])
+    }
+
+    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
+        let Ok(sizes) = Sizes::of(&inputs[0], &inputs[1]) else { return Rule::default() };
+        let (mut rule, loops) = sizes.rule();
+        rule.inputs.extend([loops.gates(), loops.weights(), loops.first_hidden(), loops.first_cell()]);
+        rule.outputs.extend([loops.states(), loops.states(), loops.gates()]);
+        rule
+    }
+
+    fn gradient(&self, cx: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
+        require!(cx.grad(2).is_none(), "the gates are kept for the gradient only; none flows into them");
+        let back = LstmGrad { dy: cx.grad(0).is_some(), dc: cx.grad(1).is_some() };
+        let mut inputs = vec![cx.input(1), cx.input(2), cx.input(3)];
+        inputs.extend([cx.output(0), cx.output(1), cx.output(2)]);
+        inputs.extend(cx.grad(0));
+        inputs.extend(cx.grad(1));
+        Ok(cx.add(back, &inputs)?.into_iter().map(Some).collect())
+    }
+
+    /// The products with `u`, and about 30 for the gates and states of each unit.
+    fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        let products = steps(&inputs[0]).saturating_mul(inputs[1].shape.elements()).saturating_mul(2);
+        products.saturating_add(outputs[0].shape.elements().saturating_mul(30))
+    }
+
+    fn localize(&self, _: &Region<'_>) -> Op {
+        self.clone().into()
+    }
+}
+
+/// Steps times batch: how often the weights are used.
+fn steps(gates: &TensorType) -> u64 {
+    gates.shape[0].saturating_mul(gates.shape[1])
+}
+
+impl Operator for LstmGrad {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        require!(self.dy || self.dc, "needs the gradient of y, of c or both");
+        arity(inputs, 6 + usize::from(self.dy) + usize::from(self.dc))?;
+        same_float(inputs)?;
+        let [u, h0, c0, gates] = [&inputs[0], &inputs[1], &inputs[2], &inputs[5]];
+        let Sizes { t, b, k, h } = Sizes::of(gates, u)?;
+        expect("the first hidden state", h0, &[b, k])?;
+        expect("the first cell state", c0, &[b, h])?;
+        for x in inputs[3..5].iter().chain(&inputs[6..]) {
+            expect("a state or its gradient", x, &[t, b, h])?;
+        }
+        Ok(vec![gates.clone(), u.clone(), h0.clone(), c0.clone()])
+    }
+
+    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
+        let Ok(sizes) = Sizes::of(&inputs[5], &inputs[0]) else { return Rule::default() };
+        let (mut rule, loops) = sizes.rule();
+        rule.inputs.extend([loops.weights(), loops.first_hidden(), loops.first_cell()]);
+        rule.inputs.extend([loops.states(), loops.states(), loops.gates()]);
+        rule.inputs.extend(inputs[6..].iter().map(|_| loops.states()));
+        rule.outputs.extend([loops.gates(), loops.weights(), loops.first_hidden(), loops.first_cell()]);
+        rule
+    }
+
+    fn gradient(&self, _: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
+        Err(OpError::new("second derivatives are not supported"))
+    }
+
+    /// Two products for the forward op's one, and about 40 for the gates and states of each unit.
+    fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        let products = steps(&inputs[5]).saturating_mul(inputs[0].shape.elements()).saturating_mul(4);
+        products.saturating_add(inputs[3].shape.elements().saturating_mul(40))
+    }
+
+    fn localize(&self, _: &Region<'_>) -> Op {
+        self.clone().into()
+    }
+}

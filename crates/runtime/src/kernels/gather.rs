@@ -1,0 +1,139 @@
+//! Kernels of the ops that look up ids: gather, scatter-add, one-hot.
+
+use super::{Context, Kernel, KernelError, Scratch, loops::count, movement::with_same_type, write};
+use crate::tensor::{Element, Elements, ElementsMut, Float, View, ViewMut};
+use half::{bf16, f16};
+use shardwright_graph::ops::{Gather, OneHot, ScatterAdd};
+
+/// Marks an id that belongs to another part of a split table.
+const ELSEWHERE: u64 = u64::MAX;
+
+fn not_ids(view: &View<'_>) -> KernelError {
+    KernelError::BadValue(format!("ids must be i32 or i64, not {}", view.data.dtype()))
+}
+
+/// The local row of each id of a table that holds `rows` rows from `base` on, out of `extent`; an id of
+/// another part is [`ELSEWHERE`].
+fn local_rows<'a>(
+    ids: &View<'_>,
+    [base, rows, extent]: [u64; 3],
+    scratch: &'a mut Scratch,
+) -> Result<&'a [u64], KernelError> {
+    fn locate<I: Copy + Into<i64>>(
+        ids: &[I],
+        [base, rows, extent]: [u64; 3],
+        local: &mut [u64],
+    ) -> Result<(), KernelError> {
+        for (local, &id) in local.iter_mut().zip(ids) {
+            let id: i64 = id.into();
+            // A negative id becomes larger than any extent.
+            if id as u64 >= extent {
+                return Err(KernelError::BadValue(format!("id {id} is outside 0..{extent}")));
+            }
+            let row = (id as u64).wrapping_sub(base);
+            *local = if row < rows { row } else { ELSEWHERE };
+        }
+        Ok(())
+    }
+    let local = scratch.take::<u64>(count(ids.shape));
+    match ids.data {
+        Elements::I32(ids) => locate(ids, [base, rows, extent], local)?,
+        Elements::I64(ids) => locate(ids, [base, rows, extent], local)?,
+        _ => return Err(not_ids(ids)),
+    }
+    Ok(local)
+}
+
+/// Copies rows of length `inner` from each table of `rows` rows to where `local` lists them.
+fn gather<E: Element>(table: &[E], y: &mut [E], local: &[u64], rows: usize, inner: usize) {
+    let tables = table.chunks_exact(rows * inner);
+    for (table, y) in tables.zip(y.chunks_exact_mut(local.len() * inner)) {
+        for (y, &row) in y.chunks_exact_mut(inner).zip(local) {
+            if row == ELSEWHERE {
+                y.fill(E::default());
+            } else {
+                y.copy_from_slice(&table[row as usize * inner..][..inner]);
+            }
+        }
+    }
+}
+
+impl Kernel for Gather {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        let (table, ids) = (&inputs[0], &inputs[1]);
+        let rows = table.shape[self.axis];
+        let inner = count(&table.shape[self.axis + 1..]);
+        let local = local_rows(ids, [self.base, rows, self.extent], &mut context.scratch)?;
+        with_same_type!(table.data, &mut outputs[0].data, |x, y| gather(x, y, local, rows as usize, inner));
+        Ok(())
+    }
+}
+
+impl Kernel for ScatterAdd {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        let (ids, dy) = (&inputs[0], &inputs[1]);
+        let rows = self.rows as usize;
+        let inner = count(&dy.shape[self.axis + ids.shape.len()..]);
+        let local = local_rows(ids, [self.base, self.rows, self.extent], &mut context.scratch)?;
+        let dy = super::read::<T>(dy)?;
+        let table = write::<T>(&mut outputs[0])?;
+        table.fill(T::ZERO);
+        let gradients = dy.chunks_exact(local.len() * inner);
+        for (table, dy) in table.chunks_exact_mut(rows * inner).zip(gradients) {
+            for (dy, &row) in dy.chunks_exact(inner).zip(local) {
+                if row != ELSEWHERE {
+                    let sum = &mut table[row as usize * inner..][..inner];
+                    sum.iter_mut().zip(dy).for_each(|(sum, &dy)| *sum += dy);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Kernel for OneHot {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        _: &mut Context,
+    ) -> Result<(), KernelError> {
+        fn mark<I: Copy + Into<i64>, E: Element>(ids: &[I], y: &mut [E], op: &OneHot, one: E) {
+            y.fill(E::default());
+            for (row, &id) in y.chunks_exact_mut(op.depth as usize).zip(ids) {
+                // A negative id becomes larger than any depth.
+                let position = (id.into() as u64).wrapping_sub(op.base);
+                if position < op.depth {
+                    row[position as usize] = one;
+                }
+            }
+        }
+        fn rows<I: Copy + Into<i64>>(ids: &[I], y: &mut ElementsMut<'_>, op: &OneHot) {
+            match y {
+                ElementsMut::F32(y) => mark(ids, y, op, 1.0),
+                ElementsMut::F64(y) => mark(ids, y, op, 1.0),
+                ElementsMut::Bf16(y) => mark(ids, y, op, bf16::ONE),
+                ElementsMut::F16(y) => mark(ids, y, op, f16::ONE),
+                ElementsMut::I32(y) => mark(ids, y, op, 1),
+                ElementsMut::I64(y) => mark(ids, y, op, 1),
+                ElementsMut::Bool(y) => mark(ids, y, op, 1),
+            }
+        }
+        match inputs[0].data {
+            Elements::I32(ids) => rows(ids, &mut outputs[0].data, self),
+            Elements::I64(ids) => rows(ids, &mut outputs[0].data, self),
+            _ => return Err(not_ids(&inputs[0])),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! Kernels of the ops that only move elements: transpose, slice, pad, concat.
+
+use super::{
+    Context, Kernel, KernelError,
+    elementwise::fill,
+    loops::{count, strides},
+    movement::Movement,
+};
+use crate::tensor::{Float, View, ViewMut};
+use shardwright_graph::ops::{Concat, Pad, Slice, Transpose, TransposeGrad};
+
+impl Kernel for Transpose {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        _: &mut Context,
+    ) -> Result<(), KernelError> {
+        let (from, to) = (strides(inputs[0].shape), strides(outputs[0].shape));
+        let movement = Movement::new(outputs[0].shape, 0, 0, |d| [from[self.perm[d]], to[d]]);
+        movement.run(inputs[0].data, &mut outputs[0].data)
+    }
+}
+
+impl Kernel for TransposeGrad {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        self.as_transpose().run::<T>(inputs, outputs, context)
+    }
+}
+
+/// Index of the element at a position.
+fn index(position: &[u64], strides: &[usize]) -> usize {
+    position.iter().zip(strides).map(|(&p, &s)| p as usize * s).sum()
+}
+
+impl Kernel for Slice {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        _: &mut Context,
+    ) -> Result<(), KernelError> {
+        let (from, to) = (strides(inputs[0].shape), strides(outputs[0].shape));
+        let start = index(&self.start, &from);
+        let step = |d: usize| [from[d] * self.stride[d] as usize, to[d]];
+        Movement::new(outputs[0].shape, start, 0, step).run(inputs[0].data, &mut outputs[0].data)
+    }
+}
+
+impl Kernel for Pad {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        _: &mut Context,
+    ) -> Result<(), KernelError> {
+        let (from, to) = (strides(inputs[0].shape), strides(outputs[0].shape));
+        if inputs[0].shape != outputs[0].shape {
+            fill(&mut outputs[0].data, self.value.0);
+        }
+        let start = index(&self.low, &to);
+        let step = |d: usize| [from[d], to[d] * (self.interior[d] as usize + 1)];
+        Movement::new(inputs[0].shape, 0, start, step).run(inputs[0].data, &mut outputs[0].data)
+    }
+}
+
+impl Kernel for Concat {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        _: &mut Context,
+    ) -> Result<(), KernelError> {
+        let to = strides(outputs[0].shape);
+        let mut start = 0;
+        for x in inputs {
+            let from = strides(x.shape);
+            Movement::new(x.shape, 0, start, |d| [from[d], to[d]]).run(x.data, &mut outputs[0].data)?;
+            start += count(&x.shape[self.axis..]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! Kernels that go along one dimension: running sums and the mask of the largest elements.
+
+use super::{Context, Kernel, KernelError, loops::count, read, write};
+use crate::tensor::{Element, Float, View, ViewMut};
+use shardwright_graph::{
+    DType,
+    ops::{Cumsum, TopKMask},
+};
+use std::cmp::Ordering;
+
+impl Kernel for Cumsum {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        _: &mut Context,
+    ) -> Result<(), KernelError> {
+        let (x, y) = (&inputs[0], &mut outputs[0]);
+        match x.data.dtype() {
+            DType::I32 => running_sum(self, x, y, 0, i32::wrapping_add),
+            DType::I64 => running_sum(self, x, y, 0, i64::wrapping_add),
+            _ => running_sum(self, x, y, T::ZERO, |a, b| a + b),
+        }
+    }
+}
+
+fn running_sum<E: Element>(
+    op: &Cumsum,
+    x: &View<'_>,
+    y: &mut ViewMut<'_>,
+    zero: E,
+    add: impl Fn(E, E) -> E,
+) -> Result<(), KernelError> {
+    let size = x.shape[op.axis] as usize;
+    let inner = count(&x.shape[op.axis + 1..]);
+    let (x, y) = (read::<E>(x)?, write::<E>(y)?);
+    for (x, y) in x.chunks_exact(size * inner).zip(y.chunks_exact_mut(size * inner)) {
+        for step in 0..size {
+            let place = |step: usize| if op.reverse { size - 1 - step } else { step } * inner;
+            let at = place(step);
+            if step == 0 {
+                if op.exclusive {
+                    y[at..at + inner].fill(zero);
+                } else {
+                    y[at..at + inner].copy_from_slice(&x[at..at + inner]);
+                }
+                continue;
+            }
+            let before = place(step - 1);
+            // The row before holds the sum so far; what is added is this row, or the one before it.
+            let added = &x[if op.exclusive { before } else { at }..][..inner];
+            let (low, high) = y.split_at_mut(at.max(before));
+            let (sum, last) = if op.reverse {
+                (&mut low[at..][..inner], &high[..inner])
+            } else {
+                (&mut high[..inner], &low[before..][..inner])
+            };
+            for ((sum, &last), &x) in sum.iter_mut().zip(last).zip(added) {
+                *sum = add(last, x);
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Kernel for TopKMask {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        let row = inputs[0].shape.last().map_or(1, |&n| n as usize);
+        let (x, mask) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
+        let order = context.scratch.take::<u64>(row);
+        mask.fill(T::ZERO);
+        for (x, mask) in x.chunks_exact(row).zip(mask.chunks_exact_mut(row)) {
+            order.iter_mut().enumerate().for_each(|(i, o)| *o = i as u64);
+            // Largest first; equal ones by position, so the order is total and the choice unique.
+            order.select_nth_unstable_by(self.k as usize - 1, |&i, &j| {
+                descending(x[i as usize], x[j as usize]).then(i.cmp(&j))
+            });
+            for &i in &order[..self.k as usize] {
+                mask[i as usize] = T::ONE;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Larger numbers first; what is not a number comes last.
+fn descending<T: Float>(a: T, b: T) -> Ordering {
+    let is_nan = |x: T| x.partial_cmp(&x).is_none();
+    b.partial_cmp(&a).unwrap_or_else(|| is_nan(a).cmp(&is_nan(b)))
+}
