@@ -4,5 +4,6 @@
 mod case;
 mod cases;
 mod gradients;
+mod reference;
 mod rules;
 mod shape_cases;
