@@ -105,6 +105,7 @@ storage!(F32: f32, F64: f64, Bf16: bf16, F16: f16, I32: i32, I64: i64, Bool: u8)
 /// A float that kernels compute in.
 pub trait Float:
     Element
+    + bytemuck::Pod
     + std::ops::Add<Output = Self>
     + std::ops::Sub<Output = Self>
     + std::ops::Mul<Output = Self>

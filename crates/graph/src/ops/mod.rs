@@ -9,15 +9,21 @@ mod broadcast;
 mod cast;
 mod concat;
 mod contract;
+mod cross_entropy;
 mod cumsum;
+mod dropout;
 mod gather;
 mod lstm;
+mod norm;
+mod norm_grad;
 mod one_hot;
+mod optimizer;
 mod pad;
 mod reduce;
 mod reshape;
 mod select;
 mod slice;
+mod softmax;
 mod source;
 mod top_k;
 mod transpose;
@@ -28,15 +34,21 @@ pub use broadcast::Broadcast;
 pub use cast::Cast;
 pub use concat::Concat;
 pub use contract::Contract;
+pub use cross_entropy::{CrossEntropy, CrossEntropyGrad, SumExp};
 pub use cumsum::Cumsum;
+pub use dropout::Dropout;
 pub use gather::{Gather, ScatterAdd};
 pub use lstm::{Lstm, LstmGrad};
+pub use norm::{Normalize, Variance};
+pub use norm_grad::{NormGradInput, NormGradParams, NormGradStats};
 pub use one_hot::OneHot;
+pub use optimizer::{Adam, Momentum, Sgd};
 pub use pad::Pad;
 pub use reduce::{Reduce, ReduceFn};
 pub use reshape::Reshape;
 pub use select::{Compare, CompareFn, Select};
 pub use slice::Slice;
+pub use softmax::{LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad};
 pub use source::{Fill, Iota};
 pub use top_k::TopKMask;
 pub use transpose::{Transpose, TransposeGrad};
@@ -78,6 +90,8 @@ macro_rules! ops {
 }
 
 ops! {
+    /// Update of a weight by Adam.
+    Adam = "adam",
     /// Element-wise function of two tensors, with broadcasting.
     Binary = "binary",
     /// Repetition along dimensions.
@@ -90,18 +104,38 @@ ops! {
     Concat = "concat",
     /// Einsum of one or two operands: linear layers, matrix products, batched products.
     Contract = "contract",
+    /// Cross-entropy from logits and labels, row maxima and sums of exponentials.
+    CrossEntropy = "cross_entropy",
+    /// Derivative of the cross-entropy by the logits.
+    CrossEntropyGrad = "cross_entropy_grad",
     /// Running sum along a dimension.
     Cumsum = "cumsum",
+    /// Random zeros, by a mask that every split shares.
+    Dropout = "dropout",
     /// The same number everywhere.
     Fill = "fill",
     /// Rows of a table by their ids.
     Gather = "gather",
     /// Each element's own position along a dimension.
     Iota = "iota",
+    /// Logarithm of the softmax along one dimension.
+    LogSoftmax = "log_softmax",
+    /// Derivative of the log-softmax times the incoming gradient.
+    LogSoftmaxGrad = "log_softmax_grad",
     /// LSTM over time, without its input projection.
     Lstm = "lstm",
     /// Gradient of an LSTM.
     LstmGrad = "lstm_grad",
+    /// Update of a weight by gradient descent with momentum.
+    Momentum = "momentum",
+    /// Layer, batch or RMS norm from given statistics.
+    Normalize = "normalize",
+    /// Gradient of a norm's input.
+    NormGradInput = "norm_grad_input",
+    /// Gradients of a norm's scale and shift.
+    NormGradParams = "norm_grad_params",
+    /// Sums that stand for the gradients through a norm's statistics.
+    NormGradStats = "norm_grad_stats",
     /// 1 at the position that an id names, 0 elsewhere.
     OneHot = "one_hot",
     /// A constant around and between the elements.
@@ -114,8 +148,16 @@ ops! {
     ScatterAdd = "scatter_add",
     /// One of two tensors by a truth value, with broadcasting.
     Select = "select",
+    /// Update of a weight by plain gradient descent.
+    Sgd = "sgd",
     /// A box of a tensor.
     Slice = "slice",
+    /// Softmax along one dimension.
+    Softmax = "softmax",
+    /// Derivative of the softmax times the incoming gradient.
+    SoftmaxGrad = "softmax_grad",
+    /// Sum of exponentials along the last dimension, from given maxima.
+    SumExp = "sum_exp",
     /// 1 at the largest elements of each row, 0 elsewhere.
     TopKMask = "top_k_mask",
     /// The dimensions in another order.
@@ -126,6 +168,8 @@ ops! {
     Unary = "unary",
     /// Derivative of a unary function times the incoming gradient.
     UnaryGrad = "unary_grad",
+    /// Mean of squares, or of squared differences from a given mean.
+    Variance = "variance",
 }
 
 impl Op {

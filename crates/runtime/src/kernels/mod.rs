@@ -6,16 +6,23 @@
 
 mod broadcast;
 mod contract;
+mod cross_entropy;
+mod dropout;
 mod elementwise;
 mod gather;
 mod gemm;
 mod loops;
 mod lstm;
 mod movement;
+mod norm;
+mod norm_rows;
+mod optimizer;
 mod rearrange;
 mod reduce;
 mod reshape;
 mod rows;
+mod softmax;
+mod vector;
 
 use crate::tensor::{Element, Elements, ElementsMut, Float, Value, View, ViewMut};
 use half::{bf16, f16};
@@ -81,32 +88,48 @@ macro_rules! kernels {
     };
 }
 
-kernels!(
+kernels! {
+    Adam,
     Binary,
     Broadcast,
     Cast,
     Compare,
     Concat,
     Contract,
+    CrossEntropy,
+    CrossEntropyGrad,
     Cumsum,
+    Dropout,
     Fill,
     Gather,
     Iota,
+    LogSoftmax,
+    LogSoftmaxGrad,
     Lstm,
     LstmGrad,
+    Momentum,
+    Normalize,
+    NormGradInput,
+    NormGradParams,
+    NormGradStats,
     OneHot,
     Pad,
     Reduce,
     Reshape,
     ScatterAdd,
     Select,
+    Sgd,
     Slice,
+    Softmax,
+    SoftmaxGrad,
+    SumExp,
     TopKMask,
     Transpose,
     TransposeGrad,
     Unary,
-    UnaryGrad
-);
+    UnaryGrad,
+    Variance,
+}
 
 /// Runs one op: reads `inputs`, writes every element of `outputs`.
 pub fn run(

@@ -1,0 +1,164 @@
+//! From a model and its loss to a whole training step: gradients, then one update op per weight.
+
+use crate::{
+    autodiff::{differentiate, first_consumer_layers},
+    builder::{BuildError, GraphBuilder},
+    graph::{Init, Phase, Role},
+    ids::TensorId,
+    ops::{Adam, Momentum, Op, Sgd},
+    types::Real,
+};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// How weights follow their gradients.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Optimizer {
+    /// Plain gradient descent; keeps no state.
+    Sgd {
+        /// Learning rate.
+        lr: Real,
+    },
+    /// Gradient descent with momentum; keeps one number per weight.
+    Momentum {
+        /// Learning rate.
+        lr: Real,
+        /// How much of the last step's velocity stays.
+        momentum: Real,
+    },
+    /// Adam; keeps two numbers per weight.
+    Adam {
+        /// Learning rate.
+        lr: Real,
+        /// Decay of the mean of gradients.
+        beta1: Real,
+        /// Decay of the mean of squared gradients.
+        beta2: Real,
+        /// Added to the denominator.
+        eps: Real,
+    },
+}
+
+impl Optimizer {
+    /// Plain gradient descent.
+    pub fn sgd(lr: f64) -> Self {
+        Optimizer::Sgd { lr: Real(lr) }
+    }
+
+    /// Gradient descent with momentum.
+    pub fn momentum(lr: f64, momentum: f64) -> Self {
+        Optimizer::Momentum { lr: Real(lr), momentum: Real(momentum) }
+    }
+
+    /// Adam with the decays of its paper: 0.9 and 0.999, and eps 1e-8.
+    pub fn adam(lr: f64) -> Self {
+        Optimizer::Adam { lr: Real(lr), beta1: Real(0.9), beta2: Real(0.999), eps: Real(1e-8) }
+    }
+
+    /// What the names of the optimizer's state end with.
+    fn state(&self) -> &'static [&'static str] {
+        match self {
+            Optimizer::Sgd { .. } => &[],
+            Optimizer::Momentum { .. } => &["v"],
+            Optimizer::Adam { .. } => &["m", "v"],
+        }
+    }
+
+    fn op(&self) -> Op {
+        match *self {
+            Optimizer::Sgd { lr } => Sgd { lr }.into(),
+            Optimizer::Momentum { lr, momentum } => Momentum { lr, momentum }.into(),
+            Optimizer::Adam { lr, beta1, beta2, eps } => Adam { lr, beta1, beta2, eps }.into(),
+        }
+    }
+}
+
+/// Appends the gradient of `loss` by every parameter that it depends on, and one op that updates each of
+/// them, in the layer of the parameter's first consumer. Parameters without a gradient stay as they are.
+pub fn train(builder: &mut GraphBuilder, loss: TensorId, optimizer: &Optimizer) -> Result<(), BuildError> {
+    let layers = first_consumer_layers(builder);
+    let known = builder.graph().gradients.len();
+    differentiate(builder, loss)?;
+    for i in known..builder.graph().gradients.len() {
+        let pair = builder.graph().gradients[i];
+        let parameter = builder.graph().tensor(pair.parameter);
+        let (name, ty) = (parameter.name.clone(), parameter.ty.clone());
+        // A parameter with a gradient has a consumer, so the layer exists.
+        let Some(layer) = layers[pair.parameter.index()] else { continue };
+        builder.in_layer(Phase::Update, layer, |b| {
+            let mut old: SmallVec<[TensorId; 3]> = SmallVec::from_slice(&[pair.parameter]);
+            for suffix in optimizer.state() {
+                let zero = Init::Constant(Real(0.0));
+                let name = format!("{name}.{suffix}");
+                old.push(b.source(&name, ty.clone(), Role::OptimizerState, zero)?);
+            }
+            let mut inputs: SmallVec<[TensorId; 4]> = old.iter().copied().collect();
+            inputs.insert(1, pair.gradient);
+            let new = b.add(&format!("{name}.update"), optimizer.op(), &inputs)?;
+            for (&old, new) in old.iter().zip(new) {
+                b.record_carry(old, new);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ops::{Contract, Reduce, Unary, UnaryFn},
+        types::{DType, TensorType},
+    };
+
+    /// `loss = sum(relu(x w))` with an extra parameter that nothing reads.
+    fn model(optimizer: &Optimizer) -> GraphBuilder {
+        let mut b = GraphBuilder::new("tiny");
+        let init = Init::Normal(Real(1.0));
+        let x = b.source("x", TensorType::new(DType::F32, [2, 3]), Role::Input, init).unwrap();
+        let w = b.source("w", TensorType::new(DType::F32, [3, 4]), Role::Parameter, init).unwrap();
+        b.source("unused", TensorType::new(DType::F32, [5]), Role::Parameter, init).unwrap();
+        let y = b.emit("y", Contract::parse("mk,kn->mn").unwrap(), &[x, w]).unwrap();
+        let z = b.emit("z", Unary { f: UnaryFn::Relu }, &[y]).unwrap();
+        let loss = b.emit("loss", Reduce::sum([0, 1].into_iter().collect()), &[z]).unwrap();
+        b.output(loss);
+        train(&mut b, loss, optimizer).unwrap();
+        b
+    }
+
+    #[test]
+    fn every_weight_with_a_gradient_gets_one_update_in_its_first_consumers_layer() {
+        for (optimizer, carried) in [
+            (Optimizer::sgd(0.1), vec!["w"]),
+            (Optimizer::momentum(0.1, 0.9), vec!["w", "w.v"]),
+            (Optimizer::adam(1e-3), vec!["w", "w.m", "w.v"]),
+        ] {
+            let graph = model(&optimizer).finish();
+            let updates: Vec<_> = graph.ops.iter().filter(|n| n.phase == Phase::Update).collect();
+            assert_eq!(updates.len(), 1);
+            assert_eq!(updates[0].name, "w.update");
+            assert_eq!(graph.layers[updates[0].layer.index()].name, "y");
+            let names: Vec<_> = graph.carries.iter().map(|c| graph.tensor(c.old).name.as_str()).collect();
+            assert_eq!(names, carried);
+            for carry in &graph.carries {
+                let (old, new) = (graph.tensor(carry.old), graph.tensor(carry.new));
+                assert_eq!((old.role, &old.ty), (new.role, &new.ty));
+                assert!(old.producer.is_none() && new.producer.is_some());
+            }
+            let state = graph.sources(Role::OptimizerState).count();
+            assert_eq!(state, carried.len() - 1);
+        }
+    }
+
+    #[test]
+    fn a_loss_that_is_not_one_number_is_refused() {
+        let mut b = GraphBuilder::new("bad");
+        let ty = TensorType::new(DType::F32, [2]);
+        let w = b.source("w", ty, Role::Parameter, Init::Constant(Real(1.0))).unwrap();
+        let y = b.emit("y", Unary { f: UnaryFn::Relu }, &[w]).unwrap();
+        assert!(train(&mut b, y, &Optimizer::sgd(0.1)).is_err());
+        assert!(train(&mut b, w, &Optimizer::sgd(0.1)).is_err());
+    }
+}

@@ -1,0 +1,225 @@
+//! Kernels of the norms, forward and backward; their loops are in [`super::norm_rows`].
+
+use super::{
+    Context, Kernel, KernelError,
+    norm_rows::{Layout, Operands, Point, map, sum_to_params, sum_to_stats, with_moving},
+    read, write,
+};
+use crate::tensor::{Float, View, ViewMut};
+use shardwright_graph::ops::{NormGradInput, NormGradParams, NormGradStats, Normalize, Variance};
+use smallvec::SmallVec;
+
+/// Buffers that hold `1 / sqrt(var + eps)` and stand in for operands that the attributes leave out.
+struct Stand<'a, T> {
+    rstd: &'a [T],
+    zero_stats: &'a [T],
+    zeros: &'a [T],
+    ones: &'a [T],
+    /// A result that is not wanted.
+    unwanted: &'a mut [T],
+}
+
+impl<'a, T: Float> Stand<'a, T> {
+    fn new(context: &'a mut Context, norm: &Normalize, shape: &[u64], var: &[T]) -> Self {
+        let stats = var.len();
+        let params: usize = norm.params.iter().map(|&d| shape[d] as usize).product();
+        let longest = stats.max(params);
+        let buffer = context.scratch.take::<T>(2 * stats + 2 * params + longest);
+        buffer.fill(T::ZERO);
+        let (rstd, rest) = buffer.split_at_mut(stats);
+        let (zero_stats, rest) = rest.split_at_mut(stats);
+        let (zeros, rest) = rest.split_at_mut(params);
+        let (ones, unwanted) = rest.split_at_mut(params);
+        ones.fill(T::ONE);
+        let eps = T::from_f64(norm.eps.0);
+        for (r, &v) in rstd.iter_mut().zip(var) {
+            *r = T::ONE / (v + eps).sqrt();
+        }
+        Self { rstd, zero_stats, zeros, ones, unwanted }
+    }
+}
+
+impl Kernel for Variance {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        let layout = Layout::new(inputs[0].shape, &self.axes, &[]);
+        let x = read::<T>(&inputs[0])?;
+        let y = write::<T>(&mut outputs[0])?;
+        let (zeros, unwanted) = context.scratch.take::<T>(2 * y.len()).split_at_mut(y.len());
+        zeros.fill(T::ZERO);
+        let mean = if self.centered { read::<T>(&inputs[1])? } else { &*zeros };
+        let one = &[T::ONE][..];
+        let operands = Operands { dy: x, x, mean, rstd: mean, gamma: one, beta: one, s1: mean, s2: mean };
+        let f = |p: Point<T>| {
+            let difference = p.x - p.mean;
+            [difference * difference, T::ZERO]
+        };
+        with_moving!(layout, sum_to_stats::<_, _>(&layout, operands, [y, unwanted], f));
+        let scale = T::from_f64(self.scale.0);
+        y.iter_mut().for_each(|y| *y *= scale);
+        Ok(())
+    }
+}
+
+/// The operands that all ops have, as given.
+struct Given<'a, T> {
+    mean: Option<&'a [T]>,
+    var: &'a [T],
+    gamma: Option<&'a [T]>,
+    /// How many inputs they take up, `x` included.
+    count: usize,
+}
+
+impl<'a, T: Float> Given<'a, T> {
+    /// Reads what follows `x`, which is `inputs[0]`.
+    fn read(norm: &Normalize, inputs: &[View<'a>], gamma: bool) -> Result<Self, KernelError> {
+        let mean = if norm.centered { Some(read::<T>(&inputs[1])?) } else { None };
+        let at = 1 + usize::from(norm.centered);
+        let var = read::<T>(&inputs[at])?;
+        let gamma = if gamma && norm.scaled { Some(read::<T>(&inputs[at + 1])?) } else { None };
+        Ok(Self { mean, var, gamma, count: at + 1 + usize::from(gamma.is_some()) })
+    }
+}
+
+impl Kernel for Normalize {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        let shape = inputs[0].shape;
+        let layout = Layout::new(shape, &self.axes, &self.params);
+        let Given { mean, var, gamma, count } = Given::<T>::read(self, inputs, true)?;
+        let beta = if self.shifted { Some(read::<T>(&inputs[count])?) } else { None };
+        let stand = Stand::new(context, self, shape, var);
+        let x = read::<T>(&inputs[0])?;
+        let operands = Operands {
+            dy: x,
+            x,
+            mean: mean.unwrap_or(stand.zero_stats),
+            rstd: stand.rstd,
+            gamma: gamma.unwrap_or(stand.ones),
+            beta: beta.unwrap_or(stand.zeros),
+            s1: stand.rstd,
+            s2: stand.rstd,
+        };
+        let y = write::<T>(&mut outputs[0])?;
+        let f = |p: Point<T>| (p.x - p.mean) * p.rstd * p.gamma + p.beta;
+        with_moving!(layout, map::<_, _>(&layout, operands, y, f));
+        Ok(())
+    }
+}
+
+impl Kernel for NormGradStats {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        let norm = &self.norm;
+        let shape = inputs[0].shape;
+        let layout = Layout::new(shape, &norm.axes, &norm.params);
+        let Given { mean, var, gamma, .. } = Given::<T>::read(norm, &inputs[1..], true)?;
+        let stand = Stand::new(context, norm, shape, var);
+        let operands = Operands {
+            dy: read::<T>(&inputs[0])?,
+            x: read::<T>(&inputs[1])?,
+            mean: mean.unwrap_or(stand.zero_stats),
+            rstd: stand.rstd,
+            gamma: gamma.unwrap_or(stand.ones),
+            beta: stand.zeros,
+            s1: stand.rstd,
+            s2: stand.rstd,
+        };
+        let results = match outputs {
+            [s1, s2] => [write::<T>(s1)?, write::<T>(s2)?],
+            [s2] => [&mut stand.unwanted[..var.len()], write::<T>(s2)?],
+            _ => return Err(KernelError::BadValue("a norm has one or two sums".into())),
+        };
+        let f = |p: Point<T>| {
+            let g = p.dy * p.gamma;
+            [g, g * ((p.x - p.mean) * p.rstd)]
+        };
+        let [s1, s2] = results;
+        with_moving!(layout, sum_to_stats::<_, _>(&layout, operands, [&mut *s1, &mut *s2], f));
+        let scale = T::from_f64(1.0 / norm.count as f64);
+        s1.iter_mut().chain(s2).for_each(|s| *s *= scale);
+        Ok(())
+    }
+}
+
+impl Kernel for NormGradParams {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        let norm = &self.norm;
+        let shape = inputs[0].shape;
+        let layout = Layout::new(shape, &norm.axes, &norm.params);
+        let Given { mean, var, .. } = Given::<T>::read(norm, &inputs[1..], false)?;
+        let stand = Stand::new(context, norm, shape, var);
+        let operands = Operands {
+            dy: read::<T>(&inputs[0])?,
+            x: read::<T>(&inputs[1])?,
+            mean: mean.unwrap_or(stand.zero_stats),
+            rstd: stand.rstd,
+            gamma: stand.ones,
+            beta: stand.zeros,
+            s1: stand.rstd,
+            s2: stand.rstd,
+        };
+        let results = match outputs {
+            [dgamma, dbeta] => [write::<T>(dgamma)?, write::<T>(dbeta)?],
+            [dgamma] if norm.scaled => [write::<T>(dgamma)?, &mut stand.unwanted[..stand.ones.len()]],
+            [dbeta] => [&mut stand.unwanted[..stand.ones.len()], write::<T>(dbeta)?],
+            _ => return Err(KernelError::BadValue("a norm has at most two parameters".into())),
+        };
+        let f = |p: Point<T>| [p.dy * ((p.x - p.mean) * p.rstd), p.dy];
+        with_moving!(layout, sum_to_params::<_, _>(&layout, operands, results, f));
+        Ok(())
+    }
+}
+
+impl Kernel for NormGradInput {
+    fn run<T: Float>(
+        &self,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
+        context: &mut Context,
+    ) -> Result<(), KernelError> {
+        let norm = &self.norm;
+        let shape = inputs[0].shape;
+        let layout = Layout::new(shape, &norm.axes, &norm.params);
+        let Given { mean, var, gamma, count } = Given::<T>::read(norm, &inputs[1..], true)?;
+        let sums: SmallVec<[&[T]; 2]> =
+            inputs[1 + count..].iter().map(read::<T>).collect::<Result<_, _>>()?;
+        let stand = Stand::new(context, norm, shape, var);
+        let (s1, s2) = match *sums {
+            [s1, s2] => (s1, s2),
+            [s2] => (stand.zero_stats, s2),
+            _ => return Err(KernelError::BadValue("a norm has one or two sums".into())),
+        };
+        let operands = Operands {
+            dy: read::<T>(&inputs[0])?,
+            x: read::<T>(&inputs[1])?,
+            mean: mean.unwrap_or(stand.zero_stats),
+            rstd: stand.rstd,
+            gamma: gamma.unwrap_or(stand.ones),
+            beta: stand.zeros,
+            s1,
+            s2,
+        };
+        let dx = write::<T>(&mut outputs[0])?;
+        let f = |p: Point<T>| p.rstd * (p.dy * p.gamma - p.s1 - (p.x - p.mean) * p.rstd * p.s2);
+        with_moving!(layout, map::<_, _>(&layout, operands, dx, f));
+        Ok(())
+    }
+}
