@@ -3,7 +3,7 @@
 
 use crate::{
     case::{Case, Rng},
-    shape_cases,
+    nn_cases, shape_cases,
 };
 use shardwright_graph::{
     DType, Init, Op, Real, Shape, TensorType,
@@ -17,30 +17,46 @@ pub type Generator = fn(&mut Rng) -> Case;
 
 /// Every op kind with its generator.
 pub const GENERATORS: &[(&str, Generator)] = &[
+    ("adam", nn_cases::adam),
     ("binary", binary),
     ("broadcast", broadcast),
     ("cast", cast),
     ("compare", compare),
     ("concat", shape_cases::concat),
     ("contract", contract),
+    ("cross_entropy", nn_cases::cross_entropy),
+    ("cross_entropy_grad", nn_cases::cross_entropy_grad),
     ("cumsum", shape_cases::cumsum),
+    ("dropout", nn_cases::dropout),
     ("fill", fill),
     ("gather", shape_cases::gather),
     ("iota", iota),
+    ("log_softmax", nn_cases::log_softmax),
+    ("log_softmax_grad", nn_cases::log_softmax_grad),
     ("lstm", shape_cases::lstm),
     ("lstm_grad", shape_cases::lstm_grad),
+    ("momentum", nn_cases::momentum),
+    ("normalize", nn_cases::normalize),
+    ("norm_grad_input", nn_cases::norm_grad_input),
+    ("norm_grad_params", nn_cases::norm_grad_params),
+    ("norm_grad_stats", nn_cases::norm_grad_stats),
     ("one_hot", shape_cases::one_hot),
     ("pad", shape_cases::pad),
     ("reduce", reduce),
     ("reshape", reshape),
     ("scatter_add", shape_cases::scatter_add),
     ("select", select),
+    ("sgd", nn_cases::sgd),
     ("slice", shape_cases::slice),
+    ("softmax", nn_cases::softmax),
+    ("softmax_grad", nn_cases::softmax_grad),
+    ("sum_exp", nn_cases::sum_exp),
     ("top_k_mask", shape_cases::top_k_mask),
     ("transpose", shape_cases::transpose),
     ("transpose_grad", shape_cases::transpose_grad),
     ("unary", unary),
     ("unary_grad", unary_grad),
+    ("variance", nn_cases::variance),
 ];
 
 pub const NORMAL: Init = Init::Normal(Real(1.0));

@@ -4,6 +4,7 @@
 mod case;
 mod cases;
 mod gradients;
+mod nn_cases;
 mod reference;
 mod rules;
 mod shape_cases;
