@@ -4,6 +4,7 @@
 //! exist for them.
 
 use crate::brute::Brute;
+use crate::exact::Exact;
 use crate::optcnn::OptCnn;
 use crate::outcome::Solver;
 use crate::pase::Pase;
@@ -28,6 +29,12 @@ impl Entry {
 
 /// All solvers; the first is the default.
 pub const SOLVERS: &[Entry] = &[
+    Entry {
+        name: "exact",
+        about: "anytime, with memory: reductions, message-passing bounds, forest moves, branch and bound",
+        respects_memory: true,
+        make: || Box::new(Exact),
+    },
     Entry {
         name: "pase",
         about: "PaSE: min-degree order, tables over dependent sets; optimal without memory limits",

@@ -103,12 +103,29 @@ fn consistent(network: &Network, out: &Outcome, best: Option<i64>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
     #[test]
-    fn costs_and_bounds_bracket_the_optimum(sketch in sketch()) {
+    fn the_optimum_is_found_and_proved(sketch in sketch()) {
         let network = sketch.build();
-        let mut control = Control::new().iteration_limit(2);
+        let mut control = Control::new();
+        control.threads = 1;
+        let out = Exact.solve(&network, &control);
+        let best = enumerate(&network);
+        consistent(&network, &out, best);
+        match best {
+            None => prop_assert_eq!(out.stop_reason, StopReason::Infeasible),
+            Some(best) => {
+                prop_assert_eq!(out.cost, Some(best));
+                prop_assert_eq!(out.stop_reason, StopReason::Optimal);
+            }
+        }
+    }
+
+    #[test]
+    fn costs_and_bounds_bracket_the_optimum_whenever_it_stops(sketch in sketch(), rounds in 0..3u64) {
+        let network = sketch.build();
+        let mut control = Control::new().iteration_limit(rounds);
         control.threads = 1;
         let out = Exact.solve(&network, &control);
         consistent(&network, &out, enumerate(&network));

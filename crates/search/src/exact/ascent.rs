@@ -3,17 +3,35 @@
 use super::core::Core;
 use super::dual::Dual;
 
-/// Passes before the first step of the multipliers: without prices the messages settle quickly, and
-/// where no row binds they may be all that is needed.
-const WARM_UP: u64 = 20;
-/// Iterations without improvement before the steps shrink.
-const PATIENCE: u32 = 20;
+/// How patient an ascent is.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Passes before the first step of the multipliers: without prices the messages settle quickly, and
+    /// where no row binds they may be all that is needed.
+    pub warm_up: u64,
+    /// Iterations without improvement before the steps shrink.
+    pub patience: u32,
+    /// Length of the first steps, as a share of Polyak's.
+    pub first_scale: f64,
+    /// Length at which to stop.
+    pub last_scale: f64,
+}
+
+impl Pace {
+    /// From nothing, to the end.
+    pub const FULL: Pace = Pace { warm_up: 20, patience: 20, first_scale: 0.5, last_scale: 1e-6 };
+    /// From a good start, to the end.
+    pub const RESUME: Pace = Pace { warm_up: 3, patience: 15, first_scale: 0.05, last_scale: 1e-6 };
+    /// From a good start, briefly.
+    pub const BRIEF: Pace = Pace { warm_up: 2, patience: 3, first_scale: 0.1, last_scale: 5e-3 };
+}
 
 /// A lower bound on the rise.
 #[derive(Clone, Debug)]
 pub struct Ascent {
     dual: Dual,
     best: Dual,
+    pace: Pace,
     scale: f64,
     stalled: u32,
     iteration: u64,
@@ -23,13 +41,13 @@ pub struct Ascent {
 }
 
 impl Ascent {
-    /// Starts from nothing.
-    pub fn new(core: &Core) -> Self {
-        let dual = Dual::new(core);
+    /// Starts from given messages.
+    pub fn new(core: &Core, dual: Dual, pace: Pace) -> Self {
         let cells: usize = core.pairs.iter().map(|p| core.size(p.u) * core.size(p.v)).sum();
         let pass_work = (cells + core.value_count() * 4 + core.slack.len()) as u64;
         let best = dual.clone();
-        Ascent { dual, best, scale: 0.5, stalled: 0, iteration: 0, finished: false, pass_work }
+        let scale = pace.first_scale;
+        Ascent { dual, best, pace, scale, stalled: 0, iteration: 0, finished: false, pass_work }
     }
 
     /// The best messages and multipliers so far.
@@ -56,22 +74,26 @@ impl Ascent {
             }
             // Progress too small to matter counts as none.
             let span = target.map_or(self.dual.bound.abs() * 1e-3, |t| t as f64 - self.best.bound);
-            if self.dual.bound > before + 1e-5 * span.max(0.0) + 1e-9 {
+            if self.dual.bound > before + 1e-4 * span.max(0.0) + 1e-9 {
                 self.stalled = 0;
             } else {
                 self.stalled += 1;
-                if self.stalled > PATIENCE {
+                if self.stalled > self.pace.patience {
                     self.stalled = 0;
                     self.scale *= 0.7;
                 }
             }
-            if target.is_some_and(|t| self.best.bound > t as f64 - 0.5) || self.scale < 1e-7 {
+            let reached = target.is_some_and(|t| self.best.bound > t as f64 - 0.5);
+            if reached || self.scale < self.pace.last_scale {
                 self.finished = true;
             }
-            if self.iteration >= WARM_UP {
+            if self.iteration >= self.pace.warm_up {
                 let target =
                     target.map_or(self.best.bound + 0.05 * self.best.bound.abs() + 1.0, |t| t as f64);
-                self.dual.step(core, target, self.scale, 0.7);
+                if !self.dual.step(core, target, self.scale, 0.7) && self.stalled > self.pace.patience / 2 {
+                    // No row binds and the messages have settled.
+                    self.finished = true;
+                }
             }
         }
         done

@@ -160,6 +160,7 @@ fn build(network: &Network, allowed: &[Vec<bool>], merged: &Merged) -> Result<Mo
     let mut model = Model::default();
     let (rows, row_of) = time_rows(network, allowed);
     model.slack = vec![network.usage_limit().unwrap_or(0); rows];
+    model.row_ids = (0..rows as u32).collect();
     let mut spans: Vec<Vec<Span>> = vec![Vec::new(); count];
     let labels: Vec<Vec<u32>> = (0..count)
         .map(|v| (0..allowed[v].len() as u32).filter(|&i| allowed[v][i as usize]).collect())

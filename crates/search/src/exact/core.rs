@@ -63,6 +63,10 @@ pub struct Core {
     pub big: f64,
     /// The model's variable behind each variable.
     pub ids: Vec<u32>,
+    /// The model's label of each value.
+    pub labels: Vec<u32>,
+    /// The model's number of each row.
+    pub row_ids: Vec<u32>,
 }
 
 impl Core {
@@ -88,10 +92,13 @@ impl Core {
             constant: model.constant,
             big: 0.0,
             ids,
+            labels: Vec::new(),
+            row_ids: model.row_ids.clone(),
         };
         for &v in &core.ids {
             let var = &model.vars[v as usize];
             core.unary.extend_from_slice(&var.unary);
+            core.labels.extend_from_slice(&var.labels);
             core.first.push(core.unary.len() as u32);
             for s in &var.profile.spans {
                 core.spans.push(CoreSpan { lo: s.lo, hi: s.hi, at: core.usage.len() });
@@ -202,18 +209,19 @@ impl Core {
         &self.usage[span.at..span.at + self.size(v)]
     }
 
-    /// The exact cost of an assignment; `None` if it pays something forbidden.
-    pub fn cost(&self, x: &[u32]) -> Option<i64> {
-        let mut sum = self.constant;
-        for v in 0..self.variables() {
-            let c = self.unary[self.first[v as usize] as usize + x[v as usize] as usize];
-            sum = (c < INF).then_some(sum + c)?;
-        }
-        for p in &self.pairs {
-            let c = self.exact[p.at + x[p.u as usize] as usize * self.size(p.v) + x[p.v as usize] as usize];
-            sum = (c < INF).then_some(sum + c)?;
-        }
-        Some(sum)
+    /// The assignment with these labels of the model's variables; a label that is gone is replaced by
+    /// the cheapest value.
+    pub fn from_labels(&self, labels: &[u32]) -> Vec<u32> {
+        let value = |v: u32| {
+            let label = labels[self.ids[v as usize] as usize];
+            let values = self.values(v);
+            let cheapest = || {
+                let unary = &self.unary[values.clone()];
+                (0..unary.len()).min_by_key(|&i| unary[i]).unwrap_or(0)
+            };
+            self.labels[values.clone()].iter().position(|&l| l == label).unwrap_or_else(cheapest) as u32
+        };
+        (0..self.variables()).map(value).collect()
     }
 
     /// Adds (`sign` = 1) or takes away (-1) the usage of one choice at every row.

@@ -26,8 +26,8 @@ pub struct Dual {
     direction: Vec<f64>,
     /// The assignment that the last pass preferred, variable by variable.
     pub preferred: Vec<u32>,
-    /// Reparametrised unary costs as the last pass saw them.
-    pub marginal: Vec<f64>,
+    /// How often each value was preferred lately, between zero and one.
+    pub occupancy: Vec<f64>,
     /// The bound after the last pass, up to rounding.
     pub bound: f64,
     scratch: Vec<f64>,
@@ -50,11 +50,55 @@ impl Dual {
             priced: Vec::new(),
             direction: vec![0.0; core.slack.len()],
             preferred: vec![0; core.variables() as usize],
-            marginal: vec![0.0; core.value_count()],
+            occupancy: vec![0.0; core.value_count()],
             bound: f64::NEG_INFINITY,
             scratch: Vec::new(),
             left: Vec::new(),
         };
+        dual.price(core);
+        dual
+    }
+
+    /// Messages and prices for `core`, taken over from `old` where variables, pairs, values and rows are
+    /// still there. Any start is valid; this one is good.
+    pub fn transfer(old: &Dual, old_core: &Core, core: &Core) -> Self {
+        let mut dual = Dual::new(core);
+        let most = old_core.ids.iter().chain(&core.ids).copied().max().map_or(0, |m| m as usize + 1);
+        let mut was = vec![u32::MAX; most];
+        for (i, &id) in old_core.ids.iter().enumerate() {
+            was[id as usize] = i as u32;
+        }
+        // The old position of each value; both label lists ascend.
+        let old_value = |v: u32| {
+            let w = was[core.ids[v as usize] as usize];
+            let old_labels = if w == u32::MAX { &[][..] } else { &old_core.labels[old_core.values(w)] };
+            let position = |l: &u32| old_labels.iter().position(|o| o == l);
+            core.labels[core.values(v)].iter().map(position).collect::<Vec<_>>()
+        };
+        let places: Vec<Vec<Option<usize>>> = (0..core.variables()).map(old_value).collect();
+        for (k, p) in core.pairs.iter().enumerate() {
+            let (u, v) = (was[core.ids[p.u as usize] as usize], was[core.ids[p.v as usize] as usize]);
+            if u == u32::MAX || v == u32::MAX {
+                continue;
+            }
+            let Ok(at) = old_core.links(u).binary_search_by_key(&v, |l| l.to) else { continue };
+            let old_pair = old_core.links(u)[at].pair;
+            for (end, old_end) in [(p.u, u), (p.v, v)] {
+                let from = old.message(old_core, old_pair, old_end);
+                let to = dual.message(core, k as u32, end);
+                for (m, place) in dual.messages[to].iter_mut().zip(&places[end as usize]) {
+                    *m = place.map_or(0.0, |i| old.messages[from.start + i]);
+                }
+            }
+        }
+        // A row that went is implied by one nearby: its price moves there.
+        for (t, &id) in old_core.row_ids.iter().enumerate() {
+            if core.row_ids.is_empty() || old.lambda[t] <= 0.0 {
+                continue;
+            }
+            let at = core.row_ids.partition_point(|&r| r < id).min(core.row_ids.len() - 1);
+            dual.lambda[at] += old.lambda[t];
+        }
         dual.price(core);
         dual
     }
@@ -116,7 +160,6 @@ impl Dual {
             }
             let (best, least) = argmin(&theta);
             self.preferred[v as usize] = best as u32;
-            self.marginal[values].copy_from_slice(&theta);
             let most = before.max(after).max(1);
             // What stays at the variable; the rest is spread over the pairs ahead.
             bound += least * ((most - after) as f64 / most as f64);
@@ -137,8 +180,8 @@ impl Dual {
     }
 
     /// Moves the multipliers along the averaged subgradient at the preferred assignment, aiming at
-    /// `target` with a step of `scale` times Polyak's.
-    pub fn step(&mut self, core: &Core, target: f64, scale: f64, keep: f64) {
+    /// `target` with a step of `scale` times Polyak's. False if no row asks for it.
+    pub fn step(&mut self, core: &Core, target: f64, scale: f64, keep: f64) -> bool {
         let load = core.load(&self.preferred);
         let mut norm = 0.0;
         for (t, d) in self.direction.iter_mut().enumerate() {
@@ -148,14 +191,23 @@ impl Dual {
                 norm += *d * *d;
             }
         }
+        for v in 0..core.variables() {
+            let values = core.values(v);
+            let chosen = values.start + self.preferred[v as usize] as usize;
+            for o in &mut self.occupancy[values] {
+                *o *= 0.9;
+            }
+            self.occupancy[chosen] += 0.1;
+        }
         if norm <= 0.0 {
-            return;
+            return false;
         }
         let step = scale * (target - self.bound).max(0.0) / norm;
         for (l, &d) in self.lambda.iter_mut().zip(&self.direction) {
             *l = (*l + step * d).max(0.0);
         }
         self.price(core);
+        true
     }
 
     /// An assignment: variables in order, each given those before it and the messages from those after.
@@ -184,6 +236,17 @@ impl Dual {
 
     /// The bound that these messages and multipliers prove, in exact integers, rounded up.
     pub fn certify(&self, core: &Core) -> i64 {
+        self.exact(core).bound()
+    }
+
+    /// The same, and for each value of each variable a bound on what any assignment with it costs.
+    pub fn certify_values(&self, core: &Core) -> (i64, Vec<i64>) {
+        let exact = self.exact(core);
+        (exact.bound(), exact.value_bounds(core))
+    }
+
+    /// Messages and multipliers as exact numbers, and the terms that they leave.
+    fn exact(&self, core: &Core) -> Certificate<'_> {
         let one = f64::from(1u32 << FRACTION);
         let fixed = |x: f64| (x * one) as i128;
         let lambda: Vec<i128> = self.lambda.iter().map(|&l| fixed(l)).collect();
@@ -196,10 +259,10 @@ impl Dual {
         for (l, &s) in lambda.iter().zip(&core.slack) {
             total -= l * i128::from(s);
         }
-        let mut theta: Vec<i128> = Vec::new();
+        let mut theta: Vec<i128> = core.unary.iter().map(|&c| i128::from(c) << FRACTION).collect();
+        let mut least_unary = Vec::with_capacity(core.variables() as usize);
         for v in 0..core.variables() {
-            theta.clear();
-            theta.extend(core.unary[core.values(v)].iter().map(|&c| i128::from(c) << FRACTION));
+            let theta = &mut theta[core.values(v)];
             for s in core.spans(v) {
                 let price = prefix[s.hi as usize] - prefix[s.lo as usize];
                 for (t, &u) in theta.iter_mut().zip(core.usage(v, s)) {
@@ -211,27 +274,77 @@ impl Dual {
                     *t += m;
                 }
             }
-            total += theta.iter().copied().min().unwrap_or(0);
+            let least = theta.iter().copied().min().unwrap_or(0);
+            total += least;
+            least_unary.push(least);
         }
+        let mut least_pair = Vec::with_capacity(core.pairs.len());
+        let mut along_u = vec![i128::MAX; messages.len()];
         for (k, p) in core.pairs.iter().enumerate() {
             let (mu, mv) = (self.message(core, k as u32, p.u), self.message(core, k as u32, p.v));
             let cols = core.size(p.v);
             let table = core.exact_table(k as u32, p.u);
             let mut least = i128::MAX;
-            for (row, &a) in table.chunks_exact(cols).zip(&messages[mu]) {
-                for (&c, &b) in row.iter().zip(&messages[mv.clone()]) {
+            for (i, row) in table.chunks_exact(cols).enumerate() {
+                for (j, &c) in row.iter().enumerate() {
                     if c < INF {
-                        least = least.min((i128::from(c) << FRACTION) - a - b);
+                        let left =
+                            (i128::from(c) << FRACTION) - messages[mu.start + i] - messages[mv.start + j];
+                        least = least.min(left);
+                        along_u[mu.start + i] = along_u[mu.start + i].min(left);
+                        along_u[mv.start + j] = along_u[mv.start + j].min(left);
                     }
                 }
             }
-            if least < i128::MAX {
-                total += least;
+            // Arc consistency leaves every pair something to choose; be safe all the same.
+            let least = if least == i128::MAX { 0 } else { least };
+            total += least;
+            least_pair.push(least);
+        }
+        Certificate { dual: self, total, theta, least_unary, least_pair, along: along_u }
+    }
+}
+
+/// The terms of a bound, as exact numbers with [`FRACTION`] binary digits after the point.
+struct Certificate<'d> {
+    dual: &'d Dual,
+    total: i128,
+    theta: Vec<i128>,
+    least_unary: Vec<i128>,
+    least_pair: Vec<i128>,
+    /// Least remaining cost of each pair, by value of either end; laid out like the messages.
+    along: Vec<i128>,
+}
+
+impl Certificate<'_> {
+    fn bound(&self) -> i64 {
+        round_up(self.total)
+    }
+
+    /// Bounds by value: the variable and its pairs at the given value, everything else at its least.
+    fn value_bounds(&self, core: &Core) -> Vec<i64> {
+        let mut out = Vec::with_capacity(core.value_count());
+        for v in 0..core.variables() {
+            let values = core.values(v);
+            let around: i128 = core.links(v).iter().map(|l| self.least_pair[l.pair as usize]).sum();
+            let rest = self.total - self.least_unary[v as usize] - around;
+            for i in 0..values.len() {
+                let mut sum = rest + self.theta[values.start + i];
+                for link in core.links(v) {
+                    let at = self.dual.message(core, link.pair, v).start + i;
+                    sum = sum.saturating_add(self.along[at]);
+                }
+                out.push(round_up(sum));
             }
         }
-        let up = (total + (1i128 << FRACTION) - 1) >> FRACTION;
-        up.clamp(0, i128::from(INF)) as i64
+        out
     }
+}
+
+/// The least integer that is no less, within the range of costs.
+fn round_up(fixed: i128) -> i64 {
+    let up = (fixed.saturating_add((1i128 << FRACTION) - 1)) >> FRACTION;
+    up.clamp(0, i128::from(INF)) as i64
 }
 
 /// Sums of all prefixes; one more entry than values.

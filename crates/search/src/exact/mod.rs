@@ -6,6 +6,7 @@
 
 pub mod ascent;
 pub mod block;
+mod branch;
 pub mod contract;
 pub mod core;
 mod cross;
@@ -17,9 +18,9 @@ pub mod profile;
 pub mod reduce;
 pub mod rows;
 pub mod search;
+pub mod stage;
 pub mod state;
 
-use self::core::Core;
 use crate::network::Network;
 use crate::outcome::{Control, Outcome, Recorder, Solver, StopReason};
 use model::Model;
@@ -42,10 +43,14 @@ impl Solver for Exact {
         let Ok(model) = reduced else {
             return recorder.finish(StopReason::Infeasible);
         };
+        if model.live().is_empty() {
+            let reason = search(network, model, control, &mut recorder);
+            return recorder.finish(reason);
+        }
         let reason = match rayon::ThreadPoolBuilder::new().num_threads(control.threads).build() {
-            Ok(pool) => pool.install(|| search(network, &model, control, &mut recorder)),
-            // Without threads of our own the global ones will do.
-            Err(_) => search(network, &model, control, &mut recorder),
+            Ok(pool) => pool.install(|| search(network, model, control, &mut recorder)),
+            // Without threads of its own the search uses those that are there.
+            Err(_) => search(network, model, control, &mut recorder),
         };
         recorder.finish(reason)
     }
@@ -53,36 +58,18 @@ impl Solver for Exact {
 
 fn search(
     network: &Network,
-    model: &Model,
+    model: Model,
     control: &Control<'_>,
     recorder: &mut Recorder<'_, '_>,
 ) -> StopReason {
-    let core = Core::new(model);
-    let publish = |state: &state::State, recorder: &mut Recorder<'_, '_>, round: u64, source: &str| {
-        let choice = lift(model, &core, &state.x);
+    let publish = |choice: &[u32], recorder: &mut Recorder<'_, '_>, round: u64, source: &str| {
         // Trust nothing but the network itself.
-        if let Ok(e) = network.evaluate(&choice)
+        if let Ok(e) = network.evaluate(choice)
             && e.feasible()
             && let Ok(cost) = i64::try_from(e.cost)
         {
-            debug_assert_eq!(cost, state.cost);
-            recorder.offer(cost, &choice, round, source);
+            recorder.offer(cost, choice, round, source);
         }
     };
-    if core.variables() == 0 {
-        publish(&state::State::new(&core, Vec::new()), recorder, 0, "reductions");
-        recorder.raise(core.constant, 0, "reductions");
-        return StopReason::Optimal;
-    }
-    search::Search::new(&core, control).run(control, recorder, &publish)
-}
-
-/// The network's choices for an assignment of the core.
-fn lift(model: &Model, core: &Core, x: &[u32]) -> Vec<u32> {
-    let mut labels = vec![0; model.vars.len()];
-    for (&id, &value) in core.ids.iter().zip(x) {
-        labels[id as usize] = model.vars[id as usize].labels[value as usize];
-    }
-    model.lift(&mut labels);
-    labels
+    search::Search::new(model, control.seed).run(control, recorder, &publish)
 }

@@ -82,6 +82,8 @@ pub struct Model {
     pub constant: i64,
     /// What may still be used at each row of time, after the least usages of all variables.
     pub slack: Vec<i64>,
+    /// Which of the first rows each row is; ascending.
+    pub row_ids: Vec<u32>,
     trail: Vec<Undo>,
 }
 
@@ -205,6 +207,39 @@ impl Model {
         let parents = vec![Parent { var: root, width: map.len(), row }];
         self.trail.push(Undo { var: v, parents, label: map });
         self.vars[v as usize].alive = false;
+    }
+
+    /// Only what is alive, renumbered in order, values labelled by their position here, no trail.
+    pub fn compact(&self) -> Self {
+        let live = self.live();
+        let mut index = vec![u32::MAX; self.vars.len()];
+        for (i, &v) in live.iter().enumerate() {
+            index[v as usize] = i as u32;
+        }
+        let mut out = Model {
+            constant: self.constant,
+            slack: self.slack.clone(),
+            row_ids: self.row_ids.clone(),
+            ..Model::default()
+        };
+        for &v in &live {
+            let var = &self.vars[v as usize];
+            let size = var.unary.len() as u32;
+            out.vars.push(Variable {
+                labels: (0..size).collect(),
+                label_count: size,
+                pairs: Vec::new(),
+                ..var.clone()
+            });
+        }
+        for p in self.pairs.iter().flatten() {
+            let id = out.pairs.len() as u32;
+            let (u, v) = (index[p.u as usize], index[p.v as usize]);
+            out.pairs.push(Some(Pair { u, v, cost: p.cost.clone() }));
+            out.vars[u as usize].pairs.push(id);
+            out.vars[v as usize].pairs.push(id);
+        }
+        out
     }
 
     /// Extends labels of the live variables to all variables, backwards over the trail.

@@ -18,8 +18,22 @@ const MAX_DOMINANCE_WORK: usize = 20_000_000;
 
 /// Reduces until nothing changes.
 pub fn reduce(model: &mut Model) -> Result<(), Infeasible> {
+    let start = model.live();
+    run(model, &start)
+}
+
+/// Reduces a model in which only the values of `v` changed since the last time.
+pub fn reduce_around(model: &mut Model, v: u32) -> Result<(), Infeasible> {
+    let mut start = vec![v];
+    start.extend(
+        model.vars[v as usize].pairs.iter().filter_map(|&p| Some(model.pairs[p as usize].as_ref()?.other(v))),
+    );
+    run(model, &start)
+}
+
+fn run(model: &mut Model, start: &[u32]) -> Result<(), Infeasible> {
     let mut reducer = Reducer { queued: vec![false; model.vars.len()], queue: VecDeque::new() };
-    for v in model.live() {
+    for &v in start {
         reducer.push(v);
     }
     loop {

@@ -125,6 +125,7 @@ fn drop_rows(model: &mut Model) {
         var.profile = Profile { spans };
     }
     model.slack = kept.iter().map(|&r| model.slack[r]).collect();
+    model.row_ids = kept.iter().map(|&r| model.row_ids[r]).collect();
 }
 
 /// Least values of ranges in constant time.
