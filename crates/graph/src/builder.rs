@@ -6,6 +6,7 @@ use crate::{
     operator::OpError,
     ops::Op,
     types::TensorType,
+    verify::{MAX_TOTAL_ELEMENTS, check_init, verify},
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -44,6 +45,7 @@ pub struct GraphBuilder {
     graph: Graph,
     used_names: FxHashMap<String, u32>,
     scope: String,
+    total_elements: u64,
     /// Phase and layer of the ops added now; `None`: each op is a forward op with its own layer.
     backward: Option<(Phase, LayerId)>,
 }
@@ -61,7 +63,7 @@ impl GraphBuilder {
 
     /// The finished graph.
     pub fn finish(self) -> Graph {
-        debug_assert_eq!(crate::verify::verify(&self.graph), Ok(()));
+        debug_assert_eq!(verify(&self.graph), Ok(()));
         self.graph
     }
 
@@ -117,6 +119,14 @@ impl GraphBuilder {
         if self.graph.tensors.len() >= u32::MAX as usize {
             return Err(error("too many tensors".into()));
         }
+        let total = self.total_elements.saturating_add(tensor.ty.shape.elements());
+        if total > MAX_TOTAL_ELEMENTS {
+            return Err(error("the graph's tensors have more than 2^56 elements together".into()));
+        }
+        if let Some(init) = tensor.init {
+            check_init(&tensor.ty, init).map_err(error)?;
+        }
+        self.total_elements = total;
         self.graph.tensors.push(tensor);
         Ok(TensorId::new(self.graph.tensors.len() - 1))
     }

@@ -287,7 +287,7 @@ impl Rule {
         }
         let mut seen = [false; 256];
         for (d, dim) in map.dims.iter().enumerate() {
-            let mut size = 1;
+            let mut size = 1u64;
             for &f in &dim.factors {
                 let factor = self.factors.get(f as usize).ok_or("no such factor")?;
                 if std::mem::replace(&mut seen[f as usize], true) {
@@ -299,7 +299,7 @@ impl Rule {
                         factor.name
                     ));
                 }
-                size *= factor.size;
+                size = size.saturating_mul(factor.size);
             }
             if dim.window.is_some() {
                 if is_output || dim.factors.len() != 1 {

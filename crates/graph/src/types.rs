@@ -1,6 +1,9 @@
 //! Element types, shapes and tensor types, with the limits that every tensor must keep.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error, Visitor},
+};
 use smallvec::SmallVec;
 use std::{fmt, hash::Hash, ops::Deref, str::FromStr};
 
@@ -182,7 +185,7 @@ impl fmt::Debug for Shape {
 }
 
 /// Element type and shape: all that shape inference and sharding rules look at.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorType {
     /// What an element is.
     pub dtype: DType,
@@ -235,6 +238,29 @@ impl FromStr for TensorType {
     }
 }
 
+/// Stored as it is printed: `"f32[64,100]"`.
+impl Serialize for TensorType {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for TensorType {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = TensorType;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a tensor type such as \"f32[64,100]\"")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<TensorType, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
 /// A real-valued attribute of an op. Compared and hashed by its bits, so that ops can be map keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Real(pub f64);
@@ -256,7 +282,7 @@ impl<'de> Deserialize<'de> for Real {
         }
         match Form::deserialize(deserializer)? {
             Form::Number(x) => Ok(Self(x)),
-            Form::Word(word) => word.parse().map(Self).map_err(serde::de::Error::custom),
+            Form::Word(word) => word.parse().map(Self).map_err(Error::custom),
         }
     }
 }

@@ -61,7 +61,7 @@ macro_rules! ops {
     ($($(#[$doc:meta])* $kind:ident = $name:literal),* $(,)?) => {
         /// An op with its attributes.
         #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-        #[serde(tag = "op", deny_unknown_fields)]
+        #[serde(tag = "kind", deny_unknown_fields)]
         pub enum Op {
             $($(#[$doc])* #[serde(rename = $name)] $kind($kind),)*
         }

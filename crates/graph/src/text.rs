@@ -1,0 +1,484 @@
+//! Graphs as readable text, one line per op and per tensor that no op makes: for people, logs and tests.
+//!
+//! ```text
+//! graph mlp
+//! %0 x: f32[64,100] input normal(1.0)
+//! %1 w: f32[100,10] parameter normal(0.1)
+//! %2 fc: f32[64,10] = contract(%0, %1) {"spec":"mk,kn->mn"} @fc
+//! %3 fc.grad: f32[64,10] = fill() {"value":1.0,"ty":"f32[64,10]"} @fc backward
+//! output %2
+//! gradient %1 %4
+//! carry %1 %5
+//! ```
+//!
+//! An op's line gives its results, kind, operands, attributes as JSON, layer (`@` and the name of its forward
+//! op) and phase. The op's name is that of its first result unless `as NAME` says otherwise, and a result's
+//! role follows from the phase unless it is written after the type. Names that are not plain words are
+//! quoted as JSON strings. Files are kept as [JSON](crate::json); this form holds the same.
+
+use crate::{
+    graph::{Carry, Graph, Init, Layer, Node, Phase, Role, Tensor, WeightGradient},
+    ids::{LayerId, OpId, TensorId},
+    json::{MAX_COUNT, read_op},
+    ops::Op,
+    types::Real,
+    verify::{VerifyError, verify},
+};
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+use std::{collections::HashMap, fmt, str::FromStr};
+
+/// Why a text is not a graph.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// A line that cannot be read.
+    #[error("line {line}, column {column}: {reason}")]
+    Syntax {
+        /// Line, from 1.
+        line: usize,
+        /// Column in characters, from 1.
+        column: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A graph that cannot be.
+    #[error(transparent)]
+    Invalid(#[from] VerifyError),
+}
+
+const ROLES: [(Role, &str); 6] = [
+    (Role::Input, "input"),
+    (Role::Parameter, "parameter"),
+    (Role::Activation, "activation"),
+    (Role::Gradient, "gradient"),
+    (Role::OptimizerState, "optimizer_state"),
+    (Role::Constant, "constant"),
+];
+
+/// The role of an op's results unless the text says otherwise.
+fn usual_role(phase: Phase) -> Role {
+    match phase {
+        Phase::Forward => Role::Activation,
+        Phase::Backward => Role::Gradient,
+        Phase::Update => Role::Parameter,
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    ROLES.iter().find(|(r, _)| *r == role).map_or("", |(_, name)| name)
+}
+
+/// Whether a character may stand in a name that is not quoted.
+fn is_plain(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-')
+}
+
+/// How many bytes at the start of `text` are a plain name; a colon belongs to it if more of it follows.
+fn plain_length(text: &str) -> usize {
+    let mut length = 0;
+    for (i, c) in text.char_indices() {
+        let inside = c == ':' && length > 0 && text[i + 1..].starts_with(is_plain);
+        if !is_plain(c) && !inside {
+            break;
+        }
+        length = i + 1;
+    }
+    length
+}
+
+/// A name as the text form writes it.
+struct Name<'a>(&'a str);
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.0.is_empty() && plain_length(self.0) == self.0.len() {
+            return f.write_str(self.0);
+        }
+        // Everything that could move a terminal's cursor or reorder a line is escaped.
+        f.write_str("\"")?;
+        for c in self.0.chars() {
+            match c {
+                '"' | '\\' => write!(f, "\\{c}")?,
+                ' '..='~' => write!(f, "{c}")?,
+                _ if c.is_alphanumeric() => write!(f, "{c}")?,
+                _ => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        write!(f, "\\u{unit:04x}")?;
+                    }
+                }
+            }
+        }
+        f.write_str("\"")
+    }
+}
+
+/// The text form; [`Graph::from_str`] reads it back.
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "graph {}", Name(&self.name))?;
+        let mut sources = self.tensor_ids().filter(|&t| self.tensor(t).producer.is_none()).peekable();
+        for node in &self.ops {
+            // Sources come just before the op whose results follow them, as they were built.
+            let first = node.outputs.iter().min();
+            while let Some(source) = sources.next_if(|s| first.is_some_and(|o| s < o)) {
+                self.fmt_source(f, source)?;
+            }
+            self.fmt_op(f, node)?;
+        }
+        sources.try_for_each(|source| self.fmt_source(f, source))?;
+        self.outputs.iter().try_for_each(|t| writeln!(f, "output {t}"))?;
+        self.gradients.iter().try_for_each(|g| writeln!(f, "gradient {} {}", g.parameter, g.gradient))?;
+        self.carries.iter().try_for_each(|c| writeln!(f, "carry {} {}", c.old, c.new))
+    }
+}
+
+impl Graph {
+    fn fmt_source(&self, f: &mut fmt::Formatter<'_>, id: TensorId) -> fmt::Result {
+        let t = self.tensor(id);
+        write!(f, "{id} {}: {} {}", Name(&t.name), t.ty, role_name(t.role))?;
+        match t.init {
+            None => writeln!(f),
+            Some(Init::Constant(Real(x))) => writeln!(f, " constant({x:?})"),
+            Some(Init::Normal(Real(x))) => writeln!(f, " normal({x:?})"),
+            Some(Init::Uniform(Real(x))) => writeln!(f, " uniform({x:?})"),
+            Some(Init::Below(n)) => writeln!(f, " below({n})"),
+        }
+    }
+
+    fn fmt_op(&self, f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
+        for (i, &id) in node.outputs.iter().enumerate() {
+            let t = self.tensor(id);
+            write!(f, "{}{id} {}: {}", if i > 0 { ", " } else { "" }, Name(&t.name), t.ty)?;
+            if t.role != usual_role(node.phase) {
+                write!(f, " {}", role_name(t.role))?;
+            }
+        }
+        write!(f, " = {}(", node.op.kind())?;
+        for (i, id) in node.inputs.iter().enumerate() {
+            write!(f, "{}{id}", if i > 0 { ", " } else { "" })?;
+        }
+        // The kind is the first field of the op's JSON; here it stands before the operands.
+        let json = serde_json::to_string(&node.op).map_err(|_| fmt::Error)?;
+        let attributes = json.find([',', '}']).map_or("", |end| json[end..].trim_start_matches(','));
+        let open = if attributes == "}" { "" } else { " {" };
+        write!(f, "){open}{}", if open.is_empty() { "" } else { attributes })?;
+        if node.outputs.first().is_none_or(|&t| self.tensor(t).name != node.name) {
+            write!(f, " as {}", Name(&node.name))?;
+        }
+        write!(f, " @{}", Name(&self.layers[node.layer.index()].name))?;
+        f.write_str(match node.phase {
+            Phase::Forward => "\n",
+            Phase::Backward => " backward\n",
+            Phase::Update => " update\n",
+        })
+    }
+}
+
+/// A line being read.
+struct Line<'a> {
+    number: usize,
+    text: &'a str,
+    at: usize,
+}
+
+type Read<T> = Result<T, TextError>;
+
+impl<'a> Line<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn fail<T>(&self, reason: impl Into<String>) -> Read<T> {
+        let column = self.text[..self.at].chars().count() + 1;
+        Err(TextError::Syntax { line: self.number, column, reason: reason.into() })
+    }
+
+    fn skip_spaces(&mut self) {
+        self.at += self.rest().len() - self.rest().trim_start_matches([' ', '\t']).len();
+    }
+
+    /// Takes `mark` if it comes next.
+    fn eat(&mut self, mark: &str) -> bool {
+        self.skip_spaces();
+        let found = self.rest().starts_with(mark);
+        self.at += if found { mark.len() } else { 0 };
+        found
+    }
+
+    fn expect(&mut self, mark: &str) -> Read<()> {
+        if self.eat(mark) { Ok(()) } else { self.fail(format!("expected `{mark}`")) }
+    }
+
+    /// Takes `length` bytes.
+    fn take(&mut self, length: usize) -> &'a str {
+        let word = &self.rest()[..length];
+        self.at += length;
+        word
+    }
+
+    /// A plain word, perhaps empty.
+    fn word(&mut self) -> &'a str {
+        self.skip_spaces();
+        self.take(plain_length(self.rest()))
+    }
+
+    /// A JSON value, as text.
+    fn json(&mut self) -> Read<&'a RawValue> {
+        self.skip_spaces();
+        let mut values = serde_json::Deserializer::from_str(self.rest()).into_iter::<&RawValue>();
+        match values.next() {
+            Some(Ok(value)) => {
+                self.at += values.byte_offset();
+                Ok(value)
+            }
+            Some(Err(error)) => self.fail(format!("bad JSON here: {error}")),
+            None => self.fail("expected JSON"),
+        }
+    }
+
+    fn name(&mut self) -> Read<String> {
+        self.skip_spaces();
+        if !self.rest().starts_with('"') {
+            let word = self.word();
+            return if word.is_empty() { self.fail("expected a name") } else { Ok(word.into()) };
+        }
+        let start = self.at;
+        let text = self.json()?.get();
+        serde_json::from_str(text).or_else(|e| {
+            self.at = start;
+            self.fail(format!("bad name: {e}"))
+        })
+    }
+
+    fn tensor_id(&mut self) -> Read<TensorId> {
+        self.expect("%")?;
+        let start = self.at;
+        let digits = self.rest().len() - self.rest().trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let id = self.take(digits).parse::<u32>();
+        id.map(TensorId).or_else(|_| {
+            self.at = start;
+            self.fail("expected the number of a tensor")
+        })
+    }
+
+    /// `%3 w1: f32[784,300]`; the caller fills in the rest.
+    fn tensor(&mut self) -> Read<(TensorId, Tensor)> {
+        let id = self.tensor_id()?;
+        let name = self.name()?;
+        self.expect(":")?;
+        self.skip_spaces();
+        let length = self.rest().find(']').map_or(self.rest().len(), |end| end + 1);
+        let ty = self.rest()[..length].parse().or_else(|e: String| self.fail(e))?;
+        self.at += length;
+        Ok((id, Tensor { name, ty, role: Role::Activation, producer: None, init: None }))
+    }
+
+    fn role(&mut self) -> Read<Option<Role>> {
+        self.skip_spaces();
+        let start = self.at;
+        let word = self.word();
+        if word.is_empty() {
+            return Ok(None);
+        }
+        match ROLES.iter().find(|(_, name)| *name == word) {
+            Some((role, _)) => Ok(Some(*role)),
+            None => {
+                self.at = start;
+                self.fail(format!("`{word}` is not the role of a tensor"))
+            }
+        }
+    }
+
+    fn init(&mut self) -> Read<Option<Init>> {
+        self.skip_spaces();
+        let start = self.at;
+        let word = self.word();
+        if word.is_empty() {
+            return Ok(None);
+        }
+        self.expect("(")?;
+        let length = self.rest().find(')').unwrap_or(self.rest().len());
+        let number = self.take(length).trim();
+        let real = || number.parse().ok().map(Real);
+        let init = match word {
+            "constant" => real().map(Init::Constant),
+            "normal" => real().map(Init::Normal),
+            "uniform" => real().map(Init::Uniform),
+            "below" => number.parse().ok().map(Init::Below),
+            _ => None,
+        };
+        if init.is_none() {
+            self.at = start;
+            return self.fail("expected an initial value: constant(x), normal(x), uniform(x) or below(n)");
+        }
+        self.expect(")")?;
+        Ok(init)
+    }
+
+    fn end(&mut self) -> Read<()> {
+        self.skip_spaces();
+        if self.rest().is_empty() { Ok(()) } else { self.fail("expected the end of the line") }
+    }
+}
+
+/// An op whose layer is still a name.
+struct Draft {
+    node: Node,
+    layer: String,
+    line: usize,
+}
+
+#[derive(Default)]
+struct Reader {
+    graph: Graph,
+    tensors: Vec<(TensorId, Tensor, usize)>,
+    drafts: Vec<Draft>,
+}
+
+impl Reader {
+    fn line(&mut self, line: &mut Line<'_>) -> Read<()> {
+        if self.tensors.len() > MAX_COUNT || self.drafts.len() > MAX_COUNT {
+            return line.fail(format!("more than {MAX_COUNT} tensors or ops"));
+        }
+        line.skip_spaces();
+        if line.rest().is_empty() {
+            return Ok(());
+        }
+        if line.rest().starts_with(['%', '=']) {
+            return self.tensor_or_op(line);
+        }
+        let start = line.at;
+        match line.word() {
+            "graph" => self.graph.name = line.name()?,
+            "output" => self.graph.outputs.push(line.tensor_id()?),
+            "gradient" => {
+                let (parameter, gradient) = (line.tensor_id()?, line.tensor_id()?);
+                self.graph.gradients.push(WeightGradient { parameter, gradient });
+            }
+            "carry" => {
+                let (old, new) = (line.tensor_id()?, line.tensor_id()?);
+                self.graph.carries.push(Carry { old, new });
+            }
+            _ => {
+                line.at = start;
+                return line.fail("expected `graph`, `output`, `gradient`, `carry` or a tensor such as `%0`");
+            }
+        }
+        line.end()
+    }
+
+    fn tensor_or_op(&mut self, line: &mut Line<'_>) -> Read<()> {
+        let mut results: SmallVec<[(TensorId, Tensor, Option<Role>); 2]> = SmallVec::new();
+        while !line.eat("=") {
+            if !results.is_empty() {
+                line.expect(",")?;
+            }
+            let (id, tensor) = line.tensor()?;
+            let role = line.role()?;
+            line.skip_spaces();
+            if results.is_empty() && !line.rest().starts_with(['=', ',']) {
+                let Some(role) = role else { return line.fail("expected a role, `,` or `=`") };
+                let init = line.init()?;
+                self.tensors.push((id, Tensor { role, init, ..tensor }, line.number));
+                return line.end();
+            }
+            results.push((id, tensor, role));
+        }
+        self.op(line, results)
+    }
+
+    fn op(
+        &mut self,
+        line: &mut Line<'_>,
+        results: SmallVec<[(TensorId, Tensor, Option<Role>); 2]>,
+    ) -> Read<()> {
+        line.skip_spaces();
+        let start = line.at;
+        let kind = line.word();
+        line.expect("(")?;
+        let mut inputs = SmallVec::new();
+        while !line.eat(")") {
+            if !inputs.is_empty() {
+                line.expect(",")?;
+            }
+            inputs.push(line.tensor_id()?);
+        }
+        line.skip_spaces();
+        let attributes = if line.rest().starts_with('{') { line.json()?.get() } else { "{}" };
+        let op = read_attributes(kind, attributes).or_else(|reason| {
+            line.at = start;
+            line.fail(reason)
+        })?;
+        let name = if line.eat("as ") { Some(line.name()?) } else { None };
+        let Some(name) = name.or_else(|| results.first().map(|(_, t, _)| t.name.clone())) else {
+            return line.fail("an op without results needs a name: `as NAME`");
+        };
+        line.expect("@")?;
+        let layer = line.name()?;
+        let phase = match line.word() {
+            "" => Phase::Forward,
+            "backward" => Phase::Backward,
+            "update" => Phase::Update,
+            other => return line.fail(format!("`{other}` is not a phase: `backward`, `update` or nothing")),
+        };
+        let id = OpId::new(self.drafts.len());
+        let outputs = results.iter().map(|(t, ..)| *t).collect();
+        for (t, tensor, role) in results {
+            let role = role.unwrap_or(usual_role(phase));
+            self.tensors.push((t, Tensor { role, producer: Some(id), ..tensor }, line.number));
+        }
+        let node = Node { name, op, inputs, outputs, layer: LayerId(0), phase };
+        self.drafts.push(Draft { node, layer, line: line.number });
+        line.end()
+    }
+
+    /// Puts tensors in the order of their numbers and gives layers theirs.
+    fn finish(mut self) -> Read<Graph> {
+        self.tensors.sort_by_key(|(id, ..)| *id);
+        for (i, (id, _, line)) in self.tensors.iter().enumerate() {
+            if id.index() != i {
+                let reason =
+                    if id.index() < i { format!("{id} appears twice") } else { format!("there is no %{i}") };
+                return Err(TextError::Syntax { line: *line, column: 1, reason });
+            }
+        }
+        self.graph.tensors = self.tensors.into_iter().map(|(_, t, _)| t).collect();
+        let mut layers: HashMap<&str, LayerId> = HashMap::new();
+        for (i, draft) in self.drafts.iter().enumerate() {
+            if draft.node.name == draft.layer {
+                layers.insert(&draft.layer, LayerId::new(self.graph.layers.len()));
+                self.graph.layers.push(Layer { name: draft.layer.clone(), forward: OpId::new(i) });
+            }
+        }
+        let found = |d: &Draft| layers.get(d.layer.as_str()).copied().ok_or(d.line);
+        let ids: Result<Vec<LayerId>, usize> = self.drafts.iter().map(found).collect();
+        let ids = ids.map_err(|line| {
+            let reason = "its layer does not exist: no op is its own layer under that name".to_owned();
+            TextError::Syntax { line, column: 1, reason }
+        })?;
+        let nodes = self.drafts.into_iter().zip(ids).map(|(d, layer)| Node { layer, ..d.node });
+        self.graph.ops = nodes.collect();
+        verify(&self.graph)?;
+        Ok(self.graph)
+    }
+}
+
+/// An op from its kind and the JSON object of its attributes.
+fn read_attributes(kind: &str, attributes: &str) -> Result<Op, String> {
+    let fields = attributes.trim_start_matches('{').trim_start();
+    let comma = if fields.starts_with('}') { "" } else { "," };
+    read_op(&format!("{{\"kind\":\"{kind}\"{comma}{fields}"))
+}
+
+impl FromStr for Graph {
+    type Err = TextError;
+
+    /// Reads the text form and verifies the graph.
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let mut reader = Reader::default();
+        for (i, text) in text.split('\n').enumerate() {
+            reader.line(&mut Line { number: i + 1, text: text.trim_end_matches('\r'), at: 0 })?;
+        }
+        reader.finish()
+    }
+}
