@@ -210,7 +210,7 @@ impl GraphBuilder {
     }
 
     /// Declares that `new` is what `old` becomes after the step.
-    pub(crate) fn record_carry(&mut self, old: TensorId, new: TensorId) {
+    pub fn record_carry(&mut self, old: TensorId, new: TensorId) {
         let role = self.graph.tensor(old).role;
         self.graph.tensors[new.index()].role = role;
         self.graph.carries.push(Carry { old, new });

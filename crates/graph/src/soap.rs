@@ -34,6 +34,9 @@ pub enum FactorKind {
     Reduction,
 }
 
+/// A forward op's factor: name, size, kind.
+type NamedKind = (&'static str, u64, FactorKind);
+
 /// What is known of a tensor while walking the graph.
 #[derive(Clone, Copy, Default)]
 struct Facts {
@@ -69,8 +72,7 @@ pub fn factor_kinds(graph: &Graph) -> Vec<SmallVec<[FactorKind; 6]>> {
     }
     let mut all: Vec<SmallVec<[FactorKind; 6]>> = Vec::with_capacity(graph.ops.len());
     // Factors of each layer's forward op, since backward ops are far from it.
-    let mut layers: Vec<SmallVec<[(&'static str, u64, FactorKind); 6]>> =
-        vec![SmallVec::new(); graph.layers.len()];
+    let mut layers: Vec<SmallVec<[NamedKind; 6]>> = vec![SmallVec::new(); graph.layers.len()];
     for id in graph.op_ids() {
         let node = graph.node(id);
         let rule = graph.rule(id);
@@ -78,7 +80,7 @@ pub fn factor_kinds(graph: &Graph) -> Vec<SmallVec<[FactorKind; 6]>> {
         let kinds: SmallVec<[FactorKind; 6]> = (0..rule.factors.len())
             .map(|f| {
                 let factor = &rule.factors[f];
-                let same = |(name, size, _): &&(&str, u64, _)| *name == factor.name && *size == factor.size;
+                let same = |(name, size, _): &&NamedKind| *name == factor.name && *size == factor.size;
                 let forward = layers[node.layer.index()].iter().find(same).map(|p| p.2);
                 step.kind(f as FactorIndex, forward)
             })

@@ -409,17 +409,22 @@ impl Reader {
             line.at = start;
             line.fail(reason)
         })?;
-        let name = if line.eat("as ") { Some(line.name()?) } else { None };
+        let name = if line.eat("as") { Some(line.name()?) } else { None };
         let Some(name) = name.or_else(|| results.first().map(|(_, t, _)| t.name.clone())) else {
             return line.fail("an op without results needs a name: `as NAME`");
         };
         line.expect("@")?;
         let layer = line.name()?;
+        line.skip_spaces();
+        let start = line.at;
         let phase = match line.word() {
             "" => Phase::Forward,
             "backward" => Phase::Backward,
             "update" => Phase::Update,
-            other => return line.fail(format!("`{other}` is not a phase: `backward`, `update` or nothing")),
+            other => {
+                line.at = start;
+                return line.fail(format!("`{other}` is not a phase: `backward`, `update` or nothing"));
+            }
         };
         let id = OpId::new(self.drafts.len());
         let outputs = results.iter().map(|(t, ..)| *t).collect();

@@ -1,0 +1,109 @@
+//! Factor kinds, op by op, on small training steps.
+
+mod common;
+
+use common::{einsum, input, mean, mlp, parameter, relu};
+use shardwright_graph::{
+    DType, FactorKind, Graph, GraphBuilder, Init, OpId, Real, Role, TensorType,
+    autodiff::differentiate,
+    factor_kinds,
+    ops::{Binary, BinaryFn, Cast, Reshape},
+};
+
+/// An op's factors with the initials of their kinds: `m:S n:P k:R`.
+fn kinds_of(graph: &Graph, op: OpId) -> String {
+    let letter = |k: FactorKind| match k {
+        FactorKind::Sample => 'S',
+        FactorKind::Attribute => 'A',
+        FactorKind::Parameter => 'P',
+        FactorKind::Reduction => 'R',
+    };
+    let rule = graph.rule(op);
+    let kinds = &factor_kinds(graph)[op.index()];
+    let all: Vec<_> =
+        rule.factors.iter().zip(kinds).map(|(f, &k)| format!("{}:{}", f.name, letter(k))).collect();
+    all.join(" ")
+}
+
+#[track_caller]
+fn check(graph: &Graph, op: &str, expected: &str) {
+    let id = graph.op_ids().find(|&id| graph.node(id).name == op).expect("no such op");
+    assert_eq!(kinds_of(graph, id), expected, "{op}");
+}
+
+#[test]
+fn a_linear_layer_has_a_sample_a_parameter_and_a_reduction_factor() {
+    let graph = mlp();
+    check(&graph, "fc0.matmul", "m:S n:P k:R");
+    check(&graph, "fc0.add", "d0:S d1:P");
+    check(&graph, "fc0.relu", "d0:S d1:A");
+    check(&graph, "loss", "d0:S d1:R");
+}
+
+#[test]
+fn backward_ops_take_the_kinds_of_their_forward_op() {
+    let graph = mlp();
+    // The weight's gradient sums over the batch, yet the batch stays the batch; likewise in its layer k.
+    check(&graph, "fc0.matmul.grad", "k:R n:P m:S");
+    check(&graph, "fc1.matmul.grad", "m:S k:R n:P");
+    check(&graph, "fc0.add.grad", "d0:S d1:P");
+    check(&graph, "fc0.relu.grad", "d0:S d1:A");
+    let kinds = factor_kinds(&graph);
+    for id in graph.op_ids() {
+        assert_eq!(kinds[id.index()].len(), graph.rule(id).factors.len());
+    }
+}
+
+#[test]
+fn attention_scores_have_attribute_factors_and_the_merged_batch_is_followed() {
+    let mut b = GraphBuilder::new("attention");
+    let x = input(&mut b, "x", &[4, 6, 16]);
+    let merged = b.emit("merge", Reshape { shape: [24, 16].into() }, &[x]).unwrap();
+    let w = parameter(&mut b, "w", &[16, 16]);
+    let q = einsum(&mut b, "project", "mk,kn->mn", &[merged, w]);
+    let q = b.emit("heads", Reshape { shape: [4, 6, 2, 8].into() }, &[q]).unwrap();
+    let scores = einsum(&mut b, "scores", "bqhd,bkhd->bhqk", &[q, q]);
+    let mixed = einsum(&mut b, "mix", "bhqk,bkhd->bqhd", &[scores, q]);
+    let loss = mean(&mut b, mixed);
+    b.output(loss);
+    differentiate(&mut b, loss).unwrap();
+    let graph = b.finish();
+    check(&graph, "merge", "d0:S d1:A d2:A");
+    check(&graph, "project", "m:S n:P k:R");
+    check(&graph, "heads", "d0:S d1:A d2:A d3:A");
+    check(&graph, "scores", "b:S h:A q:A k:A d:R");
+    check(&graph, "mix", "b:S q:A h:A d:A k:R");
+    check(&graph, "mix.grad", "b:S h:A q:A k:R d:A");
+    check(&graph, "heads.grad", "d0:S d1:A d2:A d3:A");
+}
+
+#[test]
+fn a_weight_is_one_through_casts_and_reshapes() {
+    let mut b = GraphBuilder::new("bias");
+    let x = b
+        .source("x", TensorType::new(DType::F16, [4, 8, 5, 5]), Role::Input, Init::Normal(Real(1.0)))
+        .unwrap();
+    let bias = parameter(&mut b, "bias", &[8]);
+    let half = b.emit("half", Cast { dtype: DType::F16 }, &[bias]).unwrap();
+    let spread = b.emit("spread", Reshape { shape: [8, 1, 1].into() }, &[half]).unwrap();
+    b.emit("add", Binary { f: BinaryFn::Add }, &[x, spread]).unwrap();
+    let graph = b.finish();
+    check(&graph, "half", "d0:P");
+    check(&graph, "spread", "d0:P");
+    check(&graph, "add", "d0:S d1:P d2:A d3:A");
+}
+
+#[test]
+fn equal_sizes_do_not_make_a_weight_s_gradient_a_batch() {
+    let mut b = GraphBuilder::new("square");
+    let x = input(&mut b, "x", &[8, 8]);
+    let bias = parameter(&mut b, "bias", &[1, 8]);
+    let y = b.emit("add", Binary { f: BinaryFn::Add }, &[x, bias]).unwrap();
+    let y = relu(&mut b, y);
+    let loss = mean(&mut b, y);
+    differentiate(&mut b, loss).unwrap();
+    let graph = b.finish();
+    check(&graph, "add.grad", "d0:S d1:P");
+    // A reshape from [8] to [1,8]: its d0 is not the d0 of the addition.
+    check(&graph, "add.grad.1", "d0:P");
+}
