@@ -10,7 +10,7 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod gather;
-mod gemm;
+pub(crate) mod gemm;
 mod loops;
 mod lstm;
 mod movement;
