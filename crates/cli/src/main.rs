@@ -24,6 +24,7 @@ enum Command {
     Convert(commands::convert::Args),
     Solvers(commands::solvers::Args),
     Machines(commands::machines::Args),
+    Machine(commands::machine::Args),
 }
 
 /// What a command that ran to its end has to say: the request was met, or it cannot be.
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Some(Command::Convert(args)) => commands::convert::run(&args),
         Some(Command::Solvers(args)) => commands::solvers::run(&args),
         Some(Command::Machines(args)) => commands::machines::run(&args),
+        Some(Command::Machine(args)) => commands::machine::run(&args),
     };
     match verdict {
         Ok(Verdict::Done) => ExitCode::SUCCESS,

@@ -1,6 +1,7 @@
 //! One module per subcommand.
 
 pub mod convert;
+pub mod machine;
 pub mod machines;
 pub mod solve;
 pub mod solvers;

@@ -1,0 +1,139 @@
+//! `machine probe`: measures this machine and writes a machine file for `--machine`.
+
+use crate::{Verdict, files};
+use anyhow::ensure;
+use serde_json::json;
+use shardwright_machine::{
+    Bytes, BytesPerSecond, Device, FlopsPerSecond, Level, Link, Machine, MachineSpec, Peaks, Seconds,
+    Topology,
+};
+use shardwright_runtime::measure::{WorkerRates, op_overhead, signal_latency, worker_rates};
+use std::{fmt::Write as _, io::Write as _, path::PathBuf};
+
+/// Works with this machine as a device.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Measures matrix products, memory and thread-to-thread copies with 1 to N workers at once
+    Probe(ProbeArgs),
+}
+
+#[derive(clap::Args)]
+struct ProbeArgs {
+    /// Where to write the machine file (default: standard output)
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// The largest number of workers (default: as many as there are cores)
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Measurements as one JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    let Action::Probe(args) = &args.action;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let workers = args.workers.unwrap_or(cores);
+    ensure!((1..=1024).contains(&workers), "--workers {workers}: from 1 to 1024");
+    let rates: Vec<WorkerRates> = steps(workers).map(worker_rates).collect();
+    let latency = signal_latency(cores);
+    let overhead = op_overhead();
+    let memory = total_memory().unwrap_or(4 << 30);
+    let machine = machine_of(&rates, latency, overhead, memory)?;
+    let text = format!("{}{}", comment(&rates), machine.to_toml());
+    if args.json {
+        let rows: Vec<_> = rates.iter().map(row).collect();
+        let all = json!({"workers": rows, "signal_seconds": latency, "op_overhead_seconds": overhead,
+            "memory_bytes": memory, "machine": machine.spec()});
+        print(&format!("{all:#}\n"))?;
+    }
+    match &args.output {
+        Some(path) => files::write_atomically(path, |file| file.write_all(text.as_bytes()))?,
+        None if !args.json => print(&text)?,
+        None => {}
+    }
+    Ok(Verdict::Done)
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+/// This computer's memory in bytes, as Linux tells it.
+fn total_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// 1, 2, 4, ... and the number asked for.
+fn steps(workers: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < workers).chain([workers])
+}
+
+fn row(r: &WorkerRates) -> serde_json::Value {
+    json!({"workers": r.workers, "f32_flops_per_second": r.f32_flops, "f64_flops_per_second": r.f64_flops,
+        "memory_bytes_per_second": r.memory, "neighbour_bytes_per_second": r.neighbour})
+}
+
+fn comment(rates: &[WorkerRates]) -> String {
+    let mut text = String::from(
+        "# Measured by `shardwright machine probe`; per worker while all of them work:\n\
+         # workers  f32 GFLOP/s  f64 GFLOP/s  memory GB/s  from neighbour GB/s\n",
+    );
+    for r in rates {
+        let [f32s, f64s, memory, neighbour] =
+            [r.f32_flops, r.f64_flops, r.memory, r.neighbour].map(|x| x * 1e-9);
+        let _ =
+            writeln!(text, "# {:7}  {f32s:11.1}  {f64s:11.1}  {memory:11.2}  {neighbour:19.2}", r.workers);
+    }
+    text
+}
+
+/// Four digits: more would pretend to a precision that no measurement here has.
+fn rounded(x: f64) -> f64 {
+    format!("{x:.3e}").parse().unwrap_or(x)
+}
+
+/// The machine with the largest measured number of workers: what each gets while all of them work.
+fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -> anyhow::Result<Machine> {
+    let Some(all) = rates.last() else { anyhow::bail!("nothing was measured") };
+    let (latency, overhead) = (rounded(latency), rounded(overhead));
+    let peak = Peaks {
+        f32: Some(FlopsPerSecond(rounded(all.f32_flops))),
+        f64: Some(FlopsPerSecond(rounded(all.f64_flops))),
+        ..Peaks::default()
+    };
+    let spec = MachineSpec {
+        name: format!("probed-cpu-{}", all.workers),
+        description: format!("{} workers on this computer, measured", all.workers),
+        levels: vec![Level {
+            name: "worker".into(),
+            count: all.workers as u32,
+            link: Link {
+                bandwidth: BytesPerSecond(rounded(all.neighbour)),
+                efficiency: 1.0,
+                latency: Seconds(latency),
+                ports: 1,
+                topology: Topology::Switch,
+            },
+        }],
+        device: Device {
+            name: "cpu".into(),
+            memory: Bytes(memory / all.workers as u64),
+            memory_bandwidth: BytesPerSecond(rounded(all.memory)),
+            launch_overhead: Seconds(overhead),
+            cores: 1,
+            peak,
+        },
+        mixed: vec![],
+    };
+    Machine::new(spec).map_err(|problem| anyhow::anyhow!("{}: {}", problem.key, problem.reason))
+}
