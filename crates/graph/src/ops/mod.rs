@@ -9,6 +9,8 @@ mod broadcast;
 mod cast;
 mod concat;
 mod contract;
+mod conv;
+mod conv_grad;
 mod cross_entropy;
 mod cumsum;
 mod dropout;
@@ -19,10 +21,12 @@ mod norm_grad;
 mod one_hot;
 mod optimizer;
 mod pad;
+mod pool;
 mod reduce;
 mod reshape;
 mod select;
 mod slice;
+mod slide;
 mod softmax;
 mod source;
 mod top_k;
@@ -34,6 +38,8 @@ pub use broadcast::Broadcast;
 pub use cast::Cast;
 pub use concat::Concat;
 pub use contract::Contract;
+pub use conv::{Conv, ConvGeometry};
+pub use conv_grad::{ConvGradInput, ConvGradWeight};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad, SumExp};
 pub use cumsum::Cumsum;
 pub use dropout::Dropout;
@@ -44,10 +50,12 @@ pub use norm_grad::{NormGradInput, NormGradParams, NormGradStats};
 pub use one_hot::OneHot;
 pub use optimizer::{Adam, Momentum, Sgd};
 pub use pad::Pad;
+pub use pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, PoolGeometry};
 pub use reduce::{Reduce, ReduceFn};
 pub use reshape::Reshape;
 pub use select::{Compare, CompareFn, Select};
 pub use slice::Slice;
+pub use slide::{Slide, Slides};
 pub use softmax::{LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad};
 pub use source::{Fill, Iota};
 pub use top_k::TopKMask;
@@ -92,6 +100,10 @@ macro_rules! ops {
 ops! {
     /// Update of a weight by Adam.
     Adam = "adam",
+    /// Mean over sliding windows.
+    AvgPool = "avg_pool",
+    /// Derivative of average pooling.
+    AvgPoolGrad = "avg_pool_grad",
     /// Element-wise function of two tensors, with broadcasting.
     Binary = "binary",
     /// Repetition along dimensions.
@@ -104,6 +116,12 @@ ops! {
     Concat = "concat",
     /// Einsum of one or two operands: linear layers, matrix products, batched products.
     Contract = "contract",
+    /// Convolution with one to three spatial dimensions.
+    Conv = "conv",
+    /// Derivative of a convolution by its input.
+    ConvGradInput = "conv_grad_input",
+    /// Derivative of a convolution by its weight.
+    ConvGradWeight = "conv_grad_weight",
     /// Cross-entropy from logits and labels, row maxima and sums of exponentials.
     CrossEntropy = "cross_entropy",
     /// Derivative of the cross-entropy by the logits.
@@ -126,16 +144,20 @@ ops! {
     Lstm = "lstm",
     /// Gradient of an LSTM.
     LstmGrad = "lstm_grad",
+    /// Maximum over sliding windows, and where it was.
+    MaxPool = "max_pool",
+    /// Derivative of maximum pooling.
+    MaxPoolGrad = "max_pool_grad",
     /// Update of a weight by gradient descent with momentum.
     Momentum = "momentum",
-    /// Layer, batch or RMS norm from given statistics.
-    Normalize = "normalize",
     /// Gradient of a norm's input.
     NormGradInput = "norm_grad_input",
     /// Gradients of a norm's scale and shift.
     NormGradParams = "norm_grad_params",
     /// Sums that stand for the gradients through a norm's statistics.
     NormGradStats = "norm_grad_stats",
+    /// Layer, batch or RMS norm from given statistics.
+    Normalize = "normalize",
     /// 1 at the position that an id names, 0 elsewhere.
     OneHot = "one_hot",
     /// A constant around and between the elements.

@@ -6,6 +6,7 @@
 
 mod broadcast;
 mod contract;
+mod conv;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
@@ -17,12 +18,14 @@ mod movement;
 mod norm;
 mod norm_rows;
 mod optimizer;
+mod pool;
 mod rearrange;
 mod reduce;
 mod reshape;
 mod rows;
 mod softmax;
 mod vector;
+mod window;
 
 use crate::tensor::{Element, Elements, ElementsMut, Float, Value, View, ViewMut};
 use half::{bf16, f16};
@@ -90,12 +93,18 @@ macro_rules! kernels {
 
 kernels! {
     Adam,
+kernels!(
+    AvgPool,
+    AvgPoolGrad,
     Binary,
     Broadcast,
     Cast,
     Compare,
     Concat,
     Contract,
+    Conv,
+    ConvGradInput,
+    ConvGradWeight,
     CrossEntropy,
     CrossEntropyGrad,
     Cumsum,
@@ -107,11 +116,13 @@ kernels! {
     LogSoftmaxGrad,
     Lstm,
     LstmGrad,
+    MaxPool,
+    MaxPoolGrad,
     Momentum,
-    Normalize,
     NormGradInput,
     NormGradParams,
     NormGradStats,
+    Normalize,
     OneHot,
     Pad,
     Reduce,
@@ -129,7 +140,7 @@ kernels! {
     Unary,
     UnaryGrad,
     Variance,
-}
+);
 
 /// Runs one op: reads `inputs`, writes every element of `outputs`.
 pub fn run(
