@@ -107,7 +107,7 @@ fn run(op: impl Into<Op>, inputs: &[&Value]) -> Vec<Value> {
 fn close(a: &Value, b: &[f64]) {
     assert_eq!(floats(a).len(), b.len());
     for (i, (a, b)) in floats(a).iter().zip(b).enumerate() {
-        assert!((a - b).abs() < 1e-9, "element {i}: {a} instead of {b}");
+        assert!((a - b).abs() <= 1e-10 * b.abs().max(1.0), "element {i}: {a} instead of {b}");
     }
 }
 

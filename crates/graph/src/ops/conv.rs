@@ -17,6 +17,7 @@ use crate::{
     require,
     rule::{DimMap, FactorIndex, Reach, Rule, TensorMap},
     types::{Dims, Shape, TensorType},
+    workload::WorkloadSizes,
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -121,6 +122,14 @@ impl ConvTypes {
         self.y.iter().chain(&self.w[1..]).fold(2u64, |n, &s| n.saturating_mul(s))
     }
 
+    /// Samples, groups, input and output channels per group, then output sizes, kernel sizes, strides.
+    pub fn workload(&self, groups: u64) -> WorkloadSizes {
+        let head = [self.x[0], groups, self.w[1], self.w[0] / groups];
+        let strides = self.slides.iter().map(|s| s.stride);
+        let spatial = self.y[2..].iter().chain(&self.w[2..]).copied();
+        head.into_iter().chain(spatial).chain(strides).collect()
+    }
+
     /// The rule of the op that makes one of the three tensors from the others.
     pub fn rule(&self, groups: u64, makes: Makes) -> Rule {
         let mut rule = Rule::default();
@@ -214,6 +223,11 @@ impl Operator for Conv {
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
         self.types(inputs).map_or(0, |t| t.flops())
+    }
+
+    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
+        let types = self.types(inputs).ok()?;
+        Some(("conv", types.workload(self.geometry.groups)))
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
@@ -330,6 +344,9 @@ mod tests {
         let flops = Conv { geometry: by_w.geometry.clone() }.flops(&inputs, &[]);
         assert_eq!(flops, 2 * y.shape.elements() * 2 * 3 * 2);
         assert_eq!(by_x.flops(&[y.clone(), inputs[1].clone()], &[]), flops);
+        let workload = Op::from(by_w.clone()).workload(&[inputs[0].clone(), y.clone()], &inputs[1..]);
+        assert_eq!(workload.sizes[..], [2, 2, 2, 3, 4, 4, 3, 2, 2, 3]);
+        assert_eq!(workload.gemm.map(|g| g.flops()), Some(flops));
         assert_eq!(by_w.flops(&[inputs[0].clone(), y], &[]), flops);
     }
 

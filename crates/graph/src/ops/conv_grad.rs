@@ -11,6 +11,7 @@ use crate::{
     require,
     rule::Rule,
     types::{Dims, Shape, TensorType},
+    workload::WorkloadSizes,
 };
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,11 @@ impl Operator for ConvGradInput {
         self.types(inputs).map_or(0, |t| t.flops())
     }
 
+    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
+        let types = self.types(inputs).ok()?;
+        Some(("conv_grad_input", types.workload(self.geometry.groups)))
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         let Ok(types) = self.types(region.inputs) else { return self.clone().into() };
         let input = Dims::from_slice(&region.output_shape(0)[2..]);
@@ -119,6 +125,11 @@ impl Operator for ConvGradWeight {
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
         self.types(inputs).map_or(0, |t| t.flops())
+    }
+
+    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
+        let types = self.types(inputs).ok()?;
+        Some(("conv_grad_weight", types.workload(self.geometry.groups)))
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
