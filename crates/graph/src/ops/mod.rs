@@ -150,14 +150,14 @@ ops! {
     MaxPoolGrad = "max_pool_grad",
     /// Update of a weight by gradient descent with momentum.
     Momentum = "momentum",
+    /// Layer, batch or RMS norm from given statistics.
+    Normalize = "normalize",
     /// Gradient of a norm's input.
     NormGradInput = "norm_grad_input",
     /// Gradients of a norm's scale and shift.
     NormGradParams = "norm_grad_params",
     /// Sums that stand for the gradients through a norm's statistics.
     NormGradStats = "norm_grad_stats",
-    /// Layer, batch or RMS norm from given statistics.
-    Normalize = "normalize",
     /// 1 at the position that an id names, 0 elsewhere.
     OneHot = "one_hot",
     /// A constant around and between the elements.

@@ -93,7 +93,6 @@ macro_rules! kernels {
 
 kernels! {
     Adam,
-kernels!(
     AvgPool,
     AvgPoolGrad,
     Binary,
@@ -119,10 +118,10 @@ kernels!(
     MaxPool,
     MaxPoolGrad,
     Momentum,
+    Normalize,
     NormGradInput,
     NormGradParams,
     NormGradStats,
-    Normalize,
     OneHot,
     Pad,
     Reduce,
@@ -140,7 +139,7 @@ kernels!(
     Unary,
     UnaryGrad,
     Variance,
-);
+}
 
 /// Runs one op: reads `inputs`, writes every element of `outputs`.
 pub fn run(

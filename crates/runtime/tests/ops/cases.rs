@@ -3,7 +3,7 @@
 
 use crate::{
     case::{Case, Rng},
-    nn_cases, shape_cases,
+    nn_cases, shape_cases, window_cases,
 };
 use shardwright_graph::{
     DType, Init, Op, Real, Shape, TensorType,
@@ -18,12 +18,17 @@ pub type Generator = fn(&mut Rng) -> Case;
 /// Every op kind with its generator.
 pub const GENERATORS: &[(&str, Generator)] = &[
     ("adam", nn_cases::adam),
+    ("avg_pool", window_cases::avg_pool),
+    ("avg_pool_grad", window_cases::avg_pool_grad),
     ("binary", binary),
     ("broadcast", broadcast),
     ("cast", cast),
     ("compare", compare),
     ("concat", shape_cases::concat),
     ("contract", contract),
+    ("conv", window_cases::conv),
+    ("conv_grad_input", window_cases::conv_grad_input),
+    ("conv_grad_weight", window_cases::conv_grad_weight),
     ("cross_entropy", nn_cases::cross_entropy),
     ("cross_entropy_grad", nn_cases::cross_entropy_grad),
     ("cumsum", shape_cases::cumsum),
@@ -35,6 +40,8 @@ pub const GENERATORS: &[(&str, Generator)] = &[
     ("log_softmax_grad", nn_cases::log_softmax_grad),
     ("lstm", shape_cases::lstm),
     ("lstm_grad", shape_cases::lstm_grad),
+    ("max_pool", window_cases::max_pool),
+    ("max_pool_grad", window_cases::max_pool_grad),
     ("momentum", nn_cases::momentum),
     ("normalize", nn_cases::normalize),
     ("norm_grad_input", nn_cases::norm_grad_input),

@@ -26,6 +26,7 @@ const WITHOUT_GRADIENT: &[&str] = &[
     "iota",
     "log_softmax_grad",
     "lstm_grad",
+    "max_pool_grad",
     "momentum",
     // As cross_entropy.
     "normalize",

@@ -8,3 +8,4 @@ mod nn_cases;
 mod reference;
 mod rules;
 mod shape_cases;
+mod window_cases;
