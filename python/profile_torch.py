@@ -95,12 +95,12 @@ class Bench:
             return (self.rand(flat(1), t),), lambda x: x.fill_(1.0)
         if cls == "broadcast":
             r, w = rows(1)
-            return (self.rand((1, w), t),), lambda x: x.expand(r, w).contiguous()
+            return (self.rand((1, w), t),), lambda x: x.expand(r, w).clone(memory_format=torch.contiguous_format)
         if cls in ("reshape", "slice", "concat", "pad"):
             return (self.rand(flat(2), t),), torch.clone
         if cls == "transpose":
             r, w = rows(2)
-            return (self.rand((r, w), t),), lambda x: x.t().contiguous()
+            return (self.rand((r, w), t),), lambda x: x.t().clone(memory_format=torch.contiguous_format)
         if cls == "reduce":
             return (self.rand(rows(1), t),), lambda x: x.sum(1)
         if cls in ("softmax", "log_softmax"):
