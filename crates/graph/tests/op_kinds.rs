@@ -6,6 +6,13 @@ use common::examples::examples;
 use shardwright_graph::{Op, TensorType};
 
 #[test]
+fn every_op_kind_has_an_example() {
+    let all = examples();
+    let missing: Vec<_> = Op::KINDS.iter().filter(|k| all.iter().all(|e| e.op.kind() != **k)).collect();
+    assert!(missing.is_empty(), "add examples of {missing:?} to tests/common/examples.rs");
+}
+
+#[test]
 fn every_rule_prints_as_its_golden_line() {
     let mut wrong = String::new();
     for e in examples() {

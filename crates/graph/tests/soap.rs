@@ -4,10 +4,11 @@ mod common;
 
 use common::{einsum, input, mean, mlp, parameter, relu};
 use shardwright_graph::{
-    DType, FactorKind, Graph, GraphBuilder, Init, OpId, Real, Role, TensorType,
+    DType, FactorKind, Graph, GraphBuilder, Init, OpId, Optimizer, Real, Role, TensorType,
     autodiff::differentiate,
     factor_kinds,
-    ops::{Binary, BinaryFn, Cast, Reshape},
+    ops::{Binary, BinaryFn, Cast, Conv, ConvGeometry, Gather, Reduce, Reshape, Transpose},
+    train,
 };
 
 /// An op's factors with the initials of their kinds: `m:S n:P k:R`.
@@ -106,4 +107,45 @@ fn equal_sizes_do_not_make_a_weight_s_gradient_a_batch() {
     check(&graph, "add.grad", "d0:S d1:P");
     // A reshape from [8] to [1,8]: its d0 is not the d0 of the addition.
     check(&graph, "add.grad.1", "d0:P");
+}
+
+#[test]
+fn a_convolution_s_image_dimensions_are_attributes() {
+    let mut b = GraphBuilder::new("conv");
+    let x = input(&mut b, "x", &[8, 3, 12, 12]);
+    let w = parameter(&mut b, "w", &[6, 3, 3, 3]);
+    let v = parameter(&mut b, "v", &[5, 6, 3, 3]);
+    let y = b.emit("conv1", Conv { geometry: ConvGeometry::plain(2) }, &[x, w]).unwrap();
+    let y = b.emit("conv2", Conv { geometry: ConvGeometry::plain(2) }, &[y, v]).unwrap();
+    let y = b.emit("pool", Reduce::mean((2..4).collect(), b.shape(y)), &[y]).unwrap();
+    let loss = mean(&mut b, y);
+    train(&mut b, loss, &Optimizer::Sgd { lr: Real(0.1) }).unwrap();
+    let graph = b.finish();
+    check(&graph, "conv2", "n:S o:P c:R h:A w:A kh:R kw:R");
+    check(&graph, "pool", "d0:S d1:A d2:R d3:R");
+    // The gradient by the image runs over the image's own, larger rows.
+    let kinds = |kind: &str| {
+        let id = graph.op_ids().find(|&id| graph.node(id).op.kind() == kind).unwrap();
+        kinds_of(&graph, id)
+    };
+    assert_eq!(kinds("conv_grad_weight"), "n:S o:P c:R h:A w:A kh:R kw:R");
+    assert_eq!(kinds("conv_grad_input"), "n:S o:P c:R h:A w:A kh:R kw:R");
+    assert_eq!(kinds("sgd"), "d0:P d1:P d2:P d3:P");
+}
+
+#[test]
+fn an_embedding_s_rows_are_summed_away_and_its_columns_are_parameters() {
+    let mut b = GraphBuilder::new("embedding");
+    let ids = TensorType::new(DType::I32, [4, 6]);
+    let ids = b.source("ids", ids, Role::Input, Init::Below(100)).unwrap();
+    let table = parameter(&mut b, "table", &[100, 16]);
+    let rows = b.emit("embed", Gather { axis: 0, base: 0, extent: 100 }, &[table, ids]).unwrap();
+    let turned = b.emit("turn", Transpose { perm: (0..3).rev().collect() }, &[rows]).unwrap();
+    let loss = mean(&mut b, turned);
+    differentiate(&mut b, loss).unwrap();
+    let graph = b.finish();
+    check(&graph, "embed", "v:R i0:S i1:A d1:P");
+    check(&graph, "turn", "d0:S d1:A d2:A");
+    check(&graph, "loss", "d0:R d1:R d2:S");
+    check(&graph, "embed.grad", "v:R i0:S i1:A d1:P");
 }
