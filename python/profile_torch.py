@@ -32,7 +32,8 @@ def conv_case(dims):
 
 
 class Bench:
-    """Makes operands and a function per workload class. Each `make` returns (operands, function of operands)."""
+    """Makes operands and a function per workload class. Each `make` returns (operands, function of operands), or
+    with it a second function whose time is to be taken off."""
 
     def __init__(self, device):
         self.device = device
@@ -58,7 +59,22 @@ class Bench:
             f = lambda dy, a, b: conv(dy, a, b, None, output_mask=mask, **rest)
             return (self.rand(y, t), self.rand(x, t), self.rand(w, t)), f
         if cls in ("lstm", "lstm_grad"):
-            return None  # a loop of kernels in eager PyTorch; not comparable with a fused one
+            # cuDNN's recurrent layer with an input of width one: nearly the recurrence alone.
+            steps, batch, inner, hidden = sizes
+            if inner != hidden:
+                return None  # part of a split that cuDNN has no layer for
+            lstm = torch.nn.LSTM(1, hidden, device=self.device, dtype=t)
+            x = self.rand((steps, batch, 1), t)
+
+            def forward(x):
+                with torch.enable_grad():
+                    return lstm(x)[0]
+
+            def both(x):
+                y = forward(x)
+                return torch.autograd.grad(y, list(lstm.parameters()), torch.ones_like(y))
+
+            return ((x,), forward) if cls == "lstm" else ((x,), both, forward)
         return self.memory_bound(cls, t, size, sizes[0])
 
     def memory_bound(self, cls, t, size, nbytes):
@@ -256,10 +272,13 @@ def main():
             made = bench.make(table["class"], table["dtype"], row)
             if made is None:
                 continue
-            operands, f = made
+            operands, f, *without = made
             with torch.no_grad():
-                seconds = measure(copies(operands), f)
-            del operands, made, f
+                sets = copies(operands)
+                seconds = measure(sets, f)
+                if without:  # a backward pass is timed with its forward pass, which is then taken off
+                    seconds -= measure(sets, without[0])
+            del operands, sets, made, f, without
             if seconds > 0 and math.isfinite(seconds):
                 results[n].append([*row, max(1, round(seconds * 1e9))])
                 done += 1

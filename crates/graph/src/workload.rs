@@ -33,6 +33,8 @@ pub struct Workload {
 /// The matrix product that a piece of work amounts to, for models of how well it fills a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Gemm {
+    /// Products that wait for each other (steps of a recurrence).
+    pub steps: u64,
     /// Independent products.
     pub batch: u64,
     /// Rows of each result.
@@ -52,6 +54,11 @@ impl Workload {
         let element = self.dtype.bytes();
         let gemm = gemm_of(self.class, sizes);
         let (flops, bytes) = match (self.class, &gemm) {
+            // A step and the weights stay in cache: what is moved is proportional to the steps' data.
+            ("lstm" | "lstm_grad", Some(g)) => {
+                let share = (g.steps * g.m * g.n / 4) as f64 / self.lstm_states() as f64;
+                (g.flops(), (self.bytes as f64 * share) as u64)
+            }
             ("gemm", Some(g)) => {
                 let operands = g.m * g.k + g.k * g.n + g.m * g.n;
                 (g.flops(), g.batch.saturating_mul(operands).saturating_mul(element))
@@ -67,10 +74,17 @@ impl Workload {
     }
 }
 
+impl Workload {
+    /// States that a recurrence makes: steps, batch and width multiplied.
+    fn lstm_states(&self) -> u64 {
+        [0, 1, 3].iter().filter_map(|&i| self.sizes.get(i)).fold(1u64, |n, &s| n.saturating_mul(s)).max(1)
+    }
+}
+
 impl Gemm {
     /// Floating-point operations.
     pub fn flops(&self) -> u64 {
-        [self.m, self.n, self.k, 2].iter().fold(self.batch, |n, &s| n.saturating_mul(s))
+        [self.batch, self.m, self.n, self.k, 2].iter().fold(self.steps, |n, &s| n.saturating_mul(s))
     }
 }
 
@@ -100,15 +114,20 @@ fn conv_elements(sizes: &[u64]) -> u64 {
 fn gemm_of(class: &str, sizes: &[u64]) -> Option<Gemm> {
     if class == "gemm" {
         let &[batch, m, n, k] = sizes else { return None };
-        return Some(Gemm { batch, m, n, k });
+        return Some(Gemm { steps: 1, batch, m, n, k });
+    }
+    if let ("lstm" | "lstm_grad", &[steps, m, k, hidden]) = (class, sizes) {
+        // Per step: hidden state times weights for all four gates; backwards also the weights' gradient.
+        let batch = if class == "lstm" { 1 } else { 2 };
+        return Some(Gemm { steps, batch, m, n: hidden.saturating_mul(4), k });
     }
     let ([samples, batch, c, o], out, kernel, _) = conv_parts(sizes).filter(|_| class.starts_with("conv"))?;
     let positions = out.iter().fold(samples, |n, &s| n.saturating_mul(s));
     let window = kernel.iter().fold(1u64, |n, &s| n.saturating_mul(s));
     Some(match class {
-        "conv" => Gemm { batch, m: positions, n: o, k: c.saturating_mul(window) },
-        "conv_grad_input" => Gemm { batch, m: positions, n: c.saturating_mul(window), k: o },
-        "conv_grad_weight" => Gemm { batch, m: o, n: c.saturating_mul(window), k: positions },
+        "conv" => Gemm { steps: 1, batch, m: positions, n: o, k: c.saturating_mul(window) },
+        "conv_grad_input" => Gemm { steps: 1, batch, m: positions, n: c.saturating_mul(window), k: o },
+        "conv_grad_weight" => Gemm { steps: 1, batch, m: o, n: c.saturating_mul(window), k: positions },
         _ => return None,
     })
 }

@@ -16,6 +16,7 @@ use crate::{
     require,
     rule::{FactorIndex, Rule, TensorMap},
     types::TensorType,
+    workload::WorkloadSizes,
 };
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +58,11 @@ impl Sizes {
         let work = t.checked_mul(b).and_then(|n| n.checked_mul(u.shape.elements()));
         require!(work.is_some_and(|n| n < 1 << 60), "absurdly many operations");
         Ok(Self { t, b, k, h })
+    }
+
+    /// Steps, batch, width of the state that is read and of the one that is made.
+    fn workload(&self) -> WorkloadSizes {
+        WorkloadSizes::from_slice(&[self.t, self.b, self.k, self.h])
     }
 
     fn rule(&self) -> (Rule, Loops) {
@@ -141,6 +147,10 @@ impl Operator for Lstm {
         products.saturating_add(outputs[0].shape.elements().saturating_mul(30))
     }
 
+    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
+        Sizes::of(&inputs[0], &inputs[1]).ok().map(|s| ("lstm", s.workload()))
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
     }
@@ -184,6 +194,10 @@ impl Operator for LstmGrad {
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
         let products = steps(&inputs[5]).saturating_mul(inputs[0].shape.elements()).saturating_mul(4);
         products.saturating_add(inputs[3].shape.elements().saturating_mul(40))
+    }
+
+    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
+        Sizes::of(&inputs[5], &inputs[0]).ok().map(|s| ("lstm_grad", s.workload()))
     }
 
     fn localize(&self, _: &Region<'_>) -> Op {
