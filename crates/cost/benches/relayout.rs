@@ -1,0 +1,103 @@
+//! How long cost questions take: what building cost tables is made of.
+
+use divan::{Bencher, black_box};
+use shardwright_cost::{Collective, Comm, Layout, Placement, Reduction, Relayouts, TensorShape};
+use shardwright_machine::{AxisSet, Bytes, builtin};
+
+fn main() {
+    divan::main();
+}
+
+/// Some layouts of a four-dimensional tensor, spread over all there are.
+fn layouts(axes: usize, partial: bool, absent: bool) -> Vec<Layout> {
+    let mut seed = 12345u64;
+    let mut draw = |n: u64| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) % n
+    };
+    let mut place = || match draw(7) {
+        0..4 => Placement::Shard(draw(4) as u8),
+        4 if partial => Placement::Partial(Reduction::Sum),
+        5 if absent => Placement::Absent(0),
+        _ => Placement::Replicated,
+    };
+    (0..64).map(|_| Layout::new(&(0..axes).map(|_| place()).collect::<Vec<_>>())).collect()
+}
+
+#[divan::bench]
+fn collective(bencher: Bencher) {
+    let machine = builtin("p100x16").expect("built in");
+    let comm = Comm::new(&machine, machine.mesh());
+    bencher.bench(|| {
+        comm.seconds(black_box(Collective::AllReduce), black_box(AxisSet(0b1011)), black_box(Bytes(1 << 24)))
+    });
+}
+
+/// A lookup in a row that is already there.
+#[divan::bench(args = ["p100x16", "a100x64:32"])]
+fn known_row(bencher: Bencher, name: &str) {
+    let machine = builtin(name).expect("built in");
+    let relayouts = Relayouts::new(&machine, machine.mesh());
+    let tensor = relayouts.tensor(TensorShape::new(&[512, 256, 64, 64], 4).expect("fits"));
+    let all = layouts(machine.mesh().len(), false, false);
+    let times = relayouts.times(&tensor, &all[0]).expect("legal");
+    let mut at = 0;
+    bencher.bench_local(|| {
+        at = (at + 1) % all.len();
+        times.to(black_box(&all[at]))
+    });
+}
+
+/// The same through the cache of rows.
+#[divan::bench]
+fn known_pair(bencher: Bencher) {
+    let machine = builtin("p100x16").expect("built in");
+    let relayouts = Relayouts::new(&machine, machine.mesh());
+    let tensor = relayouts.tensor(TensorShape::new(&[512, 256, 64, 64], 4).expect("fits"));
+    let all = layouts(4, false, false);
+    let mut at = 0;
+    bencher.bench_local(|| {
+        at = (at + 1) % all.len();
+        relayouts.seconds(&tensor, black_box(&all[at / 8]), black_box(&all[at]))
+    });
+}
+
+/// All times from one layout that has not been asked for.
+#[divan::bench(args = ["p100x16", "a100x64:8"])]
+fn new_row(bencher: Bencher, name: &str) {
+    let machine = builtin(name).expect("built in");
+    let relayouts = Relayouts::new(&machine, machine.mesh());
+    let all = layouts(machine.mesh().len(), true, false);
+    let mut size = 64;
+    bencher.bench_local(|| {
+        size += 64;
+        let tensor = relayouts.tensor(TensorShape::new(&[size, 256, 64, 64], 4).expect("fits"));
+        relayouts.times(&tensor, black_box(&all[size as usize / 64 % all.len()])).map(|_| ())
+    });
+}
+
+/// One pair by the goal-directed search, on meshes with too many arrangements for rows.
+#[divan::bench(args = ["a100x64", "v5e-256"])]
+fn new_pair(bencher: Bencher, name: &str) {
+    let machine = builtin(name).expect("built in");
+    let relayouts = Relayouts::new(&machine, machine.mesh());
+    let all = layouts(machine.mesh().len(), false, false);
+    let mut size = 256;
+    bencher.bench_local(|| {
+        size += 256;
+        let tensor = relayouts.tensor(TensorShape::new(&[size, 256, 256, 256], 4).expect("fits"));
+        let at = size as usize / 256 % all.len();
+        relayouts.seconds(&tensor, &all[at], &all[(at + 1) % all.len()])
+    });
+}
+
+/// Working out all arrangements of a mesh, once per rank.
+#[divan::bench(sample_count = 3)]
+fn first_question(bencher: Bencher) {
+    let machine = builtin("p100x16").expect("built in");
+    bencher.bench_local(|| {
+        let relayouts = Relayouts::new(&machine, machine.mesh());
+        let tensor = relayouts.tensor(TensorShape::new(&[512, 256, 64, 64], 4).expect("fits"));
+        relayouts.times(&tensor, &Layout::replicated(4)).map(|_| ())
+    });
+}

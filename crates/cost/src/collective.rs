@@ -1,0 +1,417 @@
+//! What collectives cost: seconds by the α-β model, and the exact bytes that cross every axis.
+//!
+//! Every collective over a set of axes has a few algorithms, each taking `α + β · bytes`; the cheapest for the size
+//! at hand is chosen, as NCCL's tuner does. With m units of one group at a level, ring rate R (see
+//! [`crate::rates`]), latency λ, n members in all, sums and maxima over the levels crossed:
+//!
+//! | collective | algorithm | α | β |
+//! |---|---|---|---|
+//! | all-gather, reduce-scatter | ring | Σ (m-1)·outer·λ | (n-1)/n · max 1/R |
+//! | | hierarchical | Σ (m-1)·λ | max (m-1)/m · 1/R |
+//! | all-reduce | ring, hierarchical | twice the above | twice the above |
+//! | | tree | 2 Σ ⌈log2 m⌉·λ | 2 · max 1/R |
+//! | broadcast, reduce | ring | Σ (m-1)·outer·λ | max 1/R |
+//! | | tree | Σ ⌈log2 m⌉·λ | max 1/R |
+//! | scatter, gather | tree | Σ ⌈log2 m⌉·λ | max (m-1)·inside/n · 1/R |
+//! | all-to-all | direct | Σ (m-1)·inside·λ | max over levels of the unit's egress |
+//! | | hierarchical | Σ (m-1)·λ | as above, everything at every level |
+//! | permute | direct | max λ | every device to one other, the narrowest level |
+//! | | exchanges | twice all-to-all | twice all-to-all |
+//! | send, halo | direct | max λ | rate of the narrowest level |
+//!
+//! `outer` is the number of the group's units at the levels outside, `inside` its members within one unit: a flat
+//! ring visits units in order, so it crosses an outer level only between them (NCCL counts its latency the same way,
+//! `src/graph/tuning.cc`). Phases of a hierarchical algorithm use different links and are pipelined, so the slowest
+//! level counts, not the sum: that is what makes it never worse than the flat ring. Bandwidth terms assume messages
+//! cut finely enough to keep all links busy.
+//!
+//! **Sizes.** The byte count given is the larger side of what one device holds: before a reduce-scatter or scatter,
+//! after an all-gather or gather; the others do not change it.
+
+use crate::rates::Crossings;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+use shardwright_machine::{AxisId, AxisSet, Bytes, LevelId, MAX_AXES, Machine, Mesh, Seconds};
+use std::sync::{OnceLock, RwLock};
+
+/// A pattern of communication within groups of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Collective {
+    /// All get the sum (or maximum) of what all have.
+    AllReduce,
+    /// Each gets its part of the sum.
+    ReduceScatter,
+    /// All get all parts.
+    AllGather,
+    /// Each sends a different part to each.
+    AllToAll,
+    /// One's data goes to all.
+    Broadcast,
+    /// The sum goes to one.
+    Reduce,
+    /// One deals its parts out to all.
+    Scatter,
+    /// One collects the parts of all.
+    Gather,
+    /// One member of each group sends to one other.
+    Send,
+    /// Every member sends all it has to one other.
+    Permute,
+}
+
+impl Collective {
+    /// All of them.
+    pub const ALL: [Collective; 10] = [
+        Collective::AllReduce,
+        Collective::ReduceScatter,
+        Collective::AllGather,
+        Collective::AllToAll,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::Scatter,
+        Collective::Gather,
+        Collective::Send,
+        Collective::Permute,
+    ];
+
+    fn pattern(self) -> Pattern {
+        match self {
+            Collective::AllReduce => Pattern::AllReduce,
+            Collective::ReduceScatter | Collective::AllGather => Pattern::Half,
+            Collective::AllToAll => Pattern::Exchange,
+            Collective::Broadcast | Collective::Reduce => Pattern::Fan,
+            Collective::Scatter | Collective::Gather => Pattern::Deal,
+            Collective::Send => Pattern::Send,
+            Collective::Permute => Pattern::Permute,
+        }
+    }
+}
+
+/// How a collective is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Algorithm {
+    /// One ring (or chain) through all members, units in order.
+    Ring,
+    /// A binary tree per level.
+    Tree,
+    /// A ring, or an exchange, per level: inner levels first, on ever smaller parts.
+    Hierarchical,
+    /// Straight from sender to receiver.
+    Direct,
+}
+
+/// Collectives with the same cost formula share a row of the table.
+#[derive(Clone, Copy)]
+enum Pattern {
+    AllReduce,
+    Half,
+    Exchange,
+    Fan,
+    Deal,
+    Send,
+    Permute,
+    Halo,
+}
+
+const PATTERNS: usize = 8;
+const CHOICES: usize = 3;
+
+/// `alpha + beta * bytes` seconds.
+#[derive(Clone, Copy, Debug)]
+struct Affine {
+    alpha: f64,
+    beta: f64,
+    algorithm: Algorithm,
+}
+
+const NEVER: Affine = Affine { alpha: f64::INFINITY, beta: 0.0, algorithm: Algorithm::Direct };
+
+/// All that is ever asked about one set of axes.
+#[derive(Debug)]
+struct Profile {
+    members: u32,
+    rows: [[Affine; CHOICES]; PATTERNS],
+}
+
+impl Profile {
+    fn new(machine: &Machine, axes: AxisSet, absent: AxisSet) -> Profile {
+        let crossings = Crossings::new(machine, axes, absent);
+        let n = f64::from(crossings.members);
+        let log2 = |units: u32| f64::from(units.next_power_of_two().trailing_zeros());
+        // A ring visits the units of an outer level one after the other and all of an inner level within each.
+        let mut outer = 1.0;
+        let (mut chain, mut per_level, mut tree, mut pairs, mut farthest) = (0.0, 0.0, 0.0, 0.0, 0f64);
+        let (mut ring, mut hierarchical, mut deal, mut shift, mut single) = (0f64, 0f64, 0f64, 0f64, 0f64);
+        let (mut direct, mut staged) = (0f64, 0f64);
+        for c in crossings.iter() {
+            let units = f64::from(c.units);
+            let inside = f64::from(c.inside);
+            chain += (units - 1.0) * outer * c.latency;
+            per_level += (units - 1.0) * c.latency;
+            tree += log2(c.units) * c.latency;
+            pairs += (units - 1.0) * inside * c.latency;
+            farthest = farthest.max(c.latency);
+            ring = ring.max(c.ring);
+            hierarchical = hierarchical.max((units - 1.0) / units * c.ring);
+            deal = deal.max((units - 1.0) * inside / n * c.ring);
+            // `exchange` counts every byte a device holds; directly, only those for members whose outermost
+            // difference is here: units * inside of n members share the outer digits.
+            direct = direct.max(c.exchange * units * inside / n);
+            staged = staged.max(c.exchange);
+            shift = shift.max(c.shift);
+            single = single.max(c.single);
+            outer *= units;
+        }
+        let line = |algorithm, alpha, beta| Affine { alpha, beta, algorithm };
+        let scatter = (n - 1.0) / n;
+        let mut rows = [[NEVER; CHOICES]; PATTERNS];
+        rows[Pattern::Half as usize][0] = line(Algorithm::Ring, chain, scatter * ring);
+        rows[Pattern::Half as usize][1] = line(Algorithm::Hierarchical, per_level, hierarchical);
+        rows[Pattern::AllReduce as usize] = [
+            line(Algorithm::Ring, 2.0 * chain, 2.0 * scatter * ring),
+            line(Algorithm::Tree, 2.0 * tree, 2.0 * ring),
+            line(Algorithm::Hierarchical, 2.0 * per_level, 2.0 * hierarchical),
+        ];
+        rows[Pattern::Fan as usize][0] = line(Algorithm::Ring, chain, ring);
+        rows[Pattern::Fan as usize][1] = line(Algorithm::Tree, tree, ring);
+        rows[Pattern::Deal as usize][0] = line(Algorithm::Tree, tree, deal);
+        rows[Pattern::Exchange as usize][0] = line(Algorithm::Direct, pairs, direct);
+        rows[Pattern::Exchange as usize][1] = line(Algorithm::Hierarchical, per_level, staged);
+        rows[Pattern::Send as usize][0] = line(Algorithm::Direct, farthest, single);
+        // A permutation may crowd one wire; sent in even parts through all members it is two exchanges.
+        rows[Pattern::Permute as usize] = [
+            line(Algorithm::Direct, farthest, shift),
+            line(Algorithm::Hierarchical, 2.0 * per_level, 2.0 * staged),
+            line(Algorithm::Ring, 2.0 * pairs, 2.0 * direct),
+        ];
+        rows[Pattern::Halo as usize][0] = line(Algorithm::Direct, farthest, ring);
+        Profile { members: crossings.members, rows }
+    }
+
+    /// The cheapest algorithm, earlier ones winning ties.
+    fn best(&self, pattern: Pattern, bytes: f64) -> (Algorithm, f64) {
+        let mut best = (Algorithm::Direct, f64::INFINITY);
+        for line in &self.rows[pattern as usize] {
+            let seconds = line.alpha + line.beta * bytes;
+            if seconds < best.1 {
+                best = (line.algorithm, seconds);
+            }
+        }
+        best
+    }
+}
+
+/// Bytes sent over each axis of a mesh, all devices together. A byte counts for the outermost axis on which its
+/// sender and its receiver differ: that is the link it has to cross.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    axes: [u64; MAX_AXES],
+}
+
+impl Default for Traffic {
+    fn default() -> Traffic {
+        Traffic { axes: [0; MAX_AXES] }
+    }
+}
+
+impl Traffic {
+    /// Bytes that crossed an axis.
+    pub fn axis(&self, axis: AxisId) -> Bytes {
+        Bytes(self.axes[axis.index()])
+    }
+
+    /// Bytes that crossed a level.
+    pub fn level(&self, mesh: &Mesh, level: LevelId) -> Bytes {
+        let axes = mesh.axes().iter().zip(&self.axes).filter(|(axis, _)| axis.level == level);
+        axes.map(|(_, &bytes)| Bytes(bytes)).sum()
+    }
+
+    /// All bytes sent.
+    pub fn total(&self) -> Bytes {
+        self.axes.iter().map(|&bytes| Bytes(bytes)).sum()
+    }
+
+    /// Adds bytes that crossed an axis.
+    pub fn add(&mut self, axis: AxisId, bytes: u128) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.axes[axis.index()] = self.axes[axis.index()].saturating_add(bytes);
+    }
+
+    /// Adds all of another.
+    pub fn merge(&mut self, other: &Traffic) {
+        for (mine, theirs) in self.axes.iter_mut().zip(&other.axes) {
+            *mine = mine.saturating_add(*theirs);
+        }
+    }
+}
+
+/// The cost of communication on one mesh of one machine. Cheap to ask: every set of axes is worked out once.
+#[derive(Debug)]
+pub struct Comm {
+    machine: Machine,
+    mesh: Mesh,
+    /// By the bits of the set of axes, when no axis is absent: the usual case, read without a lock.
+    whole: Vec<OnceLock<Box<Profile>>>,
+    /// By axes and absent axes.
+    partial: RwLock<FxHashMap<(AxisSet, AxisSet), std::sync::Arc<Profile>>>,
+}
+
+impl Comm {
+    /// For the axes of a mesh of the machine: the prime one or a glued one.
+    pub fn new(machine: &Machine, mesh: &Mesh) -> Comm {
+        let whole = (0..1usize << mesh.len()).map(|_| OnceLock::new()).collect();
+        Comm { machine: machine.clone(), mesh: mesh.clone(), whole, partial: RwLock::default() }
+    }
+
+    /// The mesh whose axes are meant.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    fn with<T>(&self, axes: AxisSet, absent: AxisSet, ask: impl Fn(&Profile) -> T) -> T {
+        let axes = axes.intersect(self.mesh.all());
+        let absent = absent.intersect(self.mesh.all()).minus(axes);
+        let make = |absent| Profile::new(&self.machine, self.mesh.primes(axes), self.mesh.primes(absent));
+        if absent.is_empty() {
+            return ask(self.whole[axes.0 as usize].get_or_init(|| Box::new(make(absent))));
+        }
+        if let Some(profile) = self.partial.read().ok().as_ref().and_then(|map| map.get(&(axes, absent))) {
+            return ask(profile);
+        }
+        let profile = std::sync::Arc::new(make(absent));
+        if let Ok(mut map) = self.partial.write() {
+            map.insert((axes, absent), profile.clone());
+        }
+        ask(&profile)
+    }
+
+    /// Time of a collective that all groups along the axes run at once.
+    pub fn seconds(&self, collective: Collective, axes: AxisSet, bytes: Bytes) -> Seconds {
+        self.choose(collective, axes, AxisSet::EMPTY, bytes).1
+    }
+
+    /// The cheapest algorithm and its time, for a tensor that lives on only one digit of the `absent` axes: the
+    /// devices at their other digits take no part and no bandwidth.
+    pub fn choose(
+        &self,
+        kind: Collective,
+        axes: AxisSet,
+        absent: AxisSet,
+        bytes: Bytes,
+    ) -> (Algorithm, Seconds) {
+        if axes.is_empty() {
+            return (Algorithm::Direct, Seconds::ZERO);
+        }
+        let (algorithm, seconds) = self.with(axes, absent, |p| p.best(kind.pattern(), bytes.0 as f64));
+        (algorithm, Seconds(seconds))
+    }
+
+    /// Time by one particular algorithm, where the collective has it.
+    pub fn seconds_by(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        axes: AxisSet,
+        bytes: Bytes,
+    ) -> Option<Seconds> {
+        self.with(axes, AxisSet::EMPTY, |profile| {
+            let rows = profile.rows[collective.pattern() as usize];
+            let line = rows.iter().find(|line| line.algorithm == algorithm && line.alpha.is_finite())?;
+            Some(Seconds(line.alpha + line.beta * bytes.0 as f64))
+        })
+    }
+
+    /// Time of a halo exchange along a dimension that the axes split: every part sends `down` bytes to the part
+    /// before it and `up` bytes to the part after it. With two parts each has only one neighbour.
+    pub fn halo_seconds(&self, axes: AxisSet, down: Bytes, up: Bytes) -> Seconds {
+        if axes.is_empty() || (down.0 == 0 && up.0 == 0) {
+            return Seconds::ZERO;
+        }
+        self.with(axes, AxisSet::EMPTY, |profile| {
+            let bytes = if profile.members == 2 { down.max(up) } else { down + up };
+            Seconds(profile.best(Pattern::Halo, bytes.0 as f64).1)
+        })
+    }
+
+    /// Bytes of a halo exchange, over all devices: between neighbouring parts, nothing around the ends.
+    pub fn halo_traffic(&self, axes: AxisSet, down: Bytes, up: Bytes) -> Traffic {
+        let mut traffic = Traffic::default();
+        let mut outer = self.groups(axes, AxisSet::EMPTY);
+        for axis in axes.iter() {
+            let size = u128::from(self.mesh.axis(axis).size);
+            traffic.add(axis, outer * (size - 1) * (u128::from(down.0) + u128::from(up.0)));
+            outer *= size;
+        }
+        traffic
+    }
+
+    /// How many groups along the axes take part.
+    fn groups(&self, axes: AxisSet, absent: AxisSet) -> u128 {
+        u128::from(self.mesh.group_size(self.mesh.all().minus(axes).minus(absent)))
+    }
+
+    /// The exact bytes that a collective sends over each axis, all devices together, by the algorithm that
+    /// [`Comm::choose`] picks. [`Collective::Permute`] is counted as if every device had to send; re-layouts, which
+    /// know who stays put, count it themselves.
+    pub fn traffic(&self, kind: Collective, axes: AxisSet, absent: AxisSet, bytes: Bytes) -> Traffic {
+        let mut traffic = Traffic::default();
+        if axes.is_empty() {
+            return traffic;
+        }
+        let groups = self.groups(axes, absent);
+        let (algorithm, _) = self.choose(kind, axes, absent, bytes);
+        let all = u128::from(bytes.0);
+        let n = u128::from(self.mesh.group_size(axes));
+        let passes = if kind == Collective::AllReduce { 2 } else { 1 };
+        let outermost = axes.iter().next();
+        let (mut outer, mut before) = (1, 0);
+        for axis in axes.iter() {
+            let size = u128::from(self.mesh.axis(axis).size);
+            let inner = n / outer / size;
+            let level = self.mesh.axis(axis).level;
+            let sent = match (kind.pattern(), algorithm) {
+                // Each of the n hops of the ring, the closing one included, leaves out one of the n parts: together
+                // the hops up to here leave out a share of the bytes, rounded down.
+                (Pattern::AllReduce | Pattern::Half, Algorithm::Ring) => {
+                    let hops = if Some(axis) == outermost { size } else { outer * (size - 1) };
+                    let left_out = all * (before + hops) / n - all * before / n;
+                    before += hops;
+                    passes * (hops * all - left_out)
+                }
+                // Rings nested in rings and trees alike: every member but the first of each gets everything once.
+                (Pattern::AllReduce | Pattern::Half | Pattern::Fan, _) => passes * outer * (size - 1) * all,
+                // The parts for those whose outermost difference is this axis.
+                (Pattern::Exchange, Algorithm::Direct) => (size - 1) * inner * all,
+                // Level by level, each exchange moves all that does not stay in its unit.
+                (Pattern::Exchange, _) => {
+                    let here = |at: &AxisId| self.mesh.axis(*at).level == level;
+                    let units: u128 =
+                        axes.iter().filter(here).map(|a| u128::from(self.mesh.axis(a).size)).product();
+                    let minor = axes.iter().filter(|at| here(at) && *at > axis);
+                    let minor: u128 = minor.map(|a| u128::from(self.mesh.axis(a).size)).product();
+                    n * (size - 1) * minor * all / units
+                }
+                (Pattern::Deal, _) => all * (size - 1) / size,
+                (Pattern::Send, _) if Some(axis) == outermost => all,
+                (Pattern::Permute, _) if Some(axis) == outermost => n * all,
+                (Pattern::Send | Pattern::Permute | Pattern::Halo, _) => 0,
+            };
+            traffic.add(axis, groups * sent);
+            outer *= size;
+        }
+        traffic
+    }
+}
+
+/// Bytes to keep `replicas` copies of parameters in step as OptCNN counts them (ICML 2018, section 5.2 and Fig. 8):
+/// each copy sends its gradients to a parameter server and receives the parameters back.
+pub fn parameter_server_traffic(replicas: u64, parameters: Bytes) -> Bytes {
+    Bytes(replicas.saturating_mul(2).saturating_mul(parameters.0))
+}

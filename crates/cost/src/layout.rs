@@ -1,0 +1,395 @@
+//! How a tensor lies on a mesh: one [`Placement`] per axis.
+//!
+//! Several axes may shard one dimension; then the outermost axis is the major one, so device digits in axis order
+//! are the block number. A [`Layout`] always means this canonical order. On the way from one layout to another the
+//! axes of a dimension may stand in another order for a while: that is an [`Arrangement`].
+
+use shardwright_machine::{AxisId, AxisSet, DeviceId, MAX_AXES, Mesh};
+use std::fmt;
+
+/// The most dimensions a tensor may have. Enough for anything in sight; keeps cache keys flat.
+pub const MAX_DIMS: usize = 8;
+
+/// How partial results are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reduction {
+    /// Added up.
+    Sum,
+    /// The largest wins.
+    Max,
+}
+
+/// What one mesh axis does to a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Placement {
+    /// Every digit holds the same.
+    Replicated,
+    /// Every digit holds a full-sized part; the tensor is their reduction.
+    Partial(Reduction),
+    /// Every digit holds its block of this dimension.
+    Shard(u8),
+    /// Only this digit holds anything.
+    Absent(u16),
+}
+
+/// Packed placements: one comparison, one hash, no branches on the way.
+const SHARD: u16 = 16;
+const ABSENT: u16 = 256;
+
+fn pack(placement: Placement) -> u16 {
+    match placement {
+        Placement::Replicated => 0,
+        Placement::Partial(Reduction::Sum) => 1,
+        Placement::Partial(Reduction::Max) => 2,
+        Placement::Shard(dim) => SHARD + u16::from(dim),
+        Placement::Absent(digit) => ABSENT.saturating_add(digit),
+    }
+}
+
+fn unpack(code: u16) -> Placement {
+    match code {
+        0 => Placement::Replicated,
+        1 => Placement::Partial(Reduction::Sum),
+        2 => Placement::Partial(Reduction::Max),
+        code if code < ABSENT => Placement::Shard((code - SHARD) as u8),
+        code => Placement::Absent(code - ABSENT),
+    }
+}
+
+/// How a tensor lies on a mesh, canonical order. Copied freely: 42 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Layout {
+    codes: [u16; MAX_AXES],
+    len: u8,
+}
+
+impl Layout {
+    /// The same on every device of a mesh with so many axes.
+    pub fn replicated(axes: usize) -> Layout {
+        Layout { codes: [0; MAX_AXES], len: axes.min(MAX_AXES) as u8 }
+    }
+
+    /// From one placement per axis, outermost first.
+    pub fn new(placements: &[Placement]) -> Layout {
+        let mut layout = Layout::replicated(placements.len());
+        for (at, &placement) in placements.iter().enumerate().take(MAX_AXES) {
+            layout.codes[at] = pack(placement);
+        }
+        layout
+    }
+
+    /// The same with another placement on one axis.
+    #[must_use]
+    pub fn with(mut self, axis: AxisId, placement: Placement) -> Layout {
+        self.codes[axis.index()] = pack(placement);
+        self
+    }
+
+    /// What an axis does.
+    pub fn get(&self, axis: AxisId) -> Placement {
+        unpack(self.codes[axis.index()])
+    }
+
+    /// Number of axes.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are no axes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The axes that a condition holds for.
+    pub fn axes_where(&self, holds: impl Fn(Placement) -> bool) -> AxisSet {
+        (0..u32::from(self.len)).map(AxisId).filter(|&axis| holds(self.get(axis))).collect()
+    }
+
+    /// The axes that shard a dimension.
+    pub fn shards(&self, dim: u8) -> AxisSet {
+        self.axes_where(|placement| placement == Placement::Shard(dim))
+    }
+
+    /// The axes of which only one digit holds anything.
+    pub fn absent(&self) -> AxisSet {
+        self.axes_where(|placement| matches!(placement, Placement::Absent(_)))
+    }
+}
+
+impl fmt::Debug for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for axis in 0..u32::from(self.len) {
+            let space = if axis > 0 { " " } else { "" };
+            match self.get(AxisId(axis)) {
+                Placement::Replicated => write!(f, "{space}R")?,
+                Placement::Partial(Reduction::Sum) => write!(f, "{space}P+")?,
+                Placement::Partial(Reduction::Max) => write!(f, "{space}P^")?,
+                Placement::Shard(dim) => write!(f, "{space}S{dim}")?,
+                Placement::Absent(digit) => write!(f, "{space}@{digit}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A tensor's size: dimensions and bytes per element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorShape {
+    dims: [u64; MAX_DIMS],
+    rank: u8,
+    bytes: u64,
+}
+
+/// Why a layout or a shape cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// More dimensions than supported.
+    #[error("a tensor of {rank} dimensions: at most {MAX_DIMS} are supported")]
+    TooManyDims {
+        /// How many.
+        rank: usize,
+    },
+    /// More bytes than 64 bits can count.
+    #[error("a tensor of {dims:?} elements of {element_bytes} bytes does not fit 2^63 bytes")]
+    TooLarge {
+        /// Its dimensions.
+        dims: Vec<u64>,
+        /// Bytes per element.
+        element_bytes: u32,
+    },
+    /// The layout is for another mesh.
+    #[error("a layout of {layout} axes on a mesh of {mesh}")]
+    WrongMesh {
+        /// Axes of the layout.
+        layout: usize,
+        /// Axes of the mesh.
+        mesh: usize,
+    },
+    /// A dimension that the tensor does not have.
+    #[error("axis {axis} shards dimension {dim} of a tensor of {rank}")]
+    NoSuchDim {
+        /// The axis.
+        axis: String,
+        /// The dimension.
+        dim: u8,
+        /// The tensor's rank.
+        rank: u8,
+    },
+    /// A digit that the axis does not have.
+    #[error("axis {axis} has no digit {digit}: it has {size}")]
+    NoSuchDigit {
+        /// The axis.
+        axis: String,
+        /// The digit.
+        digit: u16,
+        /// How many there are.
+        size: u32,
+    },
+    /// Partial sums come from operators only.
+    #[error("the tensor cannot be made a partial reduction along axis {axis}: it is not one already")]
+    CannotBecomePartial {
+        /// The axis.
+        axis: String,
+    },
+    /// A dimension cannot be cut into equal blocks.
+    #[error("dimension {dim} of size {size} cannot be cut into {parts} equal blocks")]
+    Indivisible {
+        /// The dimension.
+        dim: u8,
+        /// Its size.
+        size: u64,
+        /// How many blocks the layout wants.
+        parts: u64,
+    },
+}
+
+impl TensorShape {
+    /// A shape from its dimensions and the bytes per element.
+    pub fn new(dims: &[u64], element_bytes: u32) -> Result<TensorShape, LayoutError> {
+        if dims.len() > MAX_DIMS {
+            return Err(LayoutError::TooManyDims { rank: dims.len() });
+        }
+        let bytes = dims.iter().try_fold(u64::from(element_bytes), |n, &d| n.checked_mul(d));
+        let Some(bytes) = bytes.filter(|&bytes| bytes < 1 << 63) else {
+            return Err(LayoutError::TooLarge { dims: dims.to_vec(), element_bytes });
+        };
+        let mut padded = [1; MAX_DIMS];
+        padded[..dims.len()].copy_from_slice(dims);
+        Ok(TensorShape { dims: padded, rank: dims.len() as u8, bytes })
+    }
+
+    /// Bytes of the whole tensor.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> u8 {
+        self.rank
+    }
+
+    /// Size of a dimension; 1 beyond the last.
+    pub fn dim(&self, dim: u8) -> u64 {
+        self.dims[usize::from(dim) % MAX_DIMS]
+    }
+
+    /// Whether a layout makes sense for this shape on a mesh: dimensions and digits exist, blocks are equal.
+    pub fn check(&self, mesh: &Mesh, layout: &Layout) -> Result<(), LayoutError> {
+        if layout.len() != mesh.len() {
+            return Err(LayoutError::WrongMesh { layout: layout.len(), mesh: mesh.len() });
+        }
+        let mut parts = [1u64; MAX_DIMS];
+        for (at, axis) in mesh.axes().iter().enumerate() {
+            match layout.get(AxisId(at as u32)) {
+                Placement::Shard(dim) if dim >= self.rank => {
+                    return Err(LayoutError::NoSuchDim { axis: axis.name.clone(), dim, rank: self.rank });
+                }
+                Placement::Shard(dim) => parts[usize::from(dim)] *= u64::from(axis.size),
+                Placement::Absent(digit) if u32::from(digit) >= axis.size => {
+                    return Err(LayoutError::NoSuchDigit { axis: axis.name.clone(), digit, size: axis.size });
+                }
+                _ => {}
+            }
+        }
+        for dim in 0..self.rank {
+            let (size, parts) = (self.dim(dim), parts[usize::from(dim)]);
+            if !size.is_multiple_of(parts) {
+                return Err(LayoutError::Indivisible { dim, size, parts });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A layout whose sharded dimensions may have their axes in any order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Arrangement {
+    layout: Layout,
+    /// Position of a shard axis among those of its dimension, major first; 0 for others.
+    rank: [u8; MAX_AXES],
+}
+
+/// The axes of one dimension, major first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AxisList {
+    axes: [u8; MAX_AXES],
+    len: u8,
+}
+
+impl AxisList {
+    pub(crate) fn empty() -> AxisList {
+        AxisList { axes: [0; MAX_AXES], len: 0 }
+    }
+
+    pub(crate) fn push(&mut self, axis: AxisId) {
+        self.axes[self.len as usize] = axis.0 as u8;
+        self.len += 1;
+    }
+
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = AxisId> + ExactSizeIterator + Clone + '_ {
+        self.axes[..self.len as usize].iter().map(|&axis| AxisId(u32::from(axis)))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len as usize
+    }
+}
+
+impl FromIterator<AxisId> for AxisList {
+    fn from_iter<I: IntoIterator<Item = AxisId>>(axes: I) -> AxisList {
+        let mut list = AxisList::empty();
+        axes.into_iter().for_each(|axis| list.push(axis));
+        list
+    }
+}
+
+impl Arrangement {
+    /// The canonical arrangement of a layout: outermost axis major.
+    pub fn canonical(layout: &Layout) -> Arrangement {
+        let mut next = [0u8; MAX_DIMS];
+        let mut rank = [0; MAX_AXES];
+        for (at, slot) in rank.iter_mut().enumerate().take(layout.len()) {
+            if let Placement::Shard(dim) = layout.get(AxisId(at as u32)) {
+                let next = &mut next[usize::from(dim) % MAX_DIMS];
+                *slot = *next;
+                *next += 1;
+            }
+        }
+        Arrangement { layout: *layout, rank }
+    }
+
+    /// What each axis does.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The axes that shard a dimension, major first.
+    pub fn axes_of(&self, dim: u8) -> Vec<AxisId> {
+        self.list(dim).iter().collect()
+    }
+
+    pub(crate) fn list(&self, dim: u8) -> AxisList {
+        let mut list = AxisList::empty();
+        for axis in self.layout.shards(dim).iter() {
+            let rank = self.rank[axis.index()] as usize;
+            list.axes[rank] = axis.0 as u8;
+            list.len += 1;
+        }
+        list
+    }
+
+    /// Sets the placement of axes that do not shard afterwards.
+    pub(crate) fn set(&mut self, axis: AxisId, placement: Placement) {
+        self.layout = self.layout.with(axis, placement);
+        self.rank[axis.index()] = 0;
+    }
+
+    /// Makes axes the minor-most ones of a dimension, in the order given.
+    pub(crate) fn append(&mut self, dim: u8, axes: impl Iterator<Item = AxisId>) {
+        let next = self.layout.shards(dim).len() as u8;
+        for (rank, axis) in (next..).zip(axes) {
+            self.layout = self.layout.with(axis, Placement::Shard(dim));
+            self.rank[axis.index()] = rank;
+        }
+    }
+
+    /// Puts the axes of a dimension in another order.
+    pub(crate) fn reorder(&mut self, order: &AxisList) {
+        for (rank, axis) in order.iter().enumerate() {
+            self.rank[axis.index()] = rank as u8;
+        }
+    }
+
+    /// Lets two axes change places.
+    pub(crate) fn swap(&mut self, a: AxisId, b: AxisId) {
+        let (at, bt) = (self.layout.get(a), self.layout.get(b));
+        self.layout = self.layout.with(a, bt).with(b, at);
+        self.rank.swap(a.index(), b.index());
+    }
+
+    /// The block of a dimension that a device holds, counted in blocks of this arrangement.
+    pub fn block(&self, mesh: &Mesh, device: DeviceId, dim: u8) -> u64 {
+        self.list(dim).iter().fold(0, |block, axis| {
+            block * u64::from(mesh.axis(axis).size) + u64::from(mesh.digit(device, axis))
+        })
+    }
+
+    /// Into how many blocks a dimension is cut.
+    pub fn parts(&self, mesh: &Mesh, dim: u8) -> u64 {
+        u64::from(mesh.group_size(self.layout.shards(dim)))
+    }
+}
+
+impl fmt::Debug for Arrangement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.layout)?;
+        for dim in 0..MAX_DIMS as u8 {
+            let list = self.list(dim);
+            if list.iter().zip(list.iter().skip(1)).any(|(a, b)| a > b) {
+                write!(f, " ({dim}:{:?})", list.iter().map(|axis| axis.0).collect::<Vec<_>>())?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,36 @@
+//! What things cost on a machine: collectives and re-layouts in seconds and exact bytes.
+//!
+//! [`Comm`] prices collectives over any set of mesh axes by the α-β model, sharing links among all that use them
+//! at once. [`Layout`] says how a tensor lies on the mesh, and [`Relayouts`] finds the cheapest sequence of steps
+//! from one layout to another. Operator times and memory will live beside them.
+//!
+//! ```
+//! use shardwright_cost::{Collective, Comm};
+//! use shardwright_machine::{Bytes, builtin};
+//!
+//! // VGG-16's gradients, all-reduced over 16 P100s in four nodes.
+//! let machine = builtin("p100x16")?;
+//! let comm = Comm::new(&machine, machine.mesh());
+//! let gradients = Bytes(138_357_544 * 4);
+//! let seconds = comm.seconds(Collective::AllReduce, machine.mesh().all(), gradients);
+//! // Every node sends and receives 2 * 3/4 of them through its network card of 12 GB/s.
+//! let by_hand = 2.0 * 0.75 * 553_430_176.0 / 12e9;
+//! assert!((seconds.0 - by_hand).abs() < 1e-4, "{seconds}");
+//! # Ok::<(), shardwright_machine::MachineError>(())
+//! ```
+
+pub mod collective;
+pub mod layout;
+mod moves;
+mod rates;
+pub mod relayout;
+mod space;
+pub mod step;
+
+pub use collective::{Algorithm, Collective, Comm, Traffic, parameter_server_traffic};
+pub use layout::{Arrangement, Layout, LayoutError, MAX_DIMS, Placement, Reduction, TensorShape};
+pub use relayout::{Relayout, Relayouts, Tensor, Times};
+pub use step::{Action, Step};
+
+#[cfg(test)]
+mod oracle;

@@ -1,0 +1,330 @@
+//! The steps worth considering from an arrangement on the way to a target: the grammar of re-layouts.
+//!
+//! Collectives act on the minor-most axes of a dimension only, because only then do the devices of a group hold
+//! neighbouring blocks; taking away a major axis, or adding one, needs a permutation first or afterwards. That is
+//! the price of the canonical order (outermost axis major), and the search decides where it is cheapest to pay.
+//!
+//! Besides the direct ways, two detours often pay and are part of the grammar:
+//! - *helpers*: an axis along which the tensor is replicated anyway can slice it for free at the start, so that
+//!   less crosses a slow level, and gather it at the end over its own fast one;
+//! - partial sums may be scattered early and gathered late instead of being all-reduced at once.
+
+use crate::collective::Comm;
+use crate::layout::{Arrangement, AxisList, MAX_DIMS, Placement, TensorShape};
+use crate::step::{Action, local_bytes, permuted};
+use shardwright_machine::{AxisId, AxisSet, Mesh};
+
+/// Most sets of axes considered for one all-gather; beyond them only meshes with very many axes go.
+const MAX_SETS: usize = 64;
+
+/// What the moves are towards.
+pub(crate) struct Goal<'a> {
+    pub comm: &'a Comm,
+    pub shape: &'a TensorShape,
+    pub target: Arrangement,
+}
+
+/// A move: what to do along which axes, the message size, and where it leads.
+pub(crate) struct Move {
+    pub action: Action,
+    pub axes: AxisSet,
+    pub message: u64,
+    pub after: Arrangement,
+}
+
+impl Goal<'_> {
+    fn mesh(&self) -> &Mesh {
+        self.comm.mesh()
+    }
+
+    fn wanted(&self, axis: AxisId) -> Placement {
+        self.target.layout().get(axis)
+    }
+
+    /// Whether a dimension can be cut further along these axes.
+    fn divides(&self, at: &Arrangement, dim: u8, axes: AxisSet) -> bool {
+        let parts = at.parts(self.mesh(), dim) * u64::from(self.mesh().group_size(axes));
+        self.shape.dim(dim).is_multiple_of(parts)
+    }
+
+    fn emit(
+        &self,
+        at: &Arrangement,
+        action: Action,
+        axes: AxisSet,
+        after: Arrangement,
+        to: &mut dyn FnMut(Move),
+    ) {
+        let before = local_bytes(self.mesh(), self.shape.bytes(), at);
+        let message = match action {
+            Action::AllGather | Action::Gather => local_bytes(self.mesh(), self.shape.bytes(), &after),
+            _ => before,
+        };
+        to(Move { action, axes, message, after });
+    }
+
+    fn place(
+        &self,
+        at: &Arrangement,
+        action: Action,
+        axes: AxisSet,
+        to: &mut dyn FnMut(Move),
+        placement: impl Fn(AxisId) -> Placement,
+    ) {
+        let mut after = *at;
+        for axis in axes.iter() {
+            after.set(axis, placement(axis));
+        }
+        self.emit(at, action, axes, after, to);
+    }
+
+    fn append(&self, at: &Arrangement, action: Action, dim: u8, axes: AxisSet, to: &mut dyn FnMut(Move)) {
+        if self.divides(at, dim, axes) {
+            // Those that stay first, so that the others can leave again from the minor end.
+            let stays = |a: &AxisId| self.wanted(*a) == Placement::Shard(dim);
+            let mut after = *at;
+            after.append(dim, axes.iter().filter(stays));
+            after.append(dim, axes.iter().filter(|a| !stays(a)));
+            self.emit(at, action, axes, after, to);
+        }
+    }
+
+    /// All moves from an arrangement. `fresh`: nothing has been sent yet, so helpers may still be sliced.
+    pub(crate) fn moves(&self, at: &Arrangement, fresh: bool, to: &mut dyn FnMut(Move)) {
+        let dims = self.shape.rank();
+        let layout = at.layout();
+        for axis in self.mesh().all().iter() {
+            match layout.get(axis) {
+                Placement::Replicated => self.leave_replicated(at, axis, fresh, to),
+                Placement::Partial(_) => self.leave_partial(at, axis, dims, to),
+                Placement::Absent(_) => self.leave_absent(at, axis, dims, to),
+                Placement::Shard(_) => {}
+            }
+        }
+        for dim in 0..dims {
+            self.leave_shards(at, dim, to);
+        }
+        self.gathers(at, dims, to);
+        self.permutations(at, dims, to);
+    }
+
+    /// Axes in the same state as this one, wanted in the same state, all of them and those of its level: asked
+    /// with the first axis of each set only, so that every set comes up once.
+    fn alike(&self, at: &Arrangement, axis: AxisId, mut each: impl FnMut(AxisSet)) {
+        let layout = at.layout();
+        let key = |a: AxisId| (layout.get(a), self.wanted(a));
+        let all: AxisSet = self.mesh().all().iter().filter(|&a| self.same_class(key(a), key(axis))).collect();
+        let level = self.mesh().axis(axis).level;
+        let here: AxisSet = all.iter().filter(|&a| self.mesh().axis(a).level == level).collect();
+        let first = |set: AxisSet| set.iter().next() == Some(axis);
+        each(AxisSet::of(axis));
+        if here.len() > 1 && first(here) {
+            each(here);
+        }
+        if all != here && all.len() > 1 && first(all) {
+            each(all);
+        }
+    }
+
+    /// Digits do not matter for what can be done together.
+    fn same_class(&self, a: (Placement, Placement), b: (Placement, Placement)) -> bool {
+        let same = |x: Placement, y: Placement| {
+            x == y || matches!((x, y), (Placement::Absent(_), Placement::Absent(_)))
+        };
+        same(a.0, b.0) && same(a.1, b.1)
+    }
+
+    fn leave_replicated(&self, at: &Arrangement, axis: AxisId, fresh: bool, to: &mut dyn FnMut(Move)) {
+        self.alike(at, axis, |axes| {
+            let wanted = self.wanted(axis);
+            if let Placement::Absent(_) = wanted {
+                self.place(at, Action::Drop, axes, to, |a| self.wanted(a));
+            }
+            for dim in 0..self.shape.rank() {
+                if fresh || wanted == Placement::Shard(dim) {
+                    self.append(at, Action::Slice, dim, axes, to);
+                }
+            }
+        });
+    }
+
+    fn leave_partial(&self, at: &Arrangement, axis: AxisId, dims: u8, to: &mut dyn FnMut(Move)) {
+        if self.wanted(axis) == at.layout().get(axis) {
+            return;
+        }
+        self.alike(at, axis, |axes| {
+            for dim in 0..dims {
+                self.append(at, Action::ReduceScatter, dim, axes, to);
+            }
+            match self.wanted(axis) {
+                Placement::Absent(_) => self.place(at, Action::Reduce, axes, to, |a| self.wanted(a)),
+                _ => self.place(at, Action::AllReduce, axes, to, |_| Placement::Replicated),
+            }
+        });
+        // All that are to be summed up at once, whatever becomes of them afterwards.
+        let layout = at.layout();
+        let kind = layout.get(axis);
+        let summed = layout.axes_where(|p| p == kind).iter().filter(|&a| self.wanted(a) != kind);
+        let summed: AxisSet = summed.collect();
+        if summed.len() > 1 && summed.iter().next() == Some(axis) {
+            for dim in 0..dims {
+                self.append(at, Action::ReduceScatter, dim, summed, to);
+            }
+            self.place(at, Action::AllReduce, summed, to, |_| Placement::Replicated);
+            // Each to where it belongs, the rest along one dimension.
+            for dim in 0..dims {
+                let home = |a: AxisId| match self.wanted(a) {
+                    Placement::Shard(home) => home,
+                    _ => dim,
+                };
+                let mut after = *at;
+                for d in 0..dims {
+                    let stays = |a: &AxisId| self.wanted(*a) == Placement::Shard(d);
+                    after.append(d, summed.iter().filter(stays));
+                    after.append(d, summed.iter().filter(|a| home(*a) == d && !stays(a)));
+                }
+                if (0..dims).all(|d| self.shape.dim(d).is_multiple_of(after.parts(self.mesh(), d))) {
+                    self.emit(at, Action::ReduceScatter, summed, after, to);
+                }
+            }
+        }
+    }
+
+    fn leave_absent(&self, at: &Arrangement, axis: AxisId, dims: u8, to: &mut dyn FnMut(Move)) {
+        let wanted = self.wanted(axis);
+        if wanted == at.layout().get(axis) {
+            return;
+        }
+        self.alike(at, axis, |axes| match wanted {
+            Placement::Absent(_) => {
+                let moved = axes.iter().filter(|&a| self.wanted(a) != at.layout().get(a)).collect();
+                self.place(at, Action::Send, moved, to, |a| self.wanted(a));
+            }
+            _ => {
+                self.place(at, Action::Broadcast, axes, to, |_| Placement::Replicated);
+                for dim in 0..dims {
+                    self.append(at, Action::Scatter, dim, axes, to);
+                }
+            }
+        });
+    }
+
+    /// What can be done to the minor-most axes of a dimension.
+    fn leave_shards(&self, at: &Arrangement, dim: u8, to: &mut dyn FnMut(Move)) {
+        let list = at.list(dim);
+        if self.settled(at, dim) {
+            return;
+        }
+        let mut suffix = AxisSet::EMPTY;
+        for axis in list.iter().rev() {
+            suffix = suffix.with(axis);
+            let wanted = |holds: &dyn Fn(Placement) -> bool| suffix.iter().all(|a| holds(self.wanted(a)));
+            if wanted(&|p| matches!(p, Placement::Absent(_))) {
+                self.place(at, Action::Gather, suffix, to, |a| self.wanted(a));
+            }
+            for other in (0..self.shape.rank()).filter(|&other| other != dim) {
+                let arrive = |a: AxisId| self.wanted(a) == Placement::Shard(other);
+                if suffix.iter().any(arrive) && self.divides(at, other, suffix) {
+                    let mut after = *at;
+                    after.append(other, suffix.iter().filter(|&a| arrive(a)));
+                    after.append(other, suffix.iter().filter(|&a| !arrive(a)));
+                    self.emit(at, Action::AllToAll, suffix, after, to);
+                }
+            }
+        }
+    }
+
+    /// All-gathers of the minor-most axes of one dimension or of several at once: one collective over all of them
+    /// is never slower than one after the other.
+    fn gathers(&self, at: &Arrangement, dims: u8, to: &mut dyn FnMut(Move)) {
+        let mut sets = [AxisSet::EMPTY; MAX_SETS];
+        let mut count = 1;
+        for dim in (0..dims).filter(|&dim| !self.settled(at, dim)) {
+            let so_far = count;
+            let mut suffix = AxisSet::EMPTY;
+            for axis in at.list(dim).iter().rev() {
+                suffix = suffix.with(axis);
+                for set in 0..so_far {
+                    if count < MAX_SETS {
+                        sets[count] = sets[set].union(suffix);
+                        count += 1;
+                    }
+                }
+            }
+        }
+        for &axes in &sets[1..count] {
+            self.place(at, Action::AllGather, axes, to, |_| Placement::Replicated);
+        }
+    }
+
+    /// Whether a dimension is as it shall be.
+    fn settled(&self, at: &Arrangement, dim: u8) -> bool {
+        let list = at.list(dim);
+        let canonical = list.iter().zip(list.iter().skip(1)).all(|(a, b)| a < b);
+        canonical && at.layout().shards(dim) == self.target.layout().shards(dim)
+    }
+
+    fn permutations(&self, at: &Arrangement, dims: u8, to: &mut dyn FnMut(Move)) {
+        let permute = |after: Arrangement, to: &mut dyn FnMut(Move)| {
+            let axes = permuted(at, &after);
+            if !axes.is_empty() {
+                self.emit(at, Action::Permute, axes, after, to);
+            }
+        };
+        // Those that stay, in canonical order, before those that leave.
+        let mut all = *at;
+        let mut changed = 0;
+        for dim in 0..dims {
+            let list = at.list(dim);
+            let mut order = AxisList::empty();
+            for stays in [true, false] {
+                for axis in at.layout().shards(dim).iter() {
+                    if (self.wanted(axis) == Placement::Shard(dim)) == stays {
+                        order.push(axis);
+                    }
+                }
+            }
+            if !order.iter().eq(list.iter()) {
+                let mut after = *at;
+                after.reorder(&order);
+                all.reorder(&order);
+                changed += 1;
+                permute(after, to);
+            }
+        }
+        if changed > 1 {
+            permute(all, to);
+        }
+        // Equal axes that change places.
+        let movable = |p: Placement| matches!(p, Placement::Shard(_) | Placement::Replicated);
+        let layout = at.layout();
+        for a in
+            self.mesh().all().iter().filter(|&a| movable(layout.get(a)) && layout.get(a) != self.wanted(a))
+        {
+            for b in
+                self.mesh().all().iter().filter(|&b| movable(layout.get(b)) && layout.get(b) != layout.get(a))
+            {
+                let helps = layout.get(b) == self.wanted(a);
+                let once = a < b || layout.get(a) != self.wanted(b);
+                if helps && once && self.mesh().axis(a).size == self.mesh().axis(b).size {
+                    let mut after = *at;
+                    after.swap(a, b);
+                    permute(after, to);
+                }
+            }
+        }
+        // Everything at once, where only owners change.
+        let grid = |of: &Arrangement| {
+            let mut parts = [1; MAX_DIMS];
+            (0..dims).for_each(|dim| parts[usize::from(dim)] = of.parts(self.mesh(), dim));
+            parts
+        };
+        let others_alike = self.mesh().all().iter().all(|axis| {
+            let (is, wanted) = (layout.get(axis), self.wanted(axis));
+            is == wanted || (movable(is) && movable(wanted))
+        });
+        if others_alike && *at != self.target && grid(at) == grid(&self.target) {
+            permute(self.target, to);
+        }
+    }
+}

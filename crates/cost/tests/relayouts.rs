@@ -1,0 +1,343 @@
+//! Re-layouts: that their steps do what they say, and the laws that their costs obey.
+
+use proptest::prelude::*;
+use shardwright_cost::{
+    Action, Arrangement, Collective, Layout, LayoutError, Placement, Reduction, Relayout, Relayouts,
+    TensorShape,
+};
+use shardwright_machine::{AxisId, AxisSet, Bytes, DeviceId, LevelId, Mesh, Seconds, builtin};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+
+use Placement::{Absent, Replicated as R, Shard};
+const P: Placement = Placement::Partial(Reduction::Sum);
+const S0: Placement = Shard(0);
+const S1: Placement = Shard(1);
+
+fn fresh(machine: &str) -> Relayouts {
+    let machine = builtin(machine).unwrap();
+    Relayouts::new(&machine, machine.mesh())
+}
+
+/// One per machine for all tests: working out a mesh's arrangements takes longer than any test.
+fn relayouts(machine: &'static str) -> &'static Relayouts {
+    static ALL: Mutex<BTreeMap<&str, &Relayouts>> = Mutex::new(BTreeMap::new());
+    ALL.lock().unwrap().entry(machine).or_insert_with(|| Box::leak(Box::new(fresh(machine))))
+}
+
+fn find(machine: &'static str, dims: &[u64], from: &[Placement], to: &[Placement]) -> Relayout {
+    let r = relayouts(machine);
+    let tensor = r.tensor(TensorShape::new(dims, 4).unwrap());
+    r.find(&tensor, &Layout::new(from), &Layout::new(to)).unwrap()
+}
+
+fn actions(way: &Relayout) -> Vec<Action> {
+    way.steps.iter().map(|step| step.action).collect()
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn gathering_one_dimension_is_one_all_gather() {
+    let way = find("flat:4", &[1024, 1024], &[S0, S0], &[R, R]);
+    assert_eq!(actions(&way), [Action::AllGather]);
+    // 3/4 of 4 MiB at 16 GB/s; every device receives three blocks.
+    assert!((way.seconds.0 - 0.75 * 4.0 * MIB as f64 / 16e9).abs() < 1e-12);
+    assert_eq!(way.traffic.total(), Bytes(3 * 4 * MIB));
+}
+
+#[test]
+fn slicing_is_free_where_the_new_axis_is_the_minor_one() {
+    let free = find("flat:4", &[1024, 1024], &[S0, R], &[S0, S0]);
+    assert_eq!((actions(&free), free.seconds), (vec![Action::Slice], Seconds::ZERO));
+    // Adding the major axis changes who owns which block: devices 01 and 10 swap quarters.
+    let paid = find("flat:4", &[1024, 1024], &[R, S0], &[S0, S0]);
+    assert_eq!(actions(&paid), [Action::Slice, Action::Permute]);
+    assert_eq!(paid.traffic.total(), Bytes(2 * MIB));
+    assert!((paid.seconds.0 - MIB as f64 / 16e9).abs() < 1e-12);
+}
+
+#[test]
+fn gathering_the_major_axis_permutes_the_blocks_first() {
+    let way = find("flat:4", &[1024, 1024], &[S0, S0], &[R, S0]);
+    assert_eq!(actions(&way), [Action::Permute, Action::AllGather]);
+    // Two of four quarters move, then each half is gathered: 2 * 1 + 4 * 1 MiB. Gathering all would be 12.
+    assert_eq!(way.traffic.total(), Bytes(6 * MIB));
+}
+
+#[test]
+fn partial_sums_are_scattered_where_they_are_wanted_in_parts() {
+    let way = find("flat:4", &[1024, 1024], &[P, P], &[S0, S0]);
+    assert_eq!(actions(&way), [Action::ReduceScatter]);
+    assert_eq!(way.traffic.total(), Bytes(3 * 4 * MIB));
+    let whole = find("flat:4", &[1024, 1024], &[P, P], &[R, R]);
+    assert_eq!(actions(&whole), [Action::AllReduce]);
+    assert_eq!(whole.traffic.total(), Bytes(2 * 3 * 4 * MIB));
+}
+
+#[test]
+fn another_dimension_is_an_all_to_all() {
+    let way = find("flat:4", &[1024, 1024], &[S0, S0], &[S1, S1]);
+    assert_eq!(actions(&way), [Action::AllToAll]);
+    // Each of four devices sends three quarters of its MiB.
+    assert_eq!(way.traffic.total(), Bytes(3 * MIB));
+    assert!((way.seconds.0 - 0.75 * MIB as f64 / 16e9).abs() < 1e-12);
+}
+
+#[test]
+fn idle_replicas_carry_a_share_across_the_slow_level() {
+    // Gathered between nodes while four GPUs of a node hold the same: each fetches a quarter, and they share it.
+    let way = find("p100x16", &[4096, 4096], &[S0, S0, R, R], &[R, R, R, R]);
+    assert_eq!(way.steps.first().map(|step| step.action), Some(Action::Slice));
+    let bytes = 4096 * 4096 * 4;
+    // 3/4 of the tensor enters each node once.
+    assert_eq!(way.traffic.level(builtin("p100x16").unwrap().mesh(), LevelId(0)), Bytes(3 * bytes));
+    assert!((way.seconds.0 - 0.75 * bytes as f64 / 12e9).abs() < 1e-4, "{}", way.seconds);
+}
+
+#[test]
+fn absent_tensors_are_sent_or_broadcast() {
+    let send = find("flat:2", &[1024], &[Absent(0)], &[Absent(1)]);
+    assert_eq!((actions(&send), send.traffic.total()), (vec![Action::Send], Bytes(4096)));
+    let all = find("flat:4", &[1024], &[Absent(0), Absent(0)], &[R, R]);
+    assert_eq!((actions(&all), all.traffic.total()), (vec![Action::Broadcast], Bytes(3 * 4096)));
+    let parts = find("flat:4", &[1024], &[Absent(0), Absent(0)], &[S0, S0]);
+    assert_eq!(actions(&parts), [Action::Scatter]);
+    let one = find("flat:4", &[1024], &[S0, S0], &[Absent(1), Absent(0)]);
+    assert_eq!(actions(&one), [Action::Gather]);
+    let forget = find("flat:4", &[1024], &[R, R], &[Absent(1), R]);
+    assert_eq!((actions(&forget), forget.seconds), (vec![Action::Drop], Seconds::ZERO));
+    let sum = find("flat:4", &[1024], &[P, P], &[Absent(1), Absent(0)]);
+    assert_eq!(actions(&sum), [Action::Reduce]);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let r = relayouts("flat:4");
+    let tensor = r.tensor(TensorShape::new(&[6, 8], 4).unwrap());
+    let ask = |from: &[Placement], to: &[Placement]| r.seconds(&tensor, &Layout::new(from), &Layout::new(to));
+    assert!(matches!(ask(&[S0, S0], &[R, R]), Err(LayoutError::Indivisible { dim: 0, size: 6, parts: 4 })));
+    assert!(matches!(ask(&[R, R], &[S0, S0]), Err(LayoutError::Indivisible { dim: 0, size: 6, parts: 4 })));
+    assert!(matches!(ask(&[R, R], &[Shard(2), R]), Err(LayoutError::NoSuchDim { dim: 2, rank: 2, .. })));
+    assert!(matches!(ask(&[R, R], &[Shard(7), R]), Err(LayoutError::NoSuchDim { .. })));
+    assert!(matches!(ask(&[R, R], &[Absent(2), R]), Err(LayoutError::NoSuchDigit { digit: 2, size: 2, .. })));
+    assert!(matches!(ask(&[R, R], &[R]), Err(LayoutError::WrongMesh { layout: 1, mesh: 2 })));
+    assert!(matches!(ask(&[R], &[R, R]), Err(LayoutError::WrongMesh { layout: 1, mesh: 2 })));
+    assert!(matches!(ask(&[R, R], &[P, R]), Err(LayoutError::CannotBecomePartial { .. })));
+    let most = Placement::Partial(Reduction::Max);
+    assert!(matches!(ask(&[P, R], &[most, R]), Err(LayoutError::CannotBecomePartial { .. })));
+    assert!(ask(&[most, P], &[R, R]).is_ok(), "a maximum of sums");
+    assert!(TensorShape::new(&[1; 9], 4).is_err());
+    assert!(TensorShape::new(&[u64::MAX, 2], 4).is_err());
+}
+
+#[test]
+fn empty_and_scalar_tensors_are_no_trouble() {
+    let r = relayouts("p100x16");
+    let from = Layout::new(&[P, P, P, P]);
+    let to = Layout::replicated(4);
+    for dims in [&[][..], &[0], &[0, 7], &[1, 1, 1, 1, 1, 1, 1, 1]] {
+        let tensor = r.tensor(TensorShape::new(dims, 4).unwrap());
+        let seconds = r.seconds(&tensor, &from, &to).unwrap();
+        assert!(seconds.0 > 0.0 && seconds.0 < 1e-3, "latency remains");
+    }
+}
+
+#[test]
+fn a_mesh_of_many_axes_is_still_answered() {
+    let r = relayouts("flat:65536");
+    let tensor = r.tensor(TensorShape::new(&[1 << 16, 1 << 16, 1 << 8], 4).unwrap());
+    let from: Vec<_> = (0..16).map(|axis| [S0, S1, R, P][axis % 4]).collect();
+    let to: Vec<_> = (0..16).map(|axis| [S1, R, S0, Shard(2)][axis % 4]).collect();
+    let way = r.find(&tensor, &Layout::new(&from), &Layout::new(&to)).unwrap();
+    assert!(way.seconds.0.is_finite() && !way.steps.is_empty());
+}
+
+/// What every device holds of a tensor: for each dimension the cells of a fine grid.
+fn cells(mesh: &Mesh, at: &Arrangement, device: DeviceId, dim: u8, fine: u64) -> BTreeSet<u64> {
+    let parts = at.parts(mesh, dim);
+    let block = at.block(mesh, device, dim);
+    (block * (fine / parts)..(block + 1) * (fine / parts)).collect()
+}
+
+fn holds(at: &Arrangement, mesh: &Mesh, device: DeviceId) -> bool {
+    at.layout().absent().iter().all(|axis| at.layout().get(axis) == Absent(mesh.digit(device, axis) as u16))
+}
+
+/// Checks that each step's result can be made from what the devices of its groups held before, and from nothing else.
+fn check_steps(r: &Relayouts, rank: u8, from: &Layout, way: &Relayout) -> Result<(), TestCaseError> {
+    let mesh = r.comm().mesh();
+    let fine = u64::from(mesh.devices());
+    let mut before = Arrangement::canonical(from);
+    for step in &way.steps {
+        let local = step.action.collective().is_none();
+        for group in mesh.groups(if local { AxisSet::EMPTY } else { step.axes }) {
+            let have: Vec<Vec<BTreeSet<u64>>> = group
+                .iter()
+                .filter(|&&device| holds(&before, mesh, device))
+                .map(|&device| (0..rank).map(|dim| cells(mesh, &before, device, dim, fine)).collect())
+                .collect();
+            for &device in group.iter().filter(|&&device| holds(&step.after, mesh, device)) {
+                // Every combination of cells that is needed is held by someone in the group.
+                let need: Vec<Vec<u64>> = (0..rank)
+                    .map(|dim| cells(mesh, &step.after, device, dim, fine).into_iter().collect())
+                    .collect();
+                let mut points: Vec<Vec<u64>> = vec![vec![]];
+                for cells in &need {
+                    points = points
+                        .iter()
+                        .flat_map(|p| cells.iter().map(move |&c| [p.clone(), vec![c]].concat()))
+                        .collect();
+                }
+                for point in points {
+                    let held = have.iter().any(|h| h.iter().zip(&point).all(|(cells, c)| cells.contains(c)));
+                    prop_assert!(held, "{:?} of {:?} leaves {:?} without {:?}", step, from, device, point);
+                }
+            }
+        }
+        // What was partial is either still, or was reduced over all of its axes' devices by this step.
+        for axis in mesh.all().iter() {
+            let was = matches!(before.layout().get(axis), Placement::Partial(_));
+            let is = step.after.layout().get(axis);
+            if was && !matches!(is, Placement::Partial(_)) {
+                let reduces =
+                    matches!(step.action, Action::AllReduce | Action::ReduceScatter | Action::Reduce);
+                prop_assert!(reduces && step.axes.contains(axis), "{:?}", step);
+            }
+        }
+        before = step.after;
+    }
+    Ok(())
+}
+
+fn placement(absent: bool) -> impl Strategy<Value = Placement> {
+    let kinds = if absent { 7 } else { 5 };
+    (0..kinds).prop_map(|kind| match kind {
+        0 => R,
+        1 => P,
+        2 => S0,
+        3 => S1,
+        4 => Shard(2),
+        5 => Absent(0),
+        _ => Absent(1),
+    })
+}
+
+fn layout(absent: bool) -> impl Strategy<Value = Vec<Placement>> {
+    prop::collection::vec(placement(absent), 4)
+}
+
+/// A target that can be reached: partial only where the source is.
+fn reachable(from: &[Placement], to: &[Placement]) -> Layout {
+    let to: Vec<_> = from.iter().zip(to).map(|(&f, &t)| if t == P && f != P { R } else { t }).collect();
+    Layout::new(&to)
+}
+
+/// Whether a re-layout needs no message, as the module's documentation states it.
+fn is_free(from: &Layout, to: &Layout) -> bool {
+    (0..from.len() as u32).map(AxisId).all(|axis| match (from.get(axis), to.get(axis)) {
+        (f, t) if f == t => true,
+        (R, Absent(_)) => true,
+        (R, Shard(dim)) => from.shards(dim).intersect(to.shards(dim)).iter().all(|stays| stays < axis),
+        _ => false,
+    })
+}
+
+const MACHINES: [&str; 4] = ["p100x16", "flat:16", "a100x64:16", "2080tix64:16"];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn steps_only_use_what_their_groups_hold(
+        which in 0usize..4, from in layout(true), to in layout(true), log in 0u32..20
+    ) {
+        let r = relayouts(MACHINES[which]);
+        let tensor = r.tensor(TensorShape::new(&[16 << (log / 2), 16, 16], 4).unwrap());
+        let (to, from) = (reachable(&from, &to), Layout::new(&from));
+        let way = r.find(&tensor, &from, &to).unwrap();
+        let end = way.steps.last().map_or(Arrangement::canonical(&from), |step| step.after);
+        prop_assert_eq!(end, Arrangement::canonical(&to));
+        check_steps(r, 3, &from, &way)?;
+        let seconds = r.seconds(&tensor, &from, &to).unwrap();
+        prop_assert!((seconds.0 - way.seconds.0).abs() <= 1e-9 * way.seconds.0);
+    }
+
+    #[test]
+    fn the_cost_is_zero_exactly_when_no_byte_moves(which in 0usize..4, from in layout(true), to in layout(true)) {
+        let r = relayouts(MACHINES[which]);
+        let tensor = r.tensor(TensorShape::new(&[64, 16, 16], 4).unwrap());
+        let (to, from) = (reachable(&from, &to), Layout::new(&from));
+        let way = r.find(&tensor, &from, &to).unwrap();
+        prop_assert_eq!(way.seconds == Seconds::ZERO, is_free(&from, &to), "{:?} -> {:?}: {:?}", from, to, way);
+        prop_assert_eq!(way.traffic.total() == Bytes(0), is_free(&from, &to));
+        prop_assert_eq!(r.seconds(&tensor, &from, &from).unwrap(), Seconds::ZERO);
+    }
+
+    #[test]
+    fn going_through_a_third_layout_is_never_cheaper(
+        which in 0usize..4, a in layout(false), b in layout(false), c in layout(false), log in 0u32..16
+    ) {
+        let r = relayouts(MACHINES[which]);
+        let tensor = r.tensor(TensorShape::new(&[16 << log, 16, 16], 4).unwrap());
+        let b = reachable(&a, &b);
+        let b_placements: Vec<_> = (0..4).map(|axis| b.get(AxisId(axis))).collect();
+        let c = reachable(&b_placements, &c);
+        let a = Layout::new(&a);
+        let through = r.seconds(&tensor, &a, &b).unwrap() + r.seconds(&tensor, &b, &c).unwrap();
+        let direct = r.seconds(&tensor, &a, &c).unwrap();
+        prop_assert!(direct.0 <= through.0 * (1.0 + 1e-9), "{direct} > {through}: {a:?} {b:?} {c:?}");
+    }
+
+    #[test]
+    fn larger_tensors_never_cost_less(which in 0usize..4, from in layout(true), to in layout(true), log in 0u32..16) {
+        let r = relayouts(MACHINES[which]);
+        let (to, from) = (reachable(&from, &to), Layout::new(&from));
+        let time = |rows: u64| {
+            let tensor = r.tensor(TensorShape::new(&[rows, 16, 16], 4).unwrap());
+            r.seconds(&tensor, &from, &to).unwrap().0
+        };
+        prop_assert!(time(16 << log) <= time(32 << log) * (1.0 + 1e-12));
+    }
+
+    /// A coarse layout is a prime layout too: gluing axes never makes anything cheaper.
+    #[test]
+    fn coarse_axes_agree_with_the_prime_ones(from in prop::collection::vec(placement(false), 2), to in prop::collection::vec(placement(false), 2)) {
+        let machine = builtin("p100x16").unwrap();
+        let coarse = Relayouts::new(&machine, &machine.mesh().per_level());
+        let fine = relayouts("p100x16");
+        let shape = TensorShape::new(&[1024, 64, 16], 4).unwrap();
+        let to_coarse = reachable(&from, &to);
+        let double = |l: &[Placement]| Layout::new(&[l[0], l[0], l[1], l[1]]);
+        let to_fine = double(&[to_coarse.get(AxisId(0)), to_coarse.get(AxisId(1))]);
+        let glued = coarse.seconds(&coarse.tensor(shape), &Layout::new(&from), &to_coarse).unwrap().0;
+        let prime = fine.seconds(&fine.tensor(shape), &double(&from), &to_fine).unwrap().0;
+        prop_assert!(prime <= glued * (1.0 + 1e-9), "{prime} {glued}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 5, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn answers_do_not_depend_on_what_was_asked_before(froms in prop::collection::vec(layout(true), 3), to in layout(true)) {
+        let warm = fresh("flat:12");
+        let shape = TensorShape::new(&[24, 36, 12], 4).unwrap();
+        let ask = |r: &Relayouts, from: &[Placement]| {
+            r.seconds(&r.tensor(shape), &Layout::new(from), &reachable(from, &to[..3])).unwrap()
+        };
+        for from in froms.iter().chain(froms.iter().rev()) {
+            prop_assert_eq!(ask(&warm, &from[..3]), ask(&fresh("flat:12"), &from[..3]));
+        }
+    }
+}
+
+#[test]
+fn collectives_and_relayouts_agree_on_bytes() {
+    let r = relayouts("p100x16");
+    let tensor = r.tensor(TensorShape::new(&[1 << 14, 1 << 10], 4).unwrap());
+    let way = r.find(&tensor, &Layout::new(&[P; 4]), &Layout::replicated(4)).unwrap();
+    let bytes = Bytes(tensor.shape().bytes());
+    let all = r.comm().mesh().all();
+    assert_eq!(way.traffic, r.comm().traffic(Collective::AllReduce, all, AxisSet::EMPTY, bytes));
+}
