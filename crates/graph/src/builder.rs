@@ -113,22 +113,27 @@ impl GraphBuilder {
         name
     }
 
-    fn push_tensor(&mut self, tensor: Tensor) -> Result<TensorId, BuildError> {
-        let error = |reason| BuildError::Tensor { name: tensor.name.clone(), reason };
-        tensor.ty.shape.check().map_err(error)?;
-        if self.graph.tensors.len() >= u32::MAX as usize {
-            return Err(error("too many tensors".into()));
+    /// Refuses types that no tensor may have and more elements than a graph may hold, before anything changes.
+    fn admit(&mut self, name: &str, types: &[TensorType]) -> Result<(), BuildError> {
+        let error = |reason| BuildError::Tensor { name: name.into(), reason };
+        let mut total = self.total_elements;
+        for ty in types {
+            ty.shape.check().map_err(error)?;
+            total = total.saturating_add(ty.shape.elements());
         }
-        let total = self.total_elements.saturating_add(tensor.ty.shape.elements());
         if total > MAX_TOTAL_ELEMENTS {
             return Err(error("the graph's tensors have more than 2^56 elements together".into()));
         }
-        if let Some(init) = tensor.init {
-            check_init(&tensor.ty, init).map_err(error)?;
+        if self.graph.tensors.len() + types.len() >= u32::MAX as usize {
+            return Err(error("too many tensors".into()));
         }
         self.total_elements = total;
+        Ok(())
+    }
+
+    fn push_tensor(&mut self, tensor: Tensor) -> TensorId {
         self.graph.tensors.push(tensor);
-        Ok(TensorId::new(self.graph.tensors.len() - 1))
+        TensorId::new(self.graph.tensors.len() - 1)
     }
 
     /// A tensor that no op makes.
@@ -139,8 +144,11 @@ impl GraphBuilder {
         role: Role,
         init: Init,
     ) -> Result<TensorId, BuildError> {
+        let error = |reason| BuildError::Tensor { name: name.into(), reason };
+        self.admit(name, std::slice::from_ref(&ty))?;
+        check_init(&ty, init).map_err(error)?;
         let name = self.unique(name);
-        self.push_tensor(Tensor { name, ty, role, producer: None, init: Some(init) })
+        Ok(self.push_tensor(Tensor { name, ty, role, producer: None, init: Some(init) }))
     }
 
     /// Adds an op; returns its outputs.
@@ -154,6 +162,7 @@ impl GraphBuilder {
         let types: SmallVec<[TensorType; 4]> = inputs.iter().map(|&t| self.ty(t).clone()).collect();
         let error = |reason| BuildError::Op { name: name.into(), kind: op.kind(), reason };
         let output_types = op.operator().infer(&types).map_err(error)?;
+        self.admit(name, &output_types)?;
         let name = self.unique(name);
         let id = OpId::new(self.graph.ops.len());
         let (phase, layer) = self.backward.unwrap_or_else(|| {
@@ -169,7 +178,7 @@ impl GraphBuilder {
         let count = output_types.len();
         for (i, ty) in output_types.into_iter().enumerate() {
             let name = if count == 1 { name.clone() } else { self.numbered_output(&name, i) };
-            outputs.push(self.push_tensor(Tensor { name, ty, role, producer: Some(id), init: None })?);
+            outputs.push(self.push_tensor(Tensor { name, ty, role, producer: Some(id), init: None }));
         }
         self.graph.ops.push(Node { name, op, inputs: inputs.into(), outputs: outputs.clone(), layer, phase });
         Ok(outputs)
