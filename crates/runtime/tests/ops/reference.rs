@@ -128,8 +128,8 @@ fn pad_puts_its_value_wherever_no_element_lands() {
         check(&case, seed, 0.0, |x, shape| {
             Naive::by(shape, |at| {
                 let mut from = vec![];
-                for d in 0..at.len() {
-                    let (Some(past), step) = (at[d].checked_sub(op.low[d]), op.interior[d] + 1) else {
+                for (d, &at) in at.iter().enumerate() {
+                    let (Some(past), step) = (at.checked_sub(op.low[d]), op.interior[d] + 1) else {
                         return op.value.0;
                     };
                     if past % step != 0 || past / step >= x[0].shape[d] {
