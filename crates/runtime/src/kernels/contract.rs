@@ -6,7 +6,7 @@
 
 use super::{
     Context, Kernel, KernelError,
-    gemm::{Matrix, gemm},
+    gemm::{Matrix, gemm_few_rows},
     loops::{Loop, for_each_index},
     read, write,
 };
@@ -22,7 +22,7 @@ impl Kernel for Contract {
         &self,
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
+        context: &mut Context,
     ) -> Result<(), KernelError> {
         let result_shape = outputs[0].shape;
         let c = write::<T>(&mut outputs[0])?;
@@ -75,12 +75,13 @@ impl Kernel for Contract {
         let mut accumulated = Accumulation::new(&batch);
         for_each_index(&batch, |[i, j, at]| {
             let add = accumulated.next();
-            gemm(
+            gemm_few_rows(
                 [m.size, n.size, k.size],
                 (a, Matrix { offset: i, row: a_rows, column: a_summed }),
                 (b, Matrix { offset: j, row: k.strides[1], column: n.strides[1] }),
                 (c, Matrix { offset: at, row: m.strides[2], column: n.strides[2] }),
                 add,
+                &mut context.scratch,
             );
         });
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::{
     Context, Kernel, KernelError,
-    gemm::{Matrix, gemm},
+    gemm::{Matrix, gemm, gemm_few_rows},
     read, write,
 };
 use crate::tensor::{Float, View, ViewMut};
@@ -49,7 +49,7 @@ impl Kernel for Lstm {
         &self,
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
+        context: &mut Context,
     ) -> Result<(), KernelError> {
         let Sizes { t, b, k, h } = Sizes::of(&inputs[0], &inputs[1]);
         let [gx, u] = [read::<T>(&inputs[0])?, read::<T>(&inputs[1])?];
@@ -63,12 +63,13 @@ impl Kernel for Lstm {
             let (c_before, c) = c.split_at_mut(s * step);
             let hidden = if s == 0 { h0 } else { &y_before[(s - 1) * step..] };
             let cell = if s == 0 { c0 } else { &c_before[(s - 1) * step..] };
-            gemm(
+            gemm_few_rows(
                 [b, 4 * h, k],
                 (hidden, Matrix::rows(0, k)),
                 (u, Matrix::rows(0, 4 * h)),
                 (&mut *gates, Matrix::rows(0, 4 * h)),
                 true,
+                &mut context.scratch,
             );
             for r in 0..b {
                 let row = r * h..(r + 1) * h;
@@ -103,7 +104,7 @@ impl Kernel for LstmGrad {
         &self,
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
+        context: &mut Context,
     ) -> Result<(), KernelError> {
         let Sizes { t, b, k, h } = Sizes::of(&inputs[5], &inputs[0]);
         let [u, h0, c0] = [read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, read::<T>(&inputs[2])?];
@@ -136,12 +137,13 @@ impl Kernel for LstmGrad {
                 };
                 states.backward(&mut dgx[wide_row..][..4 * h], &mut dcell[row]);
             }
-            gemm(
+            gemm_few_rows(
                 [b, k, 4 * h],
                 (dgx, Matrix::rows(s * wide, 4 * h)),
                 (u, Matrix::rows(0, 4 * h).transposed()),
                 (&mut *dh, Matrix::rows(0, k)),
                 false,
+                &mut context.scratch,
             );
         }
         // The weights' gradient over all steps at once: the hidden states before each step, times its gates'.

@@ -84,7 +84,9 @@ impl Movement {
             Some(crossing) => {
                 let mut outer = Loops::from_slice(outer);
                 let across = outer.remove(crossing);
-                for_each_index(&outer, |[i, j]| transpose(&x[i..], &mut y[j..], across, inner));
+                for_each_index(&outer, |[i, j]| {
+                    transpose(&x[i..], &mut y[j..], across, inner, |y, x| *y = x)
+                });
             }
             None => {
                 let [from, to] = inner.strides;
@@ -103,8 +105,14 @@ impl Movement {
 const TILE: usize = 16;
 
 /// Transposes a matrix whose rows are contiguous in the source along `across` and whose columns are
-/// contiguous in the target along `along`.
-fn transpose<E: Element>(x: &[E], y: &mut [E], across: Loop<2>, along: Loop<2>) {
+/// contiguous in the target along `along`; `put` sets an element of the target.
+pub(crate) fn transpose<E: Element>(
+    x: &[E],
+    y: &mut [E],
+    across: Loop<2>,
+    along: Loop<2>,
+    put: impl Fn(&mut E, E),
+) {
     let (row, column) = (along.strides[FROM], across.strides[TO]);
     let mut tile = [[E::default(); TILE]; TILE];
     for a in (0..across.size).step_by(TILE) {
@@ -118,7 +126,7 @@ fn transpose<E: Element>(x: &[E], y: &mut [E], across: Loop<2>, along: Loop<2>) 
             for c in 0..width {
                 let at = (a + c) * column + b;
                 for (y, line) in y[at..at + height].iter_mut().zip(&tile) {
-                    *y = line[c];
+                    put(y, line[c]);
                 }
             }
         }
