@@ -17,12 +17,12 @@ pub struct Entry {
     pub about: &'static str,
     /// Whether its search keeps the memory limit; others only report whether their result does.
     pub respects_memory: bool,
-    make: fn() -> Box<dyn Solver>,
+    make: fn() -> Box<dyn Solver + Send + Sync>,
 }
 
 impl Entry {
     /// A fresh instance with default settings.
-    pub fn solver(&self) -> Box<dyn Solver> {
+    pub fn solver(&self) -> Box<dyn Solver + Send + Sync> {
         (self.make)()
     }
 }
