@@ -1,0 +1,58 @@
+//! `exact` against exhaustive search, with memory, whenever it is stopped.
+
+mod common;
+
+use common::{recipes, shared_problem};
+use proptest::prelude::*;
+use shardwright_search::brute::Brute;
+use shardwright_search::exact::Exact;
+use shardwright_search::pase::Pase;
+use shardwright_search::{Control, Solver, StopReason};
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn with_memory_exact_proves_the_optimum_of_brute(recipe in recipes(6, 4, true)) {
+        let network = recipe.build();
+        let truth = Brute.solve(&network, &Control::new());
+        let found = Exact.solve(&network, &Control { threads: 1, ..Control::new() });
+        prop_assert_eq!(found.cost, truth.cost);
+        prop_assert_eq!(&found.stop_reason, &truth.stop_reason);
+        if let Some(choice) = &found.choice {
+            let evaluation = network.evaluate(choice).unwrap();
+            prop_assert!(evaluation.feasible());
+            prop_assert_eq!(Some(evaluation.cost), found.cost.map(i128::from));
+        }
+    }
+
+    #[test]
+    fn bounds_are_never_above_the_optimum_whenever_it_stops(recipe in recipes(7, 4, true), iterations in 0..6u64) {
+        let network = recipe.build();
+        let truth = Brute.solve(&network, &Control::new());
+        let found = Exact.solve(&network, &Control { threads: 1, ..Control::new().iteration_limit(iterations) });
+        match truth.cost {
+            Some(optimum) => {
+                prop_assert!(found.bound <= optimum, "bound {} above the optimum {optimum}", found.bound);
+                prop_assert!(found.cost.is_none_or(|cost| cost >= optimum));
+                prop_assert!(found.stop_reason != StopReason::Infeasible);
+            }
+            None => prop_assert_eq!(found.cost, None),
+        }
+        prop_assert!(found.log.windows(2).all(|pair| pair[0].bound <= pair[1].bound));
+    }
+}
+
+#[test]
+fn pase_networks_are_proved_optimal() {
+    for name in ["alexnet", "rnnlm", "inception3", "transformer", "resnet101"] {
+        for devices in ["p4", "p8"] {
+            let Some(problem) = shared_problem(&format!("pase/pase-{name}-{devices}.json.gz")) else {
+                return;
+            };
+            let found = Exact.solve(&problem.network, &Control::new());
+            assert!(found.proved_optimal(), "{name}-{devices}");
+            assert_eq!(found.cost, Pase.solve(&problem.network, &Control::new()).cost, "{name}-{devices}");
+        }
+    }
+}
