@@ -20,6 +20,8 @@
 //! ```
 
 pub mod collective;
+mod directed;
+mod glue;
 pub mod layout;
 mod moves;
 mod rates;

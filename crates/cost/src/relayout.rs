@@ -4,8 +4,10 @@
 //! do not overlap. Two searches share the work:
 //! - On a mesh with few arrangements (four binary axes and a four-dimensional tensor, say), [`crate::space`] answers
 //!   exactly: shortest paths over all arrangements and all steps, a whole row of targets at a time.
-//! - Elsewhere, and where axes are absent, a goal-directed search considers the steps that [`crate::moves`]
-//!   proposes, and is exact over those. It never undercuts the exact answer, and seldom misses it.
+//! - On larger meshes, neighbouring axes of a level that have the same placement before and the same after are
+//!   treated as one, which leaves few axes in most cases, and those are answered as above.
+//! - What is left, and where axes are absent, goes to the goal-directed search of [`crate::directed`], whose answer
+//!   is a way that works and is seldom far from the best one, but comes without proof.
 //!
 //! The cost is zero exactly when no byte has to move, that is when every axis either keeps its placement, or goes
 //! from replicated to absent, or goes from replicated to sharded inside (minor to) all axes that keep sharding the
@@ -15,20 +17,17 @@
 //! which divide alike share an entry.
 
 use crate::collective::{Comm, Traffic};
+use crate::directed;
+use crate::glue::Glue;
 use crate::layout::{Arrangement, Layout, LayoutError, MAX_DIMS, Placement, Reduction, TensorShape};
-use crate::moves::{Goal, Move};
+use crate::moves::Goal;
 use crate::space::{Row, Space};
 use crate::step::{Action, Step, local_bytes};
 use rustc_hash::{FxHashMap, FxHasher};
 use shardwright_machine::{AxisSet, Bytes, Machine, Mesh, Seconds};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock, RwLock};
 
-/// Arrangements looked at before the search settles for the best plain way. Far beyond what any machine described
-/// so far needs; a bound for hostile ones.
-const MAX_VISITED: usize = 50_000;
 /// Locks that a cache is spread over.
 const SHARDS: usize = 16;
 /// A row is some ten kilobytes, a pair some two hundred bytes: about 100 MB together at most.
@@ -109,6 +108,8 @@ pub struct Relayouts {
     spaces: Vec<[OnceLock<Option<Space>>; 2]>,
     rows: Cache<Start, Arc<Row>>,
     pairs: Cache<(Start, Layout), Seconds>,
+    /// The same machine with some neighbouring axes glued: bit i glues axis i to axis i + 1.
+    glued: RwLock<FxHashMap<u32, Arc<Relayouts>>>,
 }
 
 /// The times from one layout of a tensor to others: a row of a cost table.
@@ -140,6 +141,7 @@ impl Relayouts {
             spaces: (0..=MAX_DIMS).map(|_| Default::default()).collect(),
             rows: Cache::new(MAX_ROWS),
             pairs: Cache::new(MAX_PAIRS),
+            glued: RwLock::default(),
         }
     }
 
@@ -196,10 +198,22 @@ impl Relayouts {
     pub fn find(&self, tensor: &Tensor, from: &Layout, to: &Layout) -> Result<Relayout, LayoutError> {
         self.check(tensor, from, to)?;
         let start = Arrangement::canonical(from);
-        let exact = self.space(&tensor.shape, from).and_then(|s| s.path(&self.comm, &tensor.shape, from, to));
+        let space = self.space(&tensor.shape, from);
+        let exact = space.and_then(|s| s.path(&self.comm, &tensor.shape, from, to));
+        let glue = Glue::new(self.comm.mesh(), from, to);
         let steps = match exact {
             Some(path) => self.price(tensor, start, &path, from),
-            None => self.search(tensor, from, to),
+            None if space.is_some() || glue.is_trivial() => self.directed(tensor, from, to),
+            None => {
+                let coarse = self.glued(&glue);
+                let way = coarse.find(tensor, &glue.layout(from), &glue.layout(to))?;
+                let finer = |step: &Step| Step {
+                    axes: glue.axes(step.axes),
+                    after: glue.refine(&step.after),
+                    ..*step
+                };
+                way.steps.iter().map(finer).collect()
+            }
         };
         let mut traffic = Traffic::default();
         let mut before = start;
@@ -263,9 +277,21 @@ impl Relayouts {
     }
 
     /// The goal-directed search. The layouts have been checked.
-    pub(crate) fn search(&self, tensor: &Tensor, from: &Layout, to: &Layout) -> Vec<Step> {
+    pub(crate) fn directed(&self, tensor: &Tensor, from: &Layout, to: &Layout) -> Vec<Step> {
         let goal = Goal { comm: &self.comm, shape: &tensor.shape, target: Arrangement::canonical(to) };
-        Search::run(&goal, Arrangement::canonical(from))
+        directed::search(&goal, Arrangement::canonical(from))
+    }
+
+    /// The same machine at a coarser grain.
+    fn glued(&self, glue: &Glue) -> Arc<Relayouts> {
+        if let Some(known) = self.glued.read().ok().as_ref().and_then(|map| map.get(&glue.joints())) {
+            return known.clone();
+        }
+        let coarse = Arc::new(Relayouts::new(self.comm.machine(), &glue.mesh()));
+        if let Ok(mut map) = self.glued.write() {
+            return map.entry(glue.joints()).or_insert(coarse).clone();
+        }
+        coarse
     }
 }
 
@@ -297,159 +323,13 @@ impl Times<'_> {
         let key = (self.tensor.start(&self.from), *to);
         self.relayouts.pairs.get_or(key, || {
             self.relayouts.check(&self.tensor, &self.from, to)?;
-            Ok(self.relayouts.search(&self.tensor, &self.from, to).iter().map(|step| step.seconds).sum())
+            let glue = Glue::new(self.relayouts.comm.mesh(), &self.from, to);
+            if !glue.is_trivial() && self.row.is_none() {
+                let coarse = self.relayouts.glued(&glue);
+                return coarse.seconds(&self.tensor, &glue.layout(&self.from), &glue.layout(to));
+            }
+            let steps = self.relayouts.directed(&self.tensor, &self.from, to);
+            Ok(steps.iter().map(|step| step.seconds).sum())
         })
     }
-}
-
-/// One arrangement reached.
-struct Node {
-    at: Arrangement,
-    seconds: f64,
-    /// Steps that send something: of equally fast ways the one with fewer is taken.
-    sends: u32,
-    done: bool,
-    /// Where from, and how.
-    from: Option<(u32, Step)>,
-}
-
-struct Search<'a> {
-    goal: &'a Goal<'a>,
-    nodes: Vec<Node>,
-    index: FxHashMap<Arrangement, u32>,
-    queue: BinaryHeap<Reverse<(u64, u32, u32)>>,
-    /// No way that is slower than this plain one is of interest.
-    limit: f64,
-}
-
-/// Orders non-negative times as integers.
-fn order(seconds: f64) -> u64 {
-    seconds.to_bits()
-}
-
-impl Search<'_> {
-    fn run(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
-        if start == goal.target {
-            return Vec::new();
-        }
-        let plain = plain_way(goal, start);
-        let limit = plain.iter().map(|step| step.seconds.0).sum::<f64>();
-        let mut search =
-            Search { goal, nodes: Vec::new(), index: FxHashMap::default(), queue: BinaryHeap::new(), limit };
-        search.reach(start, 0.0, 0, None);
-        while let Some(Reverse((_, _, id))) = search.queue.pop() {
-            let node = &mut search.nodes[id as usize];
-            if std::mem::replace(&mut node.done, true) {
-                continue;
-            }
-            if node.at == goal.target {
-                return search.path(id);
-            }
-            if search.nodes.len() > MAX_VISITED {
-                break;
-            }
-            search.expand(id);
-        }
-        plain
-    }
-
-    fn expand(&mut self, id: u32) {
-        let Node { at, seconds, sends, .. } = self.nodes[id as usize];
-        let goal = self.goal;
-        let absent = at.layout().absent();
-        goal.moves(&at, sends == 0, &mut |Move { action, axes, message, after }| {
-            let took = match action.collective() {
-                None => 0.0,
-                Some(kind) => goal.comm.choose(kind, axes, absent, Bytes(message)).1.0,
-            };
-            let sends = sends + u32::from(action.collective().is_some());
-            if seconds + took <= self.limit {
-                let step = Step { action, axes, message: Bytes(message), seconds: Seconds(took), after };
-                self.reach(after, seconds + took, sends, Some((id, step)));
-            }
-        });
-    }
-
-    fn reach(&mut self, at: Arrangement, seconds: f64, sends: u32, from: Option<(u32, Step)>) {
-        let next = self.nodes.len() as u32;
-        let id = *self.index.entry(at).or_insert(next);
-        if id == next {
-            self.nodes.push(Node { at, seconds, sends, done: false, from });
-        } else {
-            let node = &mut self.nodes[id as usize];
-            if node.done || (seconds, sends) >= (node.seconds, node.sends) {
-                return;
-            }
-            (node.seconds, node.sends, node.from) = (seconds, sends, from);
-        }
-        self.queue.push(Reverse((order(seconds), sends, id)));
-    }
-
-    fn path(&self, mut id: u32) -> Vec<Step> {
-        let mut steps = Vec::new();
-        while let Some((from, step)) = &self.nodes[id as usize].from {
-            steps.push(*step);
-            id = *from;
-        }
-        steps.reverse();
-        steps
-    }
-}
-
-/// A way that always works: make the tensor whole everywhere, then let every device keep its part.
-fn plain_way(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
-    let mesh = goal.comm.mesh();
-    let target = goal.target.layout();
-    let mut steps: Vec<Step> = Vec::new();
-    let mut at = start;
-    let mut push = |at: &mut Arrangement, action: Action, axes, after: Arrangement| {
-        let side = if matches!(action, Action::AllGather) { &after } else { &*at };
-        let message = Bytes(local_bytes(mesh, goal.shape.bytes(), side));
-        let seconds = match action.collective() {
-            None => Seconds::ZERO,
-            Some(kind) => goal.comm.choose(kind, axes, at.layout().absent(), message).1,
-        };
-        steps.push(Step { action, axes, message, seconds, after });
-        *at = after;
-    };
-    let replicate = |at: &Arrangement, axes: AxisSet| {
-        let mut after = *at;
-        axes.iter().for_each(|axis| after.set(axis, Placement::Replicated));
-        after
-    };
-    for kind in [Reduction::Sum, Reduction::Max] {
-        let axes = at.layout().axes_where(|p| p == Placement::Partial(kind)).iter();
-        let axes: AxisSet = axes.filter(|&axis| target.get(axis) != Placement::Partial(kind)).collect();
-        if !axes.is_empty() {
-            let after = replicate(&at, axes);
-            push(&mut at, Action::AllReduce, axes, after);
-        }
-    }
-    let axes = at.layout().absent();
-    if !axes.is_empty() {
-        let after = replicate(&at, axes);
-        push(&mut at, Action::Broadcast, axes, after);
-    }
-    for dim in 0..goal.shape.rank() {
-        let axes = at.layout().shards(dim);
-        if !axes.is_empty() {
-            let after = replicate(&at, axes);
-            push(&mut at, Action::AllGather, axes, after);
-        }
-    }
-    for dim in 0..goal.shape.rank() {
-        let axes = target.shards(dim);
-        if !axes.is_empty() {
-            let mut after = at;
-            after.append(dim, axes.iter());
-            push(&mut at, Action::Slice, axes, after);
-        }
-    }
-    let axes = target.absent();
-    if !axes.is_empty() {
-        let mut after = at;
-        axes.iter().for_each(|axis| after.set(axis, target.get(axis)));
-        push(&mut at, Action::Drop, axes, after);
-    }
-    steps
 }

@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use shardwright_machine::{AxisId, AxisSet, Bytes, Mesh, Seconds};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 /// Larger meshes have too many arrangements to be worth it.
 pub(crate) const MAX_ARRANGEMENTS: usize = 6000;
@@ -86,14 +87,14 @@ impl std::fmt::Debug for Space {
 /// The reduction that stands for all: sums and maxima are never mixed in here and cost the same.
 const PARTIAL: Placement = Placement::Partial(Reduction::Sum);
 
-/// Every way to insert axes into ordered lists, one list per dimension, each list starting at `fixed` axes.
-fn insertions(at: &Arrangement, axes: AxisSet, dims: u8) -> Vec<Arrangement> {
-    let fixed: Vec<usize> = (0..dims).map(|dim| at.list(dim).len()).collect();
+/// Every way to add axes to the minor ends of some dimensions, in every order.
+fn insertions(at: &Arrangement, axes: AxisSet, dims: Range<u8>) -> Vec<Arrangement> {
+    let fixed: [usize; MAX_DIMS] = std::array::from_fn(|dim| at.list(dim as u8).len());
     let mut all = vec![*at];
     for axis in axes.iter() {
         let mut more = Vec::new();
         for base in &all {
-            for dim in 0..dims {
+            for dim in dims.clone() {
                 let list: Vec<AxisId> = base.axes_of(dim);
                 for position in fixed[usize::from(dim)]..=list.len() {
                     let mut order = list.clone();
@@ -331,7 +332,7 @@ fn steps(at: &Arrangement, rank: u8, connect: &mut dyn FnMut(Action, AxisSet, &A
         let mut after = *at;
         axes.iter().for_each(|axis| after.set(axis, Placement::Replicated));
         connect(Action::AllReduce, axes, &after);
-        for after in insertions(at, axes, rank) {
+        for after in insertions(at, axes, 0..rank) {
             connect(Action::ReduceScatter, axes, &after);
         }
     }
@@ -349,10 +350,8 @@ fn steps(at: &Arrangement, rank: u8, connect: &mut dyn FnMut(Action, AxisSet, &A
             // Moved to another dimension in every order.
             let mut without = *at;
             suffix.iter().for_each(|axis| without.set(axis, Placement::Replicated));
-            for after in insertions(&without, suffix, rank) {
-                let together = (0..rank)
-                    .any(|other| other != dim && suffix.minus(after.layout().shards(other)).is_empty());
-                if together {
+            for other in (0..rank).filter(|&other| other != dim) {
+                for after in insertions(&without, suffix, other..other + 1) {
                     connect(Action::AllToAll, suffix, &after);
                 }
             }

@@ -263,6 +263,34 @@ proptest! {
         prop_assert!((seconds.0 - way.seconds.0).abs() <= 1e-9 * way.seconds.0);
     }
 
+    /// Too many axes to list all arrangements: glued where neighbours agree, guided where not.
+    #[test]
+    fn steps_on_a_large_mesh_only_use_what_their_groups_hold(
+        from in prop::collection::vec(placement(true), 6), to in prop::collection::vec(placement(true), 6), same in any::<bool>()
+    ) {
+        let (mut from, mut to) = (from, to);
+        if same {
+            // Neighbours alike, as real plans have them.
+            for l in [&mut from, &mut to] {
+                (l[1], l[2], l[4], l[5]) = (l[0], l[0], l[3], l[3]);
+            }
+        }
+        let flat = |l: Vec<Placement>| -> Vec<Placement> {
+            l.into_iter().map(|p| if p == Shard(2) { S1 } else { p }).collect()
+        };
+        let (from, to) = (flat(from), flat(to));
+        let r = relayouts("k80x64:64");
+        let tensor = r.tensor(TensorShape::new(&[64, 64], 4).unwrap());
+        let (to, from) = (reachable(&from, &to), Layout::new(&from));
+        let way = r.find(&tensor, &from, &to).unwrap();
+        let end = way.steps.last().map_or(Arrangement::canonical(&from), |step| step.after);
+        prop_assert_eq!(end, Arrangement::canonical(&to));
+        let seconds = r.seconds(&tensor, &from, &to).unwrap();
+        prop_assert!((seconds.0 - way.seconds.0).abs() <= 1e-9 * way.seconds.0);
+        prop_assert_eq!(way.seconds == Seconds::ZERO, is_free(&from, &to), "{:?} -> {:?}: {:?}", from, to, way);
+        check_steps(r, 2, &from, &way)?;
+    }
+
     #[test]
     fn the_cost_is_zero_exactly_when_no_byte_moves(which in 0usize..4, from in layout(true), to in layout(true)) {
         let r = relayouts(MACHINES[which]);

@@ -1,0 +1,209 @@
+//! The goal-directed search for re-layouts: few moves, chosen with the target in view.
+//!
+//! Used where [`crate::space`] cannot list all arrangements. On small meshes it is a shortest-path search, exact over
+//! the moves that [`crate::moves`] proposes; on large ones it is guided by a guess at the time still to go, and what
+//! it finds is a good way, not a proved one.
+
+use crate::collective::Collective;
+use crate::layout::{Arrangement, Placement, Reduction};
+use crate::moves::{Goal, Move};
+use crate::step::{Action, Step, local_bytes};
+use rustc_hash::FxHashMap;
+use shardwright_machine::{AxisSet, Bytes, Seconds};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Arrangements looked at before the search settles for the plain way: a bound for hostile meshes.
+const MAX_VISITED: usize = 20_000;
+/// Up to so many axes the search is not guided, and so exact over its moves.
+const UNGUIDED_AXES: usize = 4;
+
+/// One arrangement reached.
+struct Node {
+    at: Arrangement,
+    seconds: f64,
+    /// Steps that send something: of equally fast ways the one with fewer is taken.
+    sends: u32,
+    done: bool,
+    /// Where from, and how.
+    from: Option<(u32, Step)>,
+}
+
+struct Search<'a> {
+    goal: &'a Goal<'a>,
+    nodes: Vec<Node>,
+    index: FxHashMap<Arrangement, u32>,
+    queue: BinaryHeap<Reverse<(u64, u32, u32)>>,
+    /// No way that is slower than this plain one is of interest.
+    limit: f64,
+    /// Whether to look first where little seems to be left.
+    guided: bool,
+}
+
+/// Orders non-negative times as integers.
+fn order(seconds: f64) -> u64 {
+    seconds.to_bits()
+}
+
+/// The best way found from an arrangement to the goal.
+pub(crate) fn search(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
+    if start == goal.target {
+        return Vec::new();
+    }
+    let plain = plain_way(goal, start);
+    let limit = plain.iter().map(|step| step.seconds.0).sum::<f64>();
+    let guided = goal.comm.mesh().len() > UNGUIDED_AXES;
+    let mut search = Search {
+        goal,
+        nodes: Vec::new(),
+        index: FxHashMap::default(),
+        queue: BinaryHeap::new(),
+        limit,
+        guided,
+    };
+    search.reach(start, 0.0, 0, None);
+    while let Some(Reverse((_, _, id))) = search.queue.pop() {
+        let node = &mut search.nodes[id as usize];
+        if std::mem::replace(&mut node.done, true) {
+            continue;
+        }
+        if node.at == goal.target {
+            return search.path(id);
+        }
+        if search.nodes.len() > MAX_VISITED {
+            break;
+        }
+        search.expand(id);
+    }
+    plain
+}
+
+impl Search<'_> {
+    /// A guess at the time still to go: what each axis would need by itself, at the present size.
+    fn remaining(&self, at: &Arrangement) -> f64 {
+        let mesh = self.goal.comm.mesh();
+        let layout = at.layout();
+        let local = local_bytes(mesh, self.goal.shape.bytes(), at);
+        let mut seconds = 0.0;
+        for axis in mesh.all().iter() {
+            use Placement::{Absent, Partial, Replicated, Shard};
+            let whole = local.saturating_mul(u64::from(mesh.axis(axis).size));
+            let (kind, bytes) = match (layout.get(axis), self.goal.target.layout().get(axis)) {
+                (is, wanted) if is == wanted => continue,
+                (Replicated, _) | (_, Partial(_)) => continue,
+                (Shard(_), Replicated) => (Collective::AllGather, whole),
+                (Shard(_), Shard(_)) => (Collective::AllToAll, local),
+                (Shard(_), Absent(_)) => (Collective::Gather, whole),
+                (Partial(_), Replicated) => (Collective::AllReduce, local),
+                (Partial(_), Shard(_)) => (Collective::ReduceScatter, local),
+                (Partial(_), Absent(_)) => (Collective::Reduce, local),
+                (Absent(_), Replicated) => (Collective::Broadcast, local),
+                (Absent(_), Shard(_)) => (Collective::Scatter, local),
+                (Absent(_), Absent(_)) => (Collective::Send, local),
+            };
+            seconds += self.goal.comm.seconds(kind, AxisSet::of(axis), Bytes(bytes)).0;
+        }
+        seconds
+    }
+
+    fn expand(&mut self, id: u32) {
+        let Node { at, seconds, sends, .. } = self.nodes[id as usize];
+        let goal = self.goal;
+        let absent = at.layout().absent();
+        goal.moves(&at, sends == 0, &mut |Move { action, axes, message, after }| {
+            let took = match action.collective() {
+                None => 0.0,
+                Some(kind) => goal.comm.choose(kind, axes, absent, Bytes(message)).1.0,
+            };
+            let sends = sends + u32::from(action.collective().is_some());
+            if seconds + took <= self.limit {
+                let step = Step { action, axes, message: Bytes(message), seconds: Seconds(took), after };
+                self.reach(after, seconds + took, sends, Some((id, step)));
+            }
+        });
+    }
+
+    fn reach(&mut self, at: Arrangement, seconds: f64, sends: u32, from: Option<(u32, Step)>) {
+        let next = self.nodes.len() as u32;
+        let id = *self.index.entry(at).or_insert(next);
+        if id == next {
+            self.nodes.push(Node { at, seconds, sends, done: false, from });
+        } else {
+            let node = &mut self.nodes[id as usize];
+            if node.done || (seconds, sends) >= (node.seconds, node.sends) {
+                return;
+            }
+            (node.seconds, node.sends, node.from) = (seconds, sends, from);
+        }
+        let ahead = if self.guided { self.remaining(&at) } else { 0.0 };
+        self.queue.push(Reverse((order(seconds + ahead), sends, id)));
+    }
+
+    fn path(&self, mut id: u32) -> Vec<Step> {
+        let mut steps = Vec::new();
+        while let Some((from, step)) = &self.nodes[id as usize].from {
+            steps.push(*step);
+            id = *from;
+        }
+        steps.reverse();
+        steps
+    }
+}
+
+/// A way that always works: make the tensor whole everywhere, then let every device keep its part.
+fn plain_way(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
+    let mesh = goal.comm.mesh();
+    let target = goal.target.layout();
+    let mut steps: Vec<Step> = Vec::new();
+    let mut at = start;
+    let mut push = |at: &mut Arrangement, action: Action, axes, after: Arrangement| {
+        let side = if matches!(action, Action::AllGather) { &after } else { &*at };
+        let message = Bytes(local_bytes(mesh, goal.shape.bytes(), side));
+        let seconds = match action.collective() {
+            None => Seconds::ZERO,
+            Some(kind) => goal.comm.choose(kind, axes, at.layout().absent(), message).1,
+        };
+        steps.push(Step { action, axes, message, seconds, after });
+        *at = after;
+    };
+    let replicate = |at: &Arrangement, axes: AxisSet| {
+        let mut after = *at;
+        axes.iter().for_each(|axis| after.set(axis, Placement::Replicated));
+        after
+    };
+    for kind in [Reduction::Sum, Reduction::Max] {
+        let axes = at.layout().axes_where(|p| p == Placement::Partial(kind)).iter();
+        let axes: AxisSet = axes.filter(|&axis| target.get(axis) != Placement::Partial(kind)).collect();
+        if !axes.is_empty() {
+            let after = replicate(&at, axes);
+            push(&mut at, Action::AllReduce, axes, after);
+        }
+    }
+    let axes = at.layout().absent();
+    if !axes.is_empty() {
+        let after = replicate(&at, axes);
+        push(&mut at, Action::Broadcast, axes, after);
+    }
+    for dim in 0..goal.shape.rank() {
+        let axes = at.layout().shards(dim);
+        if !axes.is_empty() {
+            let after = replicate(&at, axes);
+            push(&mut at, Action::AllGather, axes, after);
+        }
+    }
+    for dim in 0..goal.shape.rank() {
+        let axes = target.shards(dim);
+        if !axes.is_empty() {
+            let mut after = at;
+            after.append(dim, axes.iter());
+            push(&mut at, Action::Slice, axes, after);
+        }
+    }
+    let axes = target.absent();
+    if !axes.is_empty() {
+        let mut after = at;
+        axes.iter().for_each(|axis| after.set(axis, target.get(axis)));
+        push(&mut at, Action::Drop, axes, after);
+    }
+    steps
+}
