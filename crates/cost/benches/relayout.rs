@@ -2,7 +2,7 @@
 
 use divan::{Bencher, black_box};
 use shardwright_cost::{Collective, Comm, Layout, Placement, Reduction, Relayouts, TensorShape};
-use shardwright_machine::{AxisSet, Bytes, builtin};
+use shardwright_machine::{AxisId, AxisSet, Bytes, builtin};
 
 fn main() {
     divan::main();
@@ -76,12 +76,29 @@ fn new_row(bencher: Bencher, name: &str) {
     });
 }
 
-/// One pair by the goal-directed search, on meshes with too many arrangements for rows.
+/// One new pair on meshes with too many arrangements for rows, every axis doing something else: the hard case.
 #[divan::bench(args = ["a100x64", "v5e-256"])]
-fn new_pair(bencher: Bencher, name: &str) {
+fn new_pair_unlike(bencher: Bencher, name: &str) {
+    let all = layouts(builtin(name).expect("built in").mesh().len(), false, false);
+    new_pairs(bencher, name, &all);
+}
+
+/// The same with the axes in at most four runs, as plans have them.
+#[divan::bench(args = ["a100x64", "v5e-256"])]
+fn new_pair_alike(bencher: Bencher, name: &str) {
+    let machine = builtin(name).expect("built in");
+    let mesh = machine.mesh();
+    let runs = layouts(4, false, false);
+    let of = |run: &Layout| {
+        let place = |at: usize| run.get(AxisId((at * 4 / mesh.len()) as u32));
+        Layout::new(&(0..mesh.len()).map(place).collect::<Vec<_>>())
+    };
+    new_pairs(bencher, name, &runs.iter().map(of).collect::<Vec<_>>());
+}
+
+fn new_pairs(bencher: Bencher, name: &str, all: &[Layout]) {
     let machine = builtin(name).expect("built in");
     let relayouts = Relayouts::new(&machine, machine.mesh());
-    let all = layouts(machine.mesh().len(), false, false);
     let mut size = 256;
     bencher.bench_local(|| {
         size += 256;

@@ -179,8 +179,13 @@ fn check_steps(r: &Relayouts, rank: u8, from: &Layout, way: &Relayout) -> Result
                 .collect();
             for &device in group.iter().filter(|&&device| holds(&step.after, mesh, device)) {
                 // Every combination of cells that is needed is held by someone in the group.
+                // Sizes are powers of two here, so looking at one cell per block of the finer cut is enough.
                 let need: Vec<Vec<u64>> = (0..rank)
-                    .map(|dim| cells(mesh, &step.after, device, dim, fine).into_iter().collect())
+                    .map(|dim| {
+                        let stride = fine / before.parts(mesh, dim).max(step.after.parts(mesh, dim));
+                        let need = cells(mesh, &step.after, device, dim, fine).into_iter();
+                        need.filter(|cell| cell.is_multiple_of(stride)).collect()
+                    })
                     .collect();
                 let mut points: Vec<Vec<u64>> = vec![vec![]];
                 for cells in &need {
