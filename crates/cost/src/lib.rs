@@ -18,6 +18,25 @@
 //! assert!((seconds.0 - by_hand).abs() < 1e-4, "{seconds}");
 //! # Ok::<(), shardwright_machine::MachineError>(())
 //! ```
+//!
+//! ```
+//! use shardwright_cost::{Action, Layout, Placement::{Replicated, Shard}, Relayouts, TensorShape};
+//! use shardwright_machine::builtin;
+//!
+//! // Activations, split by rows over two devices, wanted split by columns.
+//! let machine = builtin("flat:2")?;
+//! let relayouts = Relayouts::new(&machine, machine.mesh());
+//! let tensor = relayouts.tensor(TensorShape::new(&[256, 1024], 4)?);
+//! let way = relayouts.find(&tensor, &Layout::new(&[Shard(0)]), &Layout::new(&[Shard(1)]))?;
+//! assert_eq!(way.steps[0].action, Action::AllToAll);
+//! // Each device holds half of the MiB and sends half of that.
+//! assert_eq!(way.traffic.total().0, 2 * (1 << 20) / 4);
+//!
+//! // For cost tables: all times from one layout, looked up one by one.
+//! let times = relayouts.times(&tensor, &Layout::new(&[Shard(0)]))?;
+//! assert!(times.to(&Layout::new(&[Replicated]))? > times.to(&Layout::new(&[Shard(1)]))?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod collective;
 mod directed;

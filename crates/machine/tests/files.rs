@@ -55,6 +55,18 @@ fn the_good_file_is_read() {
 }
 
 #[test]
+fn the_documented_example_is_read_and_every_builtin_documented() {
+    let page = include_str!("../../../docs/machines.md");
+    let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let machine = read(example).unwrap();
+    assert_eq!((machine.name(), machine.devices()), ("example", 16));
+    assert_eq!(machine.device(DeviceId(15)).name, "K80");
+    for name in builtin_names() {
+        assert!(page.contains(&format!("`{name}`")), "{name} is missing in docs/machines.md");
+    }
+}
+
+#[test]
 fn every_mistake_names_file_line_and_key() {
     let cases = [
         ("count = 6", "count = 0", "m.toml:12: `level[1].count`: must be at least 1"),
