@@ -1,14 +1,15 @@
 //! Kernels of convolution and its two derivatives, as matrix products over unfolded inputs.
 //!
-//! For one image and group, the matrix `columns[c*k, p]` holds what output position `p` reads through kernel
-//! position `k` of channel `c`. Then `y = w · columns`, `dw = dy · columnsᵀ`, `d(columns) = wᵀ · dy`. The
-//! matrix is never made whole: a tile of it, some channels by some positions, stays in the second-level cache.
-//! Where windows are single positions (1×1, stride 1) the input is the matrix and nothing is copied.
+//! With the matrix `u` of one image and group (see [`super::unfold`]): `y = w · u`, `dw = dy · uᵀ`,
+//! `du = wᵀ · dy`. Tiles of `u` stay in the second-level cache; small images share a tile, so that the products
+//! keep a good size. Where windows are single positions (1×1, stride 1) of large images, the input itself is
+//! `u` and nothing is copied. Groups of one or two channels are done directly.
 
 use super::{
-    Context, Kernel, KernelError,
+    Context, Kernel, KernelError, conv_direct,
     gemm::{Matrix, gemm},
     read,
+    unfold::{Tile, fold, parts, unfold},
     window::Windows,
     write,
 };
@@ -16,27 +17,24 @@ use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{Conv, ConvGeometry, ConvGradInput, ConvGradWeight};
 use std::ops::Range;
 
-/// Bytes of a tile of the unfolded input: half of a common second-level cache, since the matrix product needs
-/// room as well.
-const TILE_BYTES: usize = 512 << 10;
-/// Output positions of a tile, unless there are few channels.
-const TILE_POSITIONS: usize = 256;
+/// Groups with at most this many pairs of input and output channels are not worth a matrix product.
+const DIRECT_PAIRS: usize = 4;
 
-/// The sizes of a convolution, per group.
-struct Sizes {
-    images: usize,
-    groups: usize,
-    /// Input channels of a group.
-    c: usize,
-    /// Output channels of a group.
-    o: usize,
-    windows: Windows,
+/// The sizes of a convolution; channels are counted per group.
+pub(super) struct Sizes {
+    pub images: usize,
+    pub groups: usize,
+    /// Input channels.
+    pub c: usize,
+    /// Output channels.
+    pub o: usize,
+    pub windows: Windows,
     /// Input positions of a channel.
-    inputs: usize,
+    pub inputs: usize,
     /// Output positions of a channel.
-    outputs: usize,
+    pub outputs: usize,
     /// Kernel positions.
-    positions: usize,
+    pub positions: usize,
 }
 
 impl Sizes {
@@ -56,97 +54,92 @@ impl Sizes {
         })
     }
 
-    /// The part of an input that belongs to one image and group.
-    fn input(&self, image: usize, group: usize) -> Range<usize> {
-        let length = self.c * self.inputs;
+    fn is_direct(&self) -> bool {
+        self.groups > 1 && self.c * self.o <= DIRECT_PAIRS
+    }
+
+    /// Where channels of one image and group lie in an input.
+    pub fn input(&self, image: usize, group: usize, channels: &Range<usize>) -> Range<usize> {
+        let start = (image * self.groups + group) * self.c;
+        (start + channels.start) * self.inputs..(start + channels.end) * self.inputs
+    }
+
+    /// Where one image and group of an output lies.
+    pub fn output(&self, image: usize, group: usize) -> Range<usize> {
+        let length = self.o * self.outputs;
         let start = (image * self.groups + group) * length;
         start..start + length
     }
 
-    /// Where one image and group of the output starts.
-    fn output(&self, image: usize, group: usize) -> usize {
-        (image * self.groups + group) * self.o * self.outputs
-    }
-
-    /// Columns of a group's weight matrix.
+    /// Rows of the unfolded matrix, columns of a group's weight.
     fn depth(&self) -> usize {
         self.c * self.positions
     }
 
-    /// A group's weight matrix, from this column on.
-    fn weight(&self, group: usize, column: usize) -> Matrix {
-        Matrix::rows(group * self.o * self.depth() + column, self.depth())
+    /// A group's weight from a channel on: a row per output channel.
+    fn weight(&self, group: usize, channel: usize) -> Matrix {
+        Matrix::rows(group * self.o * self.depth() + channel * self.positions, self.depth())
     }
 
-    /// A group's output matrix, from this position on.
+    /// An image's output from a position on: a row per channel.
     fn output_matrix(&self, image: usize, group: usize, position: usize) -> Matrix {
-        Matrix::rows(self.output(image, group) + position, self.outputs)
+        Matrix::rows(self.output(image, group).start + position, self.outputs)
     }
 
-    /// How many channels and output positions a tile has.
-    fn tile<T>(&self) -> (usize, usize) {
-        let elements = TILE_BYTES / size_of::<T>();
-        let wanted = TILE_POSITIONS.max(elements / self.depth()).min(self.outputs);
-        let channels = (elements / (wanted * self.positions)).clamp(1, self.c);
-        // One channel of a large kernel may already be too much: then fewer positions.
-        let positions = (elements / (channels * self.positions)).clamp(1, wanted);
-        (channels, positions)
+    /// Unfolds channels of several images side by side; returns how long the rows are.
+    fn unfold<T: Float>(&self, x: &[T], group: usize, part: &Part, matrix: &mut [T]) -> usize {
+        let length = part.positions.len();
+        let row = part.images.len() * length;
+        let matrix = &mut matrix[..part.channels.len() * self.positions * row];
+        for (i, image) in part.images.clone().enumerate() {
+            let x = &x[self.input(image, group, &part.channels)];
+            unfold(&self.windows, x, part.positions.clone(), (matrix, row, i * length));
+        }
+        row
     }
 
-    /// Visits the tiles: channels outermost.
-    fn for_tiles<T>(&self, mut visit: impl FnMut(Range<usize>, Range<usize>)) {
-        let (channels, positions) = self.tile::<T>();
-        for c in (0..self.c).step_by(channels) {
-            for p in (0..self.outputs).step_by(positions) {
-                visit(c..(c + channels).min(self.c), p..(p + positions).min(self.outputs));
+    /// Copies the outputs of several images side by side: a row per channel.
+    fn join<T: Float>(&self, y: &[T], group: usize, images: &Range<usize>, joined: &mut [T]) {
+        let row = images.len() * self.outputs;
+        for (i, image) in images.clone().enumerate() {
+            let channels = y[self.output(image, group)].chunks_exact(self.outputs);
+            for (channel, joined) in channels.zip(joined.chunks_exact_mut(row)) {
+                joined[i * self.outputs..][..self.outputs].copy_from_slice(channel);
             }
         }
     }
+
+    /// The inverse of [`Sizes::join`].
+    fn spread<T: Float>(&self, joined: &[T], group: usize, images: &Range<usize>, y: &mut [T]) {
+        let row = images.len() * self.outputs;
+        for (i, image) in images.clone().enumerate() {
+            let channels = y[self.output(image, group)].chunks_exact_mut(self.outputs);
+            for (channel, joined) in channels.zip(joined.chunks_exact(row)) {
+                channel.copy_from_slice(&joined[i * self.outputs..][..self.outputs]);
+            }
+        }
+    }
+
+    /// How to tile, and memory for one tile and for the outputs of its images side by side.
+    fn plan<'a, T: Float>(&self, context: &'a mut Context) -> (Tile, &'a mut [T], &'a mut [T]) {
+        let tile = Tile::new::<T>(&self.windows, self.images, self.c);
+        let elements = if self.reads_in_place(&tile) { 0 } else { tile.elements(&self.windows) };
+        let joined = if tile.images > 1 { tile.images * self.o * self.outputs } else { 0 };
+        let (matrix, joined) = context.scratch.take::<T>(elements + joined).split_at_mut(elements);
+        (tile, matrix, joined)
+    }
+
+    /// Whether the input is the unfolded matrix.
+    fn reads_in_place(&self, tile: &Tile) -> bool {
+        self.windows.is_identity() && tile.images == 1
+    }
 }
 
-/// Copies what the output positions `part` read of `channels` into the rows of `columns`.
-fn unfold<T: Float>(
-    windows: &Windows,
-    x: &[T],
+/// What one tile covers.
+struct Part {
+    images: Range<usize>,
     channels: Range<usize>,
-    part: Range<usize>,
-    columns: &mut [T],
-) {
-    let (length, stride) = (part.len(), windows.axes[2].stride);
-    let blocks = columns.chunks_exact_mut(windows.positions() * length);
-    for (x, columns) in x.chunks_exact(windows.inputs()).skip(channels.start).zip(blocks) {
-        windows.for_pieces(part.clone(), |piece| {
-            let row = &mut columns[piece.position * length + piece.at..][..piece.length];
-            let (before, row) = row.split_at_mut(piece.skip);
-            let (row, after) = row.split_at_mut(piece.met);
-            before.fill(T::ZERO);
-            after.fill(T::ZERO);
-            if row.is_empty() {
-            } else if stride == 1 {
-                row.copy_from_slice(&x[piece.input..][..piece.met]);
-            } else {
-                row.iter_mut().zip(x[piece.input..].iter().step_by(stride)).for_each(|(y, &x)| *y = x);
-            }
-        });
-    }
-}
-
-/// Adds each element of `columns` to where [`unfold`] would have read it.
-fn fold<T: Float>(windows: &Windows, columns: &[T], channels: Range<usize>, part: Range<usize>, x: &mut [T]) {
-    let (length, stride) = (part.len(), windows.axes[2].stride);
-    let blocks = columns.chunks_exact(windows.positions() * length);
-    for (x, columns) in x.chunks_exact_mut(windows.inputs()).skip(channels.start).zip(blocks) {
-        windows.for_pieces(part.clone(), |piece| {
-            let row = &columns[piece.position * length + piece.at + piece.skip..][..piece.met];
-            if row.is_empty() {
-            } else if stride == 1 {
-                let x = &mut x[piece.input..][..piece.met];
-                x.iter_mut().zip(row).for_each(|(x, &y)| *x += y);
-            } else {
-                x[piece.input..].iter_mut().step_by(stride).zip(row).for_each(|(x, &y)| *x += y);
-            }
-        });
-    }
+    positions: Range<usize>,
 }
 
 impl Kernel for Conv {
@@ -159,31 +152,45 @@ impl Kernel for Conv {
         let sizes = Sizes::new(&self.geometry, inputs[0].shape, inputs[1].shape, outputs[0].shape)?;
         let (x, w) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let y = write::<T>(&mut outputs[0])?;
-        let (channels, positions) = sizes.tile::<T>();
-        let columns = context.scratch.take::<T>(channels * sizes.positions * positions);
-        for image in 0..sizes.images {
+        if sizes.is_direct() {
+            conv_direct::forward(&sizes, x, w, y);
+            return Ok(());
+        }
+        let (tile, matrix, joined) = sizes.plan::<T>(context);
+        for images in parts(sizes.images, tile.images) {
             for group in 0..sizes.groups {
-                let x = &x[sizes.input(image, group)];
-                if sizes.windows.is_identity() {
+                if sizes.reads_in_place(&tile) {
+                    let x = &x[sizes.input(images.start, group, &(0..sizes.c))];
                     gemm(
                         [sizes.o, sizes.outputs, sizes.c],
                         (w, sizes.weight(group, 0)),
                         (x, Matrix::rows(0, sizes.inputs)),
-                        (y, sizes.output_matrix(image, group, 0)),
+                        (y, sizes.output_matrix(images.start, group, 0)),
                         false,
                     );
                     continue;
                 }
-                sizes.for_tiles::<T>(|c, p| {
-                    unfold(&sizes.windows, x, c.clone(), p.clone(), columns);
-                    gemm(
-                        [sizes.o, p.len(), c.len() * sizes.positions],
-                        (w, sizes.weight(group, c.start * sizes.positions)),
-                        (columns, Matrix::rows(0, p.len())),
-                        (y, sizes.output_matrix(image, group, p.start)),
-                        c.start > 0,
-                    );
-                });
+                for positions in parts(sizes.outputs, tile.positions) {
+                    for channels in parts(sizes.c, tile.channels) {
+                        let channel = channels.start;
+                        let part = Part { images: images.clone(), channels, positions: positions.clone() };
+                        let row = sizes.unfold(x, group, &part, matrix);
+                        let to = match images.len() {
+                            1 => (&mut *y, sizes.output_matrix(images.start, group, positions.start)),
+                            _ => (&mut *joined, Matrix::rows(0, row)),
+                        };
+                        gemm(
+                            [sizes.o, row, part.channels.len() * sizes.positions],
+                            (w, sizes.weight(group, channel)),
+                            (matrix, Matrix::rows(0, row)),
+                            to,
+                            channel > 0,
+                        );
+                    }
+                }
+                if images.len() > 1 {
+                    sizes.spread(joined, group, &images, y);
+                }
             }
         }
         Ok(())
@@ -200,32 +207,54 @@ impl Kernel for ConvGradInput {
         let sizes = Sizes::new(&self.geometry, outputs[0].shape, inputs[1].shape, inputs[0].shape)?;
         let (dy, w) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let dx = write::<T>(&mut outputs[0])?;
-        let (channels, positions) = sizes.tile::<T>();
-        let columns = context.scratch.take::<T>(channels * sizes.positions * positions);
-        for image in 0..sizes.images {
+        if sizes.is_direct() {
+            conv_direct::grad_input(&sizes, dy, w, dx);
+            return Ok(());
+        }
+        let (tile, matrix, joined) = sizes.plan::<T>(context);
+        if !sizes.reads_in_place(&tile) {
+            dx.fill(T::ZERO);
+        }
+        for images in parts(sizes.images, tile.images) {
             for group in 0..sizes.groups {
-                let dx = &mut dx[sizes.input(image, group)];
-                if sizes.windows.is_identity() {
+                if sizes.reads_in_place(&tile) {
                     gemm(
                         [sizes.c, sizes.outputs, sizes.o],
                         (w, sizes.weight(group, 0).transposed()),
-                        (dy, sizes.output_matrix(image, group, 0)),
-                        (dx, Matrix::rows(0, sizes.inputs)),
+                        (dy, sizes.output_matrix(images.start, group, 0)),
+                        (
+                            &mut dx[sizes.input(images.start, group, &(0..sizes.c))],
+                            Matrix::rows(0, sizes.inputs),
+                        ),
                         false,
                     );
                     continue;
                 }
-                dx.fill(T::ZERO);
-                sizes.for_tiles::<T>(|c, p| {
-                    gemm(
-                        [c.len() * sizes.positions, p.len(), sizes.o],
-                        (w, sizes.weight(group, c.start * sizes.positions).transposed()),
-                        (dy, sizes.output_matrix(image, group, p.start)),
-                        (columns, Matrix::rows(0, p.len())),
-                        false,
-                    );
-                    fold(&sizes.windows, &columns[..c.len() * sizes.positions * p.len()], c, p, dx);
-                });
+                if images.len() > 1 {
+                    sizes.join(dy, group, &images, joined);
+                }
+                for positions in parts(sizes.outputs, tile.positions) {
+                    let row = images.len() * positions.len();
+                    let from = match images.len() {
+                        1 => (dy, sizes.output_matrix(images.start, group, positions.start)),
+                        _ => (&*joined, Matrix::rows(0, row)),
+                    };
+                    for channels in parts(sizes.c, tile.channels) {
+                        let depth = channels.len() * sizes.positions;
+                        gemm(
+                            [depth, row, sizes.o],
+                            (w, sizes.weight(group, channels.start).transposed()),
+                            from,
+                            (matrix, Matrix::rows(0, row)),
+                            false,
+                        );
+                        for (i, image) in images.clone().enumerate() {
+                            let dx = &mut dx[sizes.input(image, group, &channels)];
+                            let matrix = (&matrix[..depth * row], row, i * positions.len());
+                            fold(&sizes.windows, matrix, positions.clone(), dx);
+                        }
+                    }
+                }
             }
         }
         Ok(())
@@ -242,30 +271,46 @@ impl Kernel for ConvGradWeight {
         let sizes = Sizes::new(&self.geometry, inputs[0].shape, outputs[0].shape, inputs[1].shape)?;
         let (x, dy) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let dw = write::<T>(&mut outputs[0])?;
-        let (channels, positions) = sizes.tile::<T>();
-        let columns = context.scratch.take::<T>(channels * sizes.positions * positions);
+        if sizes.is_direct() {
+            conv_direct::grad_weight(&sizes, x, dy, dw);
+            return Ok(());
+        }
+        let (tile, matrix, joined) = sizes.plan::<T>(context);
         for group in 0..sizes.groups {
-            for c in (0..sizes.c).step_by(channels) {
-                let c = c..(c + channels).min(sizes.c);
-                let width = c.len() * sizes.positions;
-                // A strip of the weight stays in cache while all images add to it.
-                let strip = sizes.weight(group, c.start * sizes.positions);
+            if sizes.reads_in_place(&tile) {
                 for image in 0..sizes.images {
-                    let x = &x[sizes.input(image, group)];
-                    for p in (0..sizes.outputs).step_by(positions) {
-                        let p = p..(p + positions).min(sizes.outputs);
-                        let unfolded = if sizes.windows.is_identity() {
-                            (x, Matrix::rows(c.start * sizes.inputs + p.start, sizes.inputs))
-                        } else {
-                            unfold(&sizes.windows, x, c.clone(), p.clone(), columns);
-                            (&*columns, Matrix::rows(0, p.len()))
+                    let x = &x[sizes.input(image, group, &(0..sizes.c))];
+                    gemm(
+                        [sizes.o, sizes.c, sizes.outputs],
+                        (dy, sizes.output_matrix(image, group, 0)),
+                        (x, Matrix::rows(0, sizes.inputs).transposed()),
+                        (dw, sizes.weight(group, 0)),
+                        image > 0,
+                    );
+                }
+                continue;
+            }
+            // A strip of the weight stays in cache while all images add to it.
+            for channels in parts(sizes.c, tile.channels) {
+                for images in parts(sizes.images, tile.images) {
+                    if images.len() > 1 {
+                        sizes.join(dy, group, &images, joined);
+                    }
+                    for positions in parts(sizes.outputs, tile.positions) {
+                        let first = images.start == 0 && positions.start == 0;
+                        let position = positions.start;
+                        let part = Part { images: images.clone(), channels: channels.clone(), positions };
+                        let row = sizes.unfold(x, group, &part, matrix);
+                        let from = match images.len() {
+                            1 => (dy, sizes.output_matrix(images.start, group, position)),
+                            _ => (&*joined, Matrix::rows(0, row)),
                         };
                         gemm(
-                            [sizes.o, width, p.len()],
-                            (dy, sizes.output_matrix(image, group, p.start)),
-                            (unfolded.0, unfolded.1.transposed()),
-                            (dw, strip),
-                            image > 0 || p.start > 0,
+                            [sizes.o, channels.len() * sizes.positions, row],
+                            from,
+                            (matrix, Matrix::rows(0, row).transposed()),
+                            (dw, sizes.weight(group, channels.start)),
+                            !first,
                         );
                     }
                 }

@@ -7,6 +7,7 @@
 mod broadcast;
 mod contract;
 mod conv;
+mod conv_direct;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
@@ -24,6 +25,7 @@ mod reduce;
 mod reshape;
 mod rows;
 mod softmax;
+mod unfold;
 mod vector;
 mod window;
 
