@@ -294,7 +294,7 @@ mod tests {
         let index = TensorType::new(DType::I32, [4, 8, 8, 5]);
         let input = Dims::from_slice(&[16, 9]);
         assert_eq!(
-            rule(MaxPool { geometry: geometry.clone() }, &[x.clone()]),
+            rule(MaxPool { geometry: geometry.clone() }, std::slice::from_ref(&x)),
             "([n, c, h>3*2-1, w>2*2+0])->([n, c, h, w], [n, c, h, w]) {n=4, c=8, h=8, w=5}"
         );
         assert_eq!(
