@@ -7,7 +7,7 @@
 use super::{
     Context, Kernel, KernelError,
     gemm::{Matrix, gemm_few_rows},
-    loops::{Loop, for_each_index},
+    loops::{Loop, count, for_each_index},
     read, write,
 };
 use crate::tensor::{Float, View, ViewMut};
@@ -35,7 +35,7 @@ impl Kernel for Contract {
         };
         let strides = |letters: &[u8], shape: &[u64], letter: u8| -> usize {
             match letters.iter().position(|&l| l == letter) {
-                Some(i) => shape[i + 1..].iter().map(|&n| n as usize).product(),
+                Some(i) => count(&shape[i + 1..]),
                 None => 0,
             }
         };

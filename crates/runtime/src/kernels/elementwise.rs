@@ -1,6 +1,6 @@
 //! Kernels of the element-wise ops: unary, binary, compare, select, cast, fill, iota.
 
-use super::{Context, Kernel, KernelError, read, write};
+use super::{Context, Kernel, KernelError, loops::count, read, write};
 use crate::tensor::{Element, Elements, ElementsMut, Float, View, ViewMut};
 use half::{bf16, f16};
 use shardwright_graph::{
@@ -36,7 +36,7 @@ pub(crate) fn erf(x: f64) -> f64 {
     }
 }
 
-fn sigmoid<T: Float>(x: T) -> T {
+pub(crate) fn sigmoid<T: Float>(x: T) -> T {
     T::ONE / (T::ONE + (-x).exp())
 }
 
@@ -184,7 +184,7 @@ pub(crate) fn for_rows<const N: usize>(
         strides
     });
     let steps = std::array::from_fn(|i| strides[i].last().copied().unwrap_or(0));
-    let total: usize = shape.iter().map(|&n| n as usize).product();
+    let total = count(shape);
     let mut index: SmallVec<[u64; 6]> = smallvec::smallvec![0; rank.saturating_sub(1)];
     let mut offsets = [0usize; N];
     let mut at = 0;
@@ -389,18 +389,18 @@ impl Kernel for Iota {
     fn run<T: Float>(&self, _: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let shape = outputs[0].shape;
         let size = shape[self.axis] as usize;
-        let inner: usize = shape[self.axis + 1..].iter().map(|&n| n as usize).product();
+        let inner = count(&shape[self.axis + 1..]);
         let position = |i: usize| self.start as i64 + (i / inner % size) as i64;
-        macro_rules! count {
+        macro_rules! number {
             ($y:expr, $t:ty) => {
                 $y.iter_mut().enumerate().for_each(|(i, y)| *y = position(i) as $t)
             };
         }
         match &mut outputs[0].data {
-            ElementsMut::F32(y) => count!(y, f32),
-            ElementsMut::F64(y) => count!(y, f64),
-            ElementsMut::I32(y) => count!(y, i32),
-            ElementsMut::I64(y) => count!(y, i64),
+            ElementsMut::F32(y) => number!(y, f32),
+            ElementsMut::F64(y) => number!(y, f64),
+            ElementsMut::I32(y) => number!(y, i32),
+            ElementsMut::I64(y) => number!(y, i64),
             ElementsMut::Bool(_) | ElementsMut::Bf16(_) | ElementsMut::F16(_) => {}
         }
         Ok(())

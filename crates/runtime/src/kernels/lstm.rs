@@ -2,6 +2,7 @@
 
 use super::{
     Context, Kernel, KernelError,
+    elementwise::sigmoid,
     gemm::{Matrix, gemm, gemm_few_rows},
     read, write,
 };
@@ -27,10 +28,6 @@ impl Sizes {
             h: size(gates.shape[3]),
         }
     }
-}
-
-fn sigmoid<T: Float>(x: T) -> T {
-    T::ONE / (T::ONE + (-x).exp())
 }
 
 /// The four gates of one row: i, f, g, o.
