@@ -153,6 +153,12 @@ impl Network {
         self
     }
 
+    /// The same network with another limit, or none.
+    #[must_use]
+    pub fn with_usage_limit(&self, limit: Option<i64>) -> Self {
+        Network { usage_limit: limit.map(|l| l.max(0)), ..self.clone() }
+    }
+
     /// All edges, sorted by `(u, v)`, at most one per pair.
     pub fn edges(&self) -> &[Edge] {
         &self.edges

@@ -61,6 +61,12 @@ impl<'a> Control<'a> {
         Self::default()
     }
 
+    /// The same with other limits, for a part of the search that must not run longer than the whole.
+    #[must_use]
+    pub fn part(&self, iterations: u64) -> Self {
+        Control { iterations: Some(iterations), progress: None, ..self.clone() }
+    }
+
     /// Stops this long after now.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {

@@ -131,3 +131,76 @@ proptest! {
         consistent(&network, &out, enumerate(&network));
     }
 }
+
+/// A ring of variables with pairwise costs and a tight limit, too large for the reductions alone.
+fn ring(limit: i64) -> Network {
+    let mut b = NetworkBuilder::new();
+    let n = 40u64;
+    for i in 0..n {
+        let costs: Vec<i64> = (0..4).map(|c| ((i * 37 + c * 101) % 53) as i64).collect();
+        let usages: Vec<i64> = (0..4).map(|c| ((i * 13 + c * 29) % 17) as i64).collect();
+        b.variable(&costs, &usages, Interval { lo: i, hi: i + 9 }).unwrap();
+    }
+    for i in 0..n {
+        for step in [1, 3, 7] {
+            let table: Vec<i64> = (0..16).map(|k| ((i * 7 + k * 19 + step * 5) % 31) as i64).collect();
+            b.edge(VarId(i as u32), VarId(((i + step) % n) as u32), &table).unwrap();
+        }
+    }
+    b.usage_limit(limit).unwrap();
+    b.build().unwrap()
+}
+
+#[test]
+fn a_run_with_an_iteration_limit_is_the_same_on_any_number_of_threads() {
+    let network = ring(40);
+    let run = |threads| {
+        let mut control = Control::new().iteration_limit(3);
+        control.threads = threads;
+        control.seed = 7;
+        let out = Exact.solve(&network, &control);
+        let log: Vec<_> = out.log.iter().map(|l| (l.iteration, l.best, l.bound)).collect();
+        (out.choice, out.bound, log)
+    };
+    let one = run(1);
+    assert!(one.0.is_some());
+    assert_eq!(one, run(4));
+    assert_eq!(one, run(2));
+}
+
+#[test]
+fn a_limit_that_cannot_be_kept_is_proved_so_and_the_least_overflow_reported() {
+    let network = ring(10);
+    let out = Exact.solve(&network, &Control::new());
+    assert_eq!((out.stop_reason, out.choice), (StopReason::Infeasible, None));
+    let (overflow, choice) = out.least_overflow.unwrap();
+    let e = network.evaluate(&choice).unwrap();
+    assert_eq!((e.forbidden, e.overflow), (0, overflow));
+    assert!(overflow > 0);
+}
+
+#[test]
+fn the_least_overflow_of_a_small_network_is_exact() {
+    let mut b = NetworkBuilder::new();
+    let both = Interval { lo: 0, hi: 1 };
+    let u = b.variable(&[0, 9, 0], &[9, 5, 7], both).unwrap();
+    let v = b.variable(&[0, 9], &[9, 6], both).unwrap();
+    // The least usages exclude each other: the next best is 7 + 6.
+    b.edge(u, v, &[0, 0, 0, FORBIDDEN, 0, 0]).unwrap();
+    b.usage_limit(8).unwrap();
+    let out = Exact.solve(&b.build().unwrap(), &Control::new());
+    assert_eq!(out.stop_reason, StopReason::Infeasible);
+    assert_eq!(out.least_overflow, Some((5, vec![2, 1])));
+}
+
+#[test]
+fn contradictory_prohibitions_are_proved_infeasible() {
+    let mut b = NetworkBuilder::new();
+    let v: Vec<_> = (0..3).map(|_| b.variable(&[0, 0], &[], Interval::default()).unwrap()).collect();
+    // Three variables, two values, all different.
+    for (x, y) in [(0, 1), (1, 2), (0, 2)] {
+        b.edge(v[x], v[y], &[FORBIDDEN, 0, 0, FORBIDDEN]).unwrap();
+    }
+    let out = Exact.solve(&b.build().unwrap(), &Control::new());
+    assert_eq!((out.stop_reason, out.choice), (StopReason::Infeasible, None));
+}

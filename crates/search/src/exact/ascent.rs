@@ -2,6 +2,7 @@
 
 use super::core::Core;
 use super::dual::Dual;
+use super::search::Stop;
 
 /// How patient an ascent is.
 #[derive(Clone, Copy, Debug)]
@@ -15,15 +16,51 @@ pub struct Pace {
     pub first_scale: f64,
     /// Length at which to stop.
     pub last_scale: f64,
+    /// Iterations between steps of the multipliers: the messages follow a change of prices only slowly,
+    /// and a subgradient taken too early points elsewhere.
+    pub step_every: u64,
+    /// How much of the last direction each step keeps.
+    pub keep: f64,
+    /// A bound that falls below the best by this many times the gap is given up for the best.
+    pub crash: f64,
+    /// Growth of the steps after each improvement.
+    pub grow: f64,
 }
 
 impl Pace {
     /// From nothing, to the end.
-    pub const FULL: Pace = Pace { warm_up: 20, patience: 20, first_scale: 0.5, last_scale: 1e-6 };
+    pub const FULL: Pace = Pace {
+        warm_up: 20,
+        patience: 20,
+        first_scale: 0.3,
+        last_scale: 1e-6,
+        step_every: 2,
+        keep: 0.5,
+        crash: 2.0,
+        grow: 1.05,
+    };
     /// From a good start, to the end.
-    pub const RESUME: Pace = Pace { warm_up: 3, patience: 15, first_scale: 0.05, last_scale: 1e-6 };
+    pub const RESUME: Pace = Pace {
+        warm_up: 3,
+        patience: 15,
+        first_scale: 0.05,
+        last_scale: 1e-6,
+        step_every: 2,
+        keep: 0.5,
+        crash: 2.0,
+        grow: 1.05,
+    };
     /// From a good start, briefly.
-    pub const BRIEF: Pace = Pace { warm_up: 2, patience: 3, first_scale: 0.1, last_scale: 5e-3 };
+    pub const BRIEF: Pace = Pace {
+        warm_up: 2,
+        patience: 3,
+        first_scale: 0.1,
+        last_scale: 5e-3,
+        step_every: 1,
+        keep: 0.7,
+        crash: 2.0,
+        grow: 1.0,
+    };
 }
 
 /// A lower bound on the rise.
@@ -61,9 +98,9 @@ impl Ascent {
     }
 
     /// About `work` steps of passes; `target` is the cost to aim at, if known. Returns the work done.
-    pub fn advance(&mut self, core: &Core, work: u64, target: Option<i64>) -> u64 {
+    pub fn advance(&mut self, core: &Core, work: u64, target: Option<i64>, stop: Stop<'_>) -> u64 {
         let mut done = 0;
-        while !self.finished && (done == 0 || done < work) {
+        while !self.finished && (done == 0 || (done < work && !stop())) {
             self.dual.pass(core, true);
             self.dual.pass(core, false);
             done += 2 * self.pass_work;
@@ -72,30 +109,43 @@ impl Ascent {
             if self.dual.bound > before {
                 self.best.clone_from(&self.dual);
             }
+            let best = self.best.bound;
+            let gap = target.map_or(0.05 * best.abs() + 1.0, |t| (t as f64 - best).max(0.0));
             // Progress too small to matter counts as none.
-            let span = target.map_or(self.dual.bound.abs() * 1e-3, |t| t as f64 - self.best.bound);
-            if self.dual.bound > before + 1e-4 * span.max(0.0) + 1e-9 {
+            if self.dual.bound > before + 1e-4 * gap + 1e-9 {
                 self.stalled = 0;
+                self.scale = (self.scale * self.pace.grow).min(self.pace.first_scale);
+            } else if self.dual.bound < best - self.pace.crash * gap && self.iteration > self.pace.warm_up {
+                self.dual.clone_from(&self.best);
+                self.shrink();
             } else {
                 self.stalled += 1;
                 if self.stalled > self.pace.patience {
-                    self.stalled = 0;
-                    self.scale *= 0.7;
+                    self.shrink();
                 }
             }
-            let reached = target.is_some_and(|t| self.best.bound > t as f64 - 0.5);
+            let reached = target.is_some_and(|t| best > t as f64 - 0.5);
             if reached || self.scale < self.pace.last_scale {
                 self.finished = true;
             }
-            if self.iteration >= self.pace.warm_up {
-                let target =
-                    target.map_or(self.best.bound + 0.05 * self.best.bound.abs() + 1.0, |t| t as f64);
-                if !self.dual.step(core, target, self.scale, 0.7) && self.stalled > self.pace.patience / 2 {
+            if self.iteration >= self.pace.warm_up && self.iteration.is_multiple_of(self.pace.step_every) {
+                let moved = self.dual.step(core, self.scale * gap, self.pace.keep);
+                if !moved && self.stalled > self.pace.patience / 2 {
                     // No row binds and the messages have settled.
                     self.finished = true;
                 }
             }
         }
         done
+    }
+
+    /// The present length of the steps.
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    fn shrink(&mut self) {
+        self.stalled = 0;
+        self.scale *= 0.7;
     }
 }

@@ -24,6 +24,8 @@ pub struct Dual {
     priced: Vec<f64>,
     /// Average of the subgradients.
     direction: Vec<f64>,
+    /// Which multipliers the last step moved.
+    active: Vec<bool>,
     /// The assignment that the last pass preferred, variable by variable.
     pub preferred: Vec<u32>,
     /// How often each value was preferred lately, between zero and one.
@@ -49,6 +51,7 @@ impl Dual {
             lambda: vec![0.0; core.slack.len()],
             priced: Vec::new(),
             direction: vec![0.0; core.slack.len()],
+            active: vec![false; core.slack.len()],
             preferred: vec![0; core.variables() as usize],
             occupancy: vec![0.0; core.value_count()],
             bound: f64::NEG_INFINITY,
@@ -179,18 +182,16 @@ impl Dual {
         self.bound = bound - paid + core.constant as f64;
     }
 
-    /// Moves the multipliers along the averaged subgradient at the preferred assignment, aiming at
-    /// `target` with a step of `scale` times Polyak's. False if no row asks for it.
-    pub fn step(&mut self, core: &Core, target: f64, scale: f64, keep: f64) -> bool {
+    /// Moves the multipliers along the averaged subgradient at the preferred assignment: Polyak's step
+    /// for a bound that is to rise by `rise`. False if no row asks for it.
+    pub fn step(&mut self, core: &Core, rise: f64, keep: f64) -> bool {
         let load = core.load(&self.preferred);
-        let mut norm = 0.0;
         for (t, d) in self.direction.iter_mut().enumerate() {
             let g = (load[t] - core.slack[t]) as f64;
             *d = keep * *d + (1.0 - keep) * g;
-            if self.lambda[t] > 0.0 || *d > 0.0 {
-                norm += *d * *d;
-            }
         }
+        self.mark_peaks();
+        let norm: f64 = self.direction.iter().zip(&self.active).filter(|a| *a.1).map(|(d, _)| d * d).sum();
         for v in 0..core.variables() {
             let values = core.values(v);
             let chosen = values.start + self.preferred[v as usize] as usize;
@@ -202,12 +203,35 @@ impl Dual {
         if norm <= 0.0 {
             return false;
         }
-        let step = scale * (target - self.bound).max(0.0) / norm;
-        for (l, &d) in self.lambda.iter_mut().zip(&self.direction) {
-            *l = (*l + step * d).max(0.0);
+        let step = rise / norm;
+        for ((l, &d), &active) in self.lambda.iter_mut().zip(&self.direction).zip(&self.active) {
+            if active {
+                *l = (*l + step * d).max(0.0);
+            }
         }
         self.price(core);
         true
+    }
+
+    /// The rows whose price moves: those that have one, and of each stretch of overfull rows the worst.
+    /// At the best prices few rows have one; spreading a step over a whole stretch would only hide which.
+    fn mark_peaks(&mut self) {
+        for (a, &l) in self.active.iter_mut().zip(&self.lambda) {
+            *a = l > 0.0;
+        }
+        let mut peak: Option<usize> = None;
+        for t in 0..=self.direction.len() {
+            let over = self.direction.get(t).copied().filter(|&d| d > 0.0);
+            match (over, peak) {
+                (Some(d), Some(p)) if d <= self.direction[p] => {}
+                (Some(_), _) => peak = Some(t),
+                (None, Some(p)) => {
+                    self.active[p] = true;
+                    peak = None;
+                }
+                (None, None) => {}
+            }
+        }
     }
 
     /// An assignment: variables in order, each given those before it and the messages from those after.

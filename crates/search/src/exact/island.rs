@@ -3,6 +3,7 @@
 use super::block::{Blocks, Effort, Moved};
 use super::core::Core;
 use super::dual::prefix_sums;
+use super::search::Stop;
 use super::state::State;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -43,17 +44,17 @@ impl Island {
     }
 
     /// About `work` steps: towards feasibility under rising prices first, then downhill.
-    pub fn advance(&mut self, core: &Core, work: u64, lambda: &[f64]) {
+    pub fn advance(&mut self, core: &Core, work: u64, lambda: &[f64], stop: Stop<'_>) {
         let end = self.blocks.work + work;
         if !self.state.feasible(core) {
-            self.repair(core, end, lambda);
+            self.repair(core, end, lambda, stop);
         }
         if !self.state.feasible(core) {
             return;
         }
         self.keep_best();
         let n = core.variables();
-        while self.blocks.work < end {
+        while self.blocks.work < end && !stop() {
             let size = self.rng.random_range(1..=MAX_BLOCK);
             let seed = self.rng.random_range(0..n);
             self.blocks.grow(core, &[seed], size, &mut self.rng);
@@ -77,7 +78,7 @@ impl Island {
     }
 
     /// Sets blocks to what is best under prices, and raises the price of every overfull row.
-    fn repair(&mut self, core: &Core, end: u64, lambda: &[f64]) {
+    fn repair(&mut self, core: &Core, end: u64, lambda: &[f64], stop: Stop<'_>) {
         let n = core.variables();
         let mut price = lambda.to_vec();
         let priced = price.iter().filter(|&&l| l > 0.0).count();
@@ -88,7 +89,7 @@ impl Island {
             self.state.cost.max(1) as f64 / peak * 0.01
         };
         let mut rise = 0.05;
-        while self.blocks.work < end && !self.state.feasible(core) {
+        while self.blocks.work < end && !self.state.feasible(core) && !stop() {
             let prefix = prefix_sums(&price);
             for _ in 0..n / 10 + 10 {
                 let seed = self.rng.random_range(0..n);

@@ -14,6 +14,7 @@ pub mod dual;
 pub mod island;
 mod kernel;
 pub mod model;
+mod overflow;
 pub mod profile;
 pub mod reduce;
 pub mod rows;
@@ -23,6 +24,7 @@ pub mod state;
 
 use crate::network::Network;
 use crate::outcome::{Control, Outcome, Recorder, Solver, StopReason};
+use contract::Infeasible;
 use model::Model;
 
 /// The anytime exact solver.
@@ -36,23 +38,30 @@ impl Solver for Exact {
 
     fn solve(&self, network: &Network, control: &Control<'_>) -> Outcome {
         let mut recorder = Recorder::new(control);
-        let reduced = contract::contract(network).and_then(|mut model| {
-            reduce::reduce(&mut model)?;
-            Ok(model)
-        });
-        let Ok(model) = reduced else {
-            return recorder.finish(StopReason::Infeasible);
-        };
-        if model.live().is_empty() {
-            let reason = search(network, model, control, &mut recorder);
-            return recorder.finish(reason);
+        let reason = solve(network, control, &mut recorder);
+        if recorder.choice().is_none() && network.usage_limit().is_some() {
+            overflow::least_overflow(network, control, &mut recorder);
         }
-        let reason = match rayon::ThreadPoolBuilder::new().num_threads(control.threads).build() {
-            Ok(pool) => pool.install(|| search(network, model, control, &mut recorder)),
-            // Without threads of its own the search uses those that are there.
-            Err(_) => search(network, model, control, &mut recorder),
-        };
         recorder.finish(reason)
+    }
+}
+
+/// Reduces and searches; what is found goes to the recorder.
+fn solve(network: &Network, control: &Control<'_>, recorder: &mut Recorder<'_, '_>) -> StopReason {
+    let mut model = match contract::contract(network) {
+        Ok(model) => model,
+        Err(Infeasible) => return StopReason::Infeasible,
+    };
+    if reduce::reduce(&mut model) == Err(Infeasible) {
+        return StopReason::Infeasible;
+    }
+    if model.live().is_empty() {
+        return search(network, model, control, recorder);
+    }
+    match rayon::ThreadPoolBuilder::new().num_threads(control.threads).build() {
+        Ok(pool) => pool.install(|| search(network, model, control, recorder)),
+        // Without threads of its own the search uses those that are there.
+        Err(_) => search(network, model, control, recorder),
     }
 }
 
@@ -62,8 +71,8 @@ fn search(
     control: &Control<'_>,
     recorder: &mut Recorder<'_, '_>,
 ) -> StopReason {
+    // Trust nothing but the network itself.
     let publish = |choice: &[u32], recorder: &mut Recorder<'_, '_>, round: u64, source: &str| {
-        // Trust nothing but the network itself.
         if let Ok(e) = network.evaluate(choice)
             && e.feasible()
             && let Ok(cost) = i64::try_from(e.cost)
@@ -71,5 +80,12 @@ fn search(
             recorder.offer(cost, choice, round, source);
         }
     };
-    search::Search::new(model, control.seed).run(control, recorder, &publish)
+    let overfull = |choice: &[u32], recorder: &mut Recorder<'_, '_>| {
+        if let Ok(e) = network.evaluate(choice)
+            && e.forbidden == 0
+        {
+            recorder.offer_overflow(e.overflow, choice);
+        }
+    };
+    search::Search::new(model, control.seed).run(control, recorder, &publish, &overfull)
 }

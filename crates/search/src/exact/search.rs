@@ -31,6 +31,12 @@ const BRANCH_VALUES: usize = 5000;
 /// Turns labels of the model into a published assignment.
 pub type Publish<'p> = dyn Fn(&[u32], &mut Recorder<'_, '_>, u64, &str) + 'p;
 
+/// Reports labels of the model that avoid what is forbidden but do not fit.
+pub type Overfull<'p> = dyn Fn(&[u32], &mut Recorder<'_, '_>) + 'p;
+
+/// Asked often whether time is up or the caller wants to stop.
+pub type Stop<'s> = &'s (dyn Fn() -> bool + Sync);
+
 /// The search over one model.
 pub struct Search {
     stage: Stage,
@@ -58,6 +64,7 @@ impl Search {
         control: &Control<'_>,
         recorder: &mut Recorder<'_, '_>,
         publish: &Publish<'_>,
+        overfull: &Overfull<'_>,
     ) -> StopReason {
         loop {
             if self.stage.core.variables() == 0 {
@@ -70,12 +77,15 @@ impl Search {
             }
             self.round += 1;
             self.prepare(recorder.bound());
-            self.work(recorder.cost());
+            self.work(recorder.cost(), control);
             self.collect();
             if let Some(best) = &self.best
                 && recorder.cost().is_none_or(|c| best.cost < c)
             {
                 publish(&self.stage.lift(&best.x), recorder, self.round, "search");
+            }
+            if recorder.cost().is_none() {
+                self.report_overflow(recorder, overfull);
             }
             if let Some(reason) = self.prove(recorder, publish) {
                 return reason;
@@ -95,7 +105,8 @@ impl Search {
     }
 
     /// One round of everybody's work.
-    fn work(&mut self, target: Option<i64>) {
+    fn work(&mut self, target: Option<i64>, control: &Control<'_>) {
+        let stop = || control.stop(0).is_some_and(|r| r != StopReason::IterationLimit);
         let work = self.budget();
         let lambda = self.stage.ascent.best().lambda.clone();
         let Stage { core, ascent, .. } = &mut self.stage;
@@ -104,13 +115,13 @@ impl Search {
             || match tree {
                 Some((tree, _)) => {
                     tree.limit = target.map_or(tree.limit, |t| tree.limit.min(t));
-                    tree.advance(work);
+                    tree.advance(work, &stop);
                 }
                 None => {
-                    ascent.advance(core, work, target);
+                    ascent.advance(core, work, target, &stop);
                 }
             },
-            || islands.par_iter_mut().for_each(|i| i.advance(core, work, &lambda)),
+            || islands.par_iter_mut().for_each(|i| i.advance(core, work, &lambda, &stop)),
         );
     }
 
@@ -158,6 +169,13 @@ impl Search {
                     }
                 }
             }
+        }
+    }
+
+    /// While nothing fits: how far the islands are from it.
+    fn report_overflow(&self, recorder: &mut Recorder<'_, '_>, overfull: &Overfull<'_>) {
+        for island in self.islands.iter().filter(|i| i.state.forbidden == 0) {
+            overfull(&self.stage.lift(&island.state.x), recorder);
         }
     }
 
