@@ -2,7 +2,7 @@
 //!
 //! Every collective over a set of axes has a few algorithms, each taking `α + β · bytes`; the cheapest for the size
 //! at hand is chosen, as NCCL's tuner does. With m units of one group at a level, ring rate R (see
-//! [`crate::rates`]), latency λ, n members in all, sums and maxima over the levels crossed:
+//! `rates`), latency λ, n members in all, sums and maxima over the levels crossed:
 //!
 //! | collective | algorithm | α | β |
 //! |---|---|---|---|

@@ -1,7 +1,7 @@
 //! The goal-directed search for re-layouts: few moves, chosen with the target in view.
 //!
-//! Used where [`crate::space`] cannot list all arrangements. On small meshes it is a shortest-path search, exact over
-//! the moves that [`crate::moves`] proposes; on large ones it is guided by a guess at the time still to go, and what
+//! Used where `space` cannot list all arrangements. On small meshes it is a shortest-path search, exact over
+//! the moves that `moves` proposes; on large ones it is guided by a guess at the time still to go, and what
 //! it finds is a good way, not a proved one.
 
 use crate::collective::Collective;

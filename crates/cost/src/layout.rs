@@ -102,17 +102,22 @@ impl Layout {
 
     /// The axes that a condition holds for.
     pub fn axes_where(&self, holds: impl Fn(Placement) -> bool) -> AxisSet {
-        (0..u32::from(self.len)).map(AxisId).filter(|&axis| holds(self.get(axis))).collect()
+        self.codes_where(|code| holds(unpack(code)))
     }
 
     /// The axes that shard a dimension.
     pub fn shards(&self, dim: u8) -> AxisSet {
-        self.axes_where(|placement| placement == Placement::Shard(dim))
+        self.codes_where(|code| code == SHARD + u16::from(dim))
+    }
+
+    fn codes_where(&self, holds: impl Fn(u16) -> bool) -> AxisSet {
+        let codes = self.codes[..self.len as usize].iter().enumerate();
+        AxisSet(codes.fold(0, |bits, (at, &code)| bits | u32::from(holds(code)) << at))
     }
 
     /// The axes of which only one digit holds anything.
     pub fn absent(&self) -> AxisSet {
-        self.axes_where(|placement| matches!(placement, Placement::Absent(_)))
+        self.codes_where(|code| code >= ABSENT)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A second opinion for tests: every step that the meaning of layouts allows, by brute force, on tiny meshes.
 //!
-//! The search in [`crate::relayout`] considers few, goal-directed moves. Here every subset of axes may do anything
+//! The search in `relayout` considers few, goal-directed moves. Here every subset of axes may do anything
 //! legal at any time, and shortest paths are computed between all arrangements. Both must agree.
 
 use crate::collective::{Collective, Comm};

@@ -2,11 +2,11 @@
 //!
 //! A re-layout is a sequence of [`Step`]s. Its cost is the sum of their seconds: steps depend on each other, so they
 //! do not overlap. Two searches share the work:
-//! - On a mesh with few arrangements (four binary axes and a four-dimensional tensor, say), [`crate::space`] answers
+//! - On a mesh with few arrangements (four binary axes and a four-dimensional tensor, say), `space` answers
 //!   exactly: shortest paths over all arrangements and all steps, a whole row of targets at a time.
 //! - On larger meshes, neighbouring axes of a level that have the same placement before and the same after are
 //!   treated as one, which leaves few axes in most cases, and those are answered as above.
-//! - What is left, and where axes are absent, goes to the goal-directed search of [`crate::directed`], whose answer
+//! - What is left, and where axes are absent, goes to the goal-directed search of `directed`, whose answer
 //!   is a way that works and is seldom far from the best one, but comes without proof.
 //!
 //! The cost is zero exactly when no byte has to move, that is when every axis either keeps its placement, or goes

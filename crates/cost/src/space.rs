@@ -7,7 +7,7 @@
 //! inequality by construction.
 //!
 //! Not in here: absent axes and mixtures of sums and maxima, whose arrangements would be too many, and meshes of
-//! many axes. Those are left to the goal-directed search of [`crate::relayout`].
+//! many axes. Those are left to the goal-directed search of `relayout`.
 
 use crate::collective::Comm;
 use crate::layout::{Arrangement, Layout, MAX_DIMS, Placement, Reduction, TensorShape};

@@ -97,10 +97,39 @@ impl AxisSet {
     }
 
     /// The axes, outermost first.
-    pub fn iter(self) -> impl DoubleEndedIterator<Item = AxisId> + Clone {
-        (0..32).map(AxisId).filter(move |&axis| self.contains(axis))
+    pub fn iter(self) -> AxisIter {
+        AxisIter(self.0)
     }
 }
+
+/// The axes of a set, outermost first.
+#[derive(Clone, Debug)]
+pub struct AxisIter(u32);
+
+impl Iterator for AxisIter {
+    type Item = AxisId;
+
+    fn next(&mut self) -> Option<AxisId> {
+        let axis = (self.0 != 0).then(|| self.0.trailing_zeros())?;
+        self.0 &= self.0 - 1;
+        Some(AxisId(axis))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.0.count_ones() as usize;
+        (left, Some(left))
+    }
+}
+
+impl DoubleEndedIterator for AxisIter {
+    fn next_back(&mut self) -> Option<AxisId> {
+        let axis = (self.0 != 0).then(|| self.0.ilog2())?;
+        self.0 ^= 1 << axis;
+        Some(AxisId(axis))
+    }
+}
+
+impl ExactSizeIterator for AxisIter {}
 
 impl FromIterator<AxisId> for AxisSet {
     fn from_iter<I: IntoIterator<Item = AxisId>>(axes: I) -> AxisSet {
