@@ -2,6 +2,7 @@
 
 mod init;
 pub mod kernels;
+mod math;
 pub mod measure;
 mod serial;
 mod tensor;

@@ -3,6 +3,7 @@
 //! Data are contiguous, last dimension fastest. Kernels compute in `f32` or `f64`; 16-bit floats are for
 //! storage and are widened around each kernel.
 
+use crate::math;
 use half::{bf16, f16};
 use shardwright_graph::{Block, DType, Dims, Shape, TensorType};
 
@@ -133,6 +134,8 @@ pub trait Float:
     fn sqrt(self) -> Self;
     /// Hyperbolic tangent.
     fn tanh(self) -> Self;
+    /// Gauss error function.
+    fn erf(self) -> Self;
     /// Sine.
     fn sin(self) -> Self;
     /// Cosine.
@@ -150,47 +153,64 @@ pub trait Float:
 }
 
 macro_rules! float {
-    ($t:ident) => {
+    ($t:ident, exp: $exp:path, tanh: $tanh:path, erf: $erf:path) => {
         impl Float for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $t::NEG_INFINITY;
+            #[inline(always)]
             fn from_f64(x: f64) -> Self {
                 x as $t
             }
+            #[inline(always)]
             fn to_f64(self) -> f64 {
                 f64::from(self)
             }
+            #[inline(always)]
             fn exp(self) -> Self {
-                $t::exp(self)
+                $exp(self)
             }
+            #[inline(always)]
             fn ln(self) -> Self {
                 $t::ln(self)
             }
+            #[inline(always)]
             fn sqrt(self) -> Self {
                 $t::sqrt(self)
             }
+            #[inline(always)]
             fn tanh(self) -> Self {
-                $t::tanh(self)
+                $tanh(self)
             }
+            #[inline(always)]
+            fn erf(self) -> Self {
+                $erf(self)
+            }
+            #[inline(always)]
             fn sin(self) -> Self {
                 $t::sin(self)
             }
+            #[inline(always)]
             fn cos(self) -> Self {
                 $t::cos(self)
             }
+            #[inline(always)]
             fn powf(self, p: Self) -> Self {
                 $t::powf(self, p)
             }
+            #[inline(always)]
             fn abs(self) -> Self {
                 $t::abs(self)
             }
+            #[inline(always)]
             fn max(self, other: Self) -> Self {
                 $t::max(self, other)
             }
+            #[inline(always)]
             fn min(self, other: Self) -> Self {
                 $t::min(self, other)
             }
+            #[inline(always)]
             fn mul_add(self, a: Self, b: Self) -> Self {
                 $t::mul_add(self, a, b)
             }
@@ -198,8 +218,8 @@ macro_rules! float {
     };
 }
 
-float!(f32);
-float!(f64);
+float!(f32, exp: math::exp, tanh: math::tanh, erf: math::erf);
+float!(f64, exp: f64::exp, tanh: f64::tanh, erf: math::erf_f64);
 
 /// A borrowed tensor.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,10 @@
 //! Kernels of the cross-entropy loss, its sum of exponentials and its gradient.
 
-use super::{Context, Kernel, KernelError, read, vector::sum, write};
+use super::{
+    Context, Kernel, KernelError, read,
+    vector::{sum, vectorised},
+    write,
+};
 use crate::tensor::{Elements, Float, View, ViewMut};
 use shardwright_graph::ops::{CrossEntropy, CrossEntropyGrad, SumExp};
 
@@ -44,9 +48,11 @@ impl Kernel for SumExp {
         let (x, m) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let s = write::<T>(&mut outputs[0])?;
         let rows = x.chunks_exact(x.len() / m.len());
-        for ((s, x), &m) in s.iter_mut().zip(rows).zip(m) {
-            *s = sum(x, |x| (x - m).exp());
-        }
+        vectorised(|| {
+            for ((s, x), &m) in s.iter_mut().zip(rows).zip(m) {
+                *s = sum(x, |x| (x - m).exp());
+            }
+        });
         Ok(())
     }
 }
@@ -86,7 +92,7 @@ impl Kernel for CrossEntropyGrad {
         let rows = write::<T>(&mut outputs[0])?.chunks_exact_mut(labels.held);
         for (row, (dx, x)) in rows.zip(logits).enumerate() {
             let (m, scale) = (m[row], dloss[row] / s[row]);
-            dx.iter_mut().zip(x).for_each(|(dx, &x)| *dx = (x - m).exp() * scale);
+            vectorised(|| dx.iter_mut().zip(x).for_each(|(dx, &x)| *dx = (x - m).exp() * scale));
             if let Some(column) = labels.column(row)? {
                 dx[column] = dx[column] - dloss[row];
             }

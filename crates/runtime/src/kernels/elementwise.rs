@@ -1,6 +1,6 @@
 //! Kernels of the element-wise ops: unary, binary, compare, select, cast, fill, iota.
 
-use super::{Context, Kernel, KernelError, loops::count, read, write};
+use super::{Context, Kernel, KernelError, loops::count, read, vector::vectorised, write};
 use crate::tensor::{Element, Elements, ElementsMut, Float, View, ViewMut};
 use half::{bf16, f16};
 use shardwright_graph::{
@@ -11,54 +11,35 @@ use smallvec::SmallVec;
 
 type Result = std::result::Result<(), KernelError>;
 
-/// erf to the last bit or two of f64: series near zero, continued fraction in the tail.
-pub(crate) fn erf(x: f64) -> f64 {
-    let a = x.abs();
-    if a < 2.5 {
-        // erf(x) = 2/sqrt(pi) * exp(-x^2) * sum 2^n x^(2n+1) / (2n+1)!!
-        let (mut term, mut sum, mut n) = (x, x, 0.0);
-        while term.abs() > 1e-17 * sum.abs() && n < 200.0 {
-            n += 1.0;
-            term *= 2.0 * x * x / (2.0 * n + 1.0);
-            sum += term;
-        }
-        std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
-    } else if a > 6.0 {
-        x.signum()
-    } else {
-        // erfc(a) = exp(-a^2)/sqrt(pi) / (a + (1/2)/(a + (2/2)/(a + (3/2)/...)))
-        let mut fraction = a;
-        for k in (1..=60).rev() {
-            fraction = a + f64::from(k) * 0.5 / fraction;
-        }
-        let erfc = (-a * a).exp() * (0.5 * std::f64::consts::FRAC_2_SQRT_PI) / fraction;
-        x.signum() * (1.0 - erfc)
-    }
-}
-
+#[inline(always)]
 pub(crate) fn sigmoid<T: Float>(x: T) -> T {
     T::ONE / (T::ONE + (-x).exp())
 }
 
 /// Normal distribution function and density at x.
+#[inline(always)]
 fn normal<T: Float>(x: T) -> (T, T) {
-    let x = x.to_f64();
-    let cdf = 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
-    let pdf = (-0.5 * x * x).exp() * 0.398_942_280_401_432_7;
-    (T::from_f64(cdf), T::from_f64(pdf))
+    let half = T::from_f64(0.5);
+    let cdf = half * (T::ONE + (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf());
+    let pdf = (-half * x * x).exp() * T::from_f64(0.398_942_280_401_432_7);
+    (cdf, pdf)
 }
 
 /// The inner tanh of the approximate GELU, and the derivative of its argument.
+#[inline(always)]
 fn gelu_tanh<T: Float>(x: T) -> (T, T) {
     let (c, k) = (T::from_f64(0.797_884_560_802_865_4), T::from_f64(0.044715));
     let inner = c * (x + k * x * x * x);
     (inner.tanh(), c * (T::ONE + T::from_f64(3.0) * k * x * x))
 }
 
+#[inline(always)]
 fn map<T: Element, U: Element>(x: &[T], y: &mut [U], f: impl Fn(T) -> U) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y = f(x);
-    }
+    vectorised(|| {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = f(x);
+        }
+    });
 }
 
 impl Kernel for Unary {
@@ -76,7 +57,7 @@ impl Kernel for Unary {
                 map(x, y, |x| a * x + b);
             }
             UnaryFn::Cos => map(x, y, |x| x.cos()),
-            UnaryFn::Erf => map(x, y, |x| T::from_f64(erf(x.to_f64()))),
+            UnaryFn::Erf => map(x, y, |x| x.erf()),
             UnaryFn::Exp => map(x, y, |x| x.exp()),
             UnaryFn::Gelu => map(x, y, |x| x * normal(x).0),
             UnaryFn::GeluTanh => map(x, y, |x| half * x * (T::ONE + gelu_tanh(x).0)),
@@ -105,10 +86,13 @@ impl Kernel for Unary {
     }
 }
 
+#[inline(always)]
 fn map2<T: Element, U: Element, V: Element>(x: &[T], y: &[U], z: &mut [V], f: impl Fn(T, U) -> V) {
-    for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
-        *z = f(x, y);
-    }
+    vectorised(|| {
+        for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
+            *z = f(x, y);
+        }
+    });
 }
 
 impl Kernel for UnaryGrad {

@@ -5,7 +5,7 @@
 //! row along which statistics and parameters each stand still or move in step: layer norm (statistics
 //! still, parameters moving), batch norm of images (both still) and of vectors (both moving) share one code.
 
-use super::vector::{LANES, sums};
+use super::vector::{LANES, sums, vectorised};
 use crate::tensor::Float;
 use smallvec::SmallVec;
 
@@ -56,6 +56,7 @@ impl Layout {
     }
 
     /// Calls `visit` for every row, in order.
+    #[inline(always)]
     fn for_rows(&self, mut visit: impl FnMut(Place)) {
         let mut index: SmallVec<[usize; 4]> = SmallVec::from_elem(0, self.outer.len());
         let mut place = [0; 3];
@@ -184,12 +185,14 @@ pub(crate) fn map<const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> T>(
     f: F,
 ) {
     let row = layout.row;
-    layout.for_rows(|place| {
-        let operands = operands.row::<S, P>(place, row);
-        let y = &mut y[place[0]..place[0] + row];
-        for (j, y) in y.iter_mut().enumerate() {
-            *y = f(operands.at::<S, P>(j));
-        }
+    vectorised(|| {
+        layout.for_rows(|place| {
+            let operands = operands.row::<S, P>(place, row);
+            let y = &mut y[place[0]..place[0] + row];
+            for (j, y) in y.iter_mut().enumerate() {
+                *y = f(operands.at::<S, P>(j));
+            }
+        });
     });
 }
 
@@ -200,7 +203,7 @@ pub(crate) fn sum_to_stats<const S: bool, const P: bool, T: Float, F: Fn(Point<T
     stats: [&mut [T]; 2],
     f: F,
 ) {
-    sum_rows::<S, P, S, T, F>(layout, operands, stats, 1, f);
+    vectorised(|| sum_rows::<S, P, S, T, F>(layout, operands, stats, 1, f));
 }
 
 /// `params[k] += f(operands)[k]` over everything that shares a parameter.
@@ -210,7 +213,7 @@ pub(crate) fn sum_to_params<const S: bool, const P: bool, T: Float, F: Fn(Point<
     params: [&mut [T]; 2],
     f: F,
 ) {
-    sum_rows::<S, P, P, T, F>(layout, operands, params, 2, f);
+    vectorised(|| sum_rows::<S, P, P, T, F>(layout, operands, params, 2, f));
 }
 
 /// Adds `f` to two results that lie at `place[which]` and move along the row if `R`.

@@ -1,6 +1,6 @@
 //! Kernels of the weight updates.
 
-use super::{Context, Kernel, KernelError, read, write};
+use super::{Context, Kernel, KernelError, read, vector::vectorised, write};
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{Adam, Momentum, Sgd};
 
@@ -17,9 +17,12 @@ impl Kernel for Sgd {
     ) -> Result<(), KernelError> {
         let (w, g) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let lr = T::from_f64(self.lr.0);
-        for ((new, &w), &g) in write::<T>(&mut outputs[0])?.iter_mut().zip(w).zip(g) {
-            *new = w - lr * g;
-        }
+        let new = write::<T>(&mut outputs[0])?;
+        vectorised(|| {
+            for ((new, &w), &g) in new.iter_mut().zip(w).zip(g) {
+                *new = w - lr * g;
+            }
+        });
         Ok(())
     }
 }
@@ -35,10 +38,12 @@ impl Kernel for Momentum {
         let [new_w, new_v] = outputs else { return Err(missing()) };
         let (new_w, new_v) = (write::<T>(new_w)?, write::<T>(new_v)?);
         let (lr, momentum) = (T::from_f64(self.lr.0), T::from_f64(self.momentum.0));
-        for ((((new_w, new_v), &w), &g), &v) in new_w.iter_mut().zip(new_v).zip(w).zip(g).zip(v) {
-            *new_v = momentum * v + g;
-            *new_w = w - lr * *new_v;
-        }
+        vectorised(|| {
+            for ((((new_w, new_v), &w), &g), &v) in new_w.iter_mut().zip(new_v).zip(w).zip(g).zip(v) {
+                *new_v = momentum * v + g;
+                *new_w = w - lr * *new_v;
+            }
+        });
         Ok(())
     }
 }
@@ -61,11 +66,13 @@ impl Kernel for Adam {
         let correction = T::from_f64(1.0 / (1.0 - beta2.powf(t)));
         let [a1, b1, a2, b2, eps] = [beta1, 1.0 - beta1, beta2, 1.0 - beta2, self.eps.0].map(T::from_f64);
         let new = new_w.iter_mut().zip(new_m).zip(new_v);
-        for ((((((new_w, new_m), new_v), &w), &g), &m), &v) in new.zip(w).zip(g).zip(m).zip(v) {
-            *new_m = a1 * m + b1 * g;
-            *new_v = a2 * v + b2 * (g * g);
-            *new_w = w - rate * *new_m / ((*new_v * correction).sqrt() + eps);
-        }
+        vectorised(|| {
+            for ((((((new_w, new_m), new_v), &w), &g), &m), &v) in new.zip(w).zip(g).zip(m).zip(v) {
+                *new_m = a1 * m + b1 * g;
+                *new_v = a2 * v + b2 * (g * g);
+                *new_w = w - rate * *new_m / ((*new_v * correction).sqrt() + eps);
+            }
+        });
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{
     Context, Kernel, KernelError, read,
-    vector::{dot, largest, sum},
+    vector::{dot, largest, sum, vectorised},
     write,
 };
 use crate::tensor::{Float, View, ViewMut};
@@ -40,28 +40,33 @@ impl Kernel for Softmax {
         let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
         let blocks = x.chunks_exact(layout.block()).zip(y.chunks_exact_mut(layout.block()));
         if layout.inner == 1 {
-            for (x, y) in blocks {
-                let max = largest(x);
-                y.iter_mut().zip(x).for_each(|(y, &x)| *y = (x - max).exp());
-                let scale = T::ONE / sum(y, |y| y);
-                y.iter_mut().for_each(|y| *y *= scale);
-            }
+            vectorised(|| {
+                for (x, y) in blocks {
+                    let max = largest(x);
+                    y.iter_mut().zip(x).for_each(|(y, &x)| *y = (x - max).exp());
+                    let scale = T::ONE / sum(y, |y| y);
+                    y.iter_mut().for_each(|y| *y *= scale);
+                }
+            });
             return Ok(());
         }
         let (max, total) = context.scratch.take::<T>(2 * layout.inner).split_at_mut(layout.inner);
-        for (x, y) in blocks {
-            column_sums(x, max, total);
-            for (x, y) in x.chunks_exact(layout.inner).zip(y.chunks_exact_mut(layout.inner)) {
-                for (((y, &x), &max), &total) in y.iter_mut().zip(x).zip(&*max).zip(&*total) {
-                    *y = (x - max).exp() / total;
+        vectorised(|| {
+            for (x, y) in blocks {
+                column_sums(x, max, total);
+                for (x, y) in x.chunks_exact(layout.inner).zip(y.chunks_exact_mut(layout.inner)) {
+                    for (((y, &x), &max), &total) in y.iter_mut().zip(x).zip(&*max).zip(&*total) {
+                        *y = (x - max).exp() / total;
+                    }
                 }
             }
-        }
+        });
         Ok(())
     }
 }
 
 /// The maximum of each column, and the sum of the exponentials of the differences from it.
+#[inline(always)]
 fn column_sums<T: Float>(x: &[T], max: &mut [T], total: &mut [T]) {
     let inner = max.len();
     max.fill(T::NEG_INFINITY);
@@ -87,23 +92,27 @@ impl Kernel for LogSoftmax {
         let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
         let blocks = x.chunks_exact(layout.block()).zip(y.chunks_exact_mut(layout.block()));
         if layout.inner == 1 {
-            for (x, y) in blocks {
-                let max = largest(x);
-                let log = sum(x, |x| (x - max).exp()).ln();
-                y.iter_mut().zip(x).for_each(|(y, &x)| *y = (x - max) - log);
-            }
+            vectorised(|| {
+                for (x, y) in blocks {
+                    let max = largest(x);
+                    let log = sum(x, |x| (x - max).exp()).ln();
+                    y.iter_mut().zip(x).for_each(|(y, &x)| *y = (x - max) - log);
+                }
+            });
             return Ok(());
         }
         let (max, total) = context.scratch.take::<T>(2 * layout.inner).split_at_mut(layout.inner);
-        for (x, y) in blocks {
-            column_sums(x, max, total);
-            total.iter_mut().for_each(|t| *t = t.ln());
-            for (x, y) in x.chunks_exact(layout.inner).zip(y.chunks_exact_mut(layout.inner)) {
-                for (((y, &x), &max), &log) in y.iter_mut().zip(x).zip(&*max).zip(&*total) {
-                    *y = (x - max) - log;
+        vectorised(|| {
+            for (x, y) in blocks {
+                column_sums(x, max, total);
+                total.iter_mut().for_each(|t| *t = t.ln());
+                for (x, y) in x.chunks_exact(layout.inner).zip(y.chunks_exact_mut(layout.inner)) {
+                    for (((y, &x), &max), &log) in y.iter_mut().zip(x).zip(&*max).zip(&*total) {
+                        *y = (x - max) - log;
+                    }
                 }
             }
-        }
+        });
         Ok(())
     }
 }
@@ -124,26 +133,30 @@ fn backward<T: Float>(
     let block = layout.block();
     let blocks = y.chunks_exact(block).zip(dy.chunks_exact(block)).zip(dx.chunks_exact_mut(block));
     if layout.inner == 1 {
-        for ((y, dy), dx) in blocks {
-            let sum = sum_of(y, dy);
-            dx.iter_mut().zip(y).zip(dy).for_each(|((dx, &y), &dy)| *dx = finish(y, dy, sum));
-        }
+        vectorised(|| {
+            for ((y, dy), dx) in blocks {
+                let sum = sum_of(y, dy);
+                dx.iter_mut().zip(y).zip(dy).for_each(|((dx, &y), &dy)| *dx = finish(y, dy, sum));
+            }
+        });
         return Ok(());
     }
     let inner = layout.inner;
     let sums = context.scratch.take::<T>(inner);
-    for ((y, dy), dx) in blocks {
-        sums.fill(T::ZERO);
-        for (y, dy) in y.chunks_exact(inner).zip(dy.chunks_exact(inner)) {
-            sums.iter_mut().zip(y).zip(dy).for_each(|((sum, &y), &dy)| *sum += term(y, dy));
-        }
-        let rows = y.chunks_exact(inner).zip(dy.chunks_exact(inner)).zip(dx.chunks_exact_mut(inner));
-        for ((y, dy), dx) in rows {
-            for (((dx, &y), &dy), &sum) in dx.iter_mut().zip(y).zip(dy).zip(&*sums) {
-                *dx = finish(y, dy, sum);
+    vectorised(|| {
+        for ((y, dy), dx) in blocks {
+            sums.fill(T::ZERO);
+            for (y, dy) in y.chunks_exact(inner).zip(dy.chunks_exact(inner)) {
+                sums.iter_mut().zip(y).zip(dy).for_each(|((sum, &y), &dy)| *sum += term(y, dy));
+            }
+            let rows = y.chunks_exact(inner).zip(dy.chunks_exact(inner)).zip(dx.chunks_exact_mut(inner));
+            for ((y, dy), dx) in rows {
+                for (((dx, &y), &dy), &sum) in dx.iter_mut().zip(y).zip(dy).zip(&*sums) {
+                    *dx = finish(y, dy, sum);
+                }
             }
         }
-    }
+    });
     Ok(())
 }
 

@@ -1,11 +1,46 @@
-//! Sums over contiguous rows, shared by the kernels of softmax, losses and norms.
+//! What the kernels that work on contiguous rows share: wide vectors where the machine has them, and sums.
 
 use crate::tensor::Float;
+
+/// Runs `f`, compiled for the widest vectors that the machine has.
+///
+/// The binary is built for any machine of its architecture; loops that are inlined into `f` (hence the
+/// `inline(always)` all over this file) are compiled once more for each set of instructions listed here.
+/// Results do not depend on the choice: nothing is reassociated and no multiply-add is fused.
+#[inline(always)]
+pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+        fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        #[target_feature(enable = "avx2")]
+        fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        // The answers are cached by the standard library; asking costs a load.
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            // SAFETY: the machine has the instructions that the function is compiled for.
+            return unsafe { with_avx512(f) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            return unsafe { with_avx2(f) };
+        }
+    }
+    f()
+}
 
 /// Independent partial results: enough to fill the vector registers of any machine.
 pub(crate) const LANES: usize = 16;
 
 /// Adds up lanes pairwise, which loses less than adding them one after the other.
+#[inline(always)]
 fn join<T: Float>(mut lanes: [T; LANES]) -> T {
     let mut width = LANES / 2;
     while width > 0 {
