@@ -3,7 +3,7 @@
 //! Neighbouring dimensions that are all kept or all reduced are joined first, so that the common cases (last
 //! dimensions, first dimensions) run over long contiguous rows.
 
-use super::{Context, Kernel, KernelError, read, write};
+use super::{Context, Kernel, KernelError, read, vector::vectorised, write};
 use crate::tensor::{Element, Float, View, ViewMut};
 use shardwright_graph::{
     DType,
@@ -70,12 +70,12 @@ fn reduce<E: Element>(
 fn fold<E: Element>(x: &[E], y: &mut [E], runs: &[Run], join: impl Fn(E, E) -> E + Copy) {
     match *runs {
         [] => y[0] = join(y[0], x[0]),
-        [Run { kept: true, .. }] => {
+        [Run { kept: true, .. }] => vectorised(|| {
             for (y, &x) in y.iter_mut().zip(x) {
                 *y = join(*y, x);
             }
-        }
-        [Run { kept: false, .. }] => y[0] = join(y[0], fold_row(x, join)),
+        }),
+        [Run { kept: false, .. }] => y[0] = join(y[0], vectorised(|| fold_row(x, join))),
         [Run { size, kept }, ref inner @ ..] => {
             let inner_x = x.len() / size;
             let inner_y = if kept { y.len() / size } else { 0 };
@@ -89,6 +89,7 @@ fn fold<E: Element>(x: &[E], y: &mut [E], runs: &[Run], join: impl Fn(E, E) -> E
 
 /// Folds a contiguous row by sixteen independent partial results, which the compiler keeps in registers;
 /// also more accurate than one running sum.
+#[inline(always)]
 fn fold_row<E: Element>(x: &[E], join: impl Fn(E, E) -> E + Copy) -> E {
     const LANES: usize = 16;
     let (chunks, rest) = x.as_chunks::<LANES>();

@@ -5,6 +5,7 @@ mod case;
 mod cases;
 mod gradients;
 mod nn_cases;
+mod nn_reference;
 mod reference;
 mod rules;
 mod shape_cases;
