@@ -88,9 +88,12 @@ impl Gemm {
     }
 }
 
+/// Samples, groups, input and output channels per group; output sizes; kernel sizes; strides.
+type ConvParts<'a> = ([u64; 4], &'a [u64], &'a [u64], &'a [u64]);
+
 /// Sizes of the three convolution classes: samples, groups, input and output channels per group, then per
 /// spatial dimension the output's size, the kernel's and the stride.
-fn conv_parts(sizes: &[u64]) -> Option<([u64; 4], &[u64], &[u64], &[u64])> {
+fn conv_parts(sizes: &[u64]) -> Option<ConvParts<'_>> {
     let (head, spatial) = sizes.split_first_chunk::<4>()?;
     let dims = spatial.len() / 3;
     let (out, rest) = spatial.split_at(dims);
