@@ -21,7 +21,8 @@
 //!
 //! `outer` is the number of the group's units at the levels outside, `inside` its members within one unit: a flat
 //! ring visits units in order, so it crosses an outer level only between them (NCCL counts its latency the same way,
-//! `src/graph/tuning.cc`). Phases of a hierarchical algorithm use different links and are pipelined, so the slowest
+//! `src/graph/tuning.cc`). On a torus the m-1 steps of the hierarchical algorithms are those of one ring per dimension,
+//! and a tree's depth is the number of wires to the farthest unit. Phases of a hierarchical algorithm use different links and are pipelined, so the slowest
 //! level counts, not the sum: that is what makes it never worse than the flat ring. Bandwidth terms assume messages
 //! cut finely enough to keep all links busy.
 //!
@@ -139,7 +140,6 @@ impl Profile {
     fn new(machine: &Machine, axes: AxisSet, absent: AxisSet) -> Profile {
         let crossings = Crossings::new(machine, axes, absent);
         let n = f64::from(crossings.members);
-        let log2 = |units: u32| f64::from(units.next_power_of_two().trailing_zeros());
         // A ring visits the units of an outer level one after the other and all of an inner level within each.
         let mut outer = 1.0;
         let (mut chain, mut per_level, mut tree, mut pairs, mut farthest) = (0.0, 0.0, 0.0, 0.0, 0f64);
@@ -149,8 +149,8 @@ impl Profile {
             let units = f64::from(c.units);
             let inside = f64::from(c.inside);
             chain += (units - 1.0) * outer * c.latency;
-            per_level += (units - 1.0) * c.latency;
-            tree += log2(c.units) * c.latency;
+            per_level += c.hops * c.latency;
+            tree += c.depth * c.latency;
             pairs += (units - 1.0) * inside * c.latency;
             farthest = farthest.max(c.latency);
             ring = ring.max(c.ring);

@@ -22,6 +22,10 @@ pub(crate) struct Crossing {
     pub inside: u32,
     /// Seconds from unit to unit for a message of no size.
     pub latency: f64,
+    /// Steps of a ring through the units; on a torus, of one ring per dimension after the other.
+    pub hops: f64,
+    /// Steps from one unit to all, doubling at each; on a torus, wires to the farthest.
+    pub depth: f64,
     /// Seconds per byte that every group passes from unit to neighbouring unit around a ring of its units.
     pub ring: f64,
     /// Seconds per byte that every device exchanges evenly with the counterparts of its unit in the others,
@@ -136,7 +140,9 @@ struct Geometry {
 
 impl Geometry {
     fn rates(&self, ring: f64, exchange: f64, shift: f64, single: f64) -> Crossing {
-        Crossing { units: 0, inside: 0, latency: 0.0, ring, exchange, shift, single }
+        // Where every unit is one step from every other.
+        let (hops, depth) = (self.units - 1.0, self.units.log2().ceil());
+        Crossing { units: 0, inside: 0, latency: 0.0, hops, depth, ring, exchange, shift, single }
     }
 
     fn switch(&self) -> Crossing {
@@ -172,12 +178,14 @@ impl Geometry {
         let ring_rate: f64 = used().map(|line| line.ring_share() * wire).sum();
         let exchange = used().map(|line| line.exchange_load() / wire).fold(0.0, f64::max);
         let shift: f64 = used().map(|line| line.stride / wire).fold(0.0, f64::max);
-        self.rates(
+        let rates = self.rates(
             self.groups / ring_rate,
             self.per_unit * exchange,
             self.per_unit * shift,
             self.groups * shift,
-        )
+        );
+        let far = |line: &Line| if line.closed { (line.extent / 2.0).floor() } else { line.extent - 1.0 };
+        Crossing { hops: used().map(|line| line.units - 1.0).sum(), depth: used().map(far).sum(), ..rates }
     }
 }
 

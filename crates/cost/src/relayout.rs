@@ -33,6 +33,8 @@ const SHARDS: usize = 16;
 /// A row is some ten kilobytes, a pair some two hundred bytes: about 100 MB together at most.
 const MAX_ROWS: usize = 1 << 13;
 const MAX_PAIRS: usize = 1 << 17;
+/// Coarser meshes kept, a few megabytes each. Two levels of eight have 16, a 16 x 16 torus 128.
+const MAX_GLUED: usize = 128;
 
 /// How to get from one layout to another.
 #[derive(Clone, Debug, PartialEq)]
@@ -289,6 +291,9 @@ impl Relayouts {
         }
         let coarse = Arc::new(Relayouts::new(self.comm.machine(), &glue.mesh()));
         if let Ok(mut map) = self.glued.write() {
+            if map.len() >= MAX_GLUED {
+                map.clear();
+            }
             return map.entry(glue.joints()).or_insert(coarse).clone();
         }
         coarse
