@@ -16,7 +16,7 @@ use std::collections::BinaryHeap;
 /// Arrangements looked at before the search settles for the plain way: a bound for hostile meshes.
 const MAX_VISITED: usize = 20_000;
 /// Up to so many axes the search is not guided, and so exact over its moves.
-const UNGUIDED_AXES: usize = 4;
+pub(crate) const UNGUIDED_AXES: usize = 4;
 
 /// One arrangement reached.
 struct Node {

@@ -39,9 +39,9 @@ impl Glue<'_> {
         Glue { fine, groups }
     }
 
-    /// Nothing is glued.
-    pub(crate) fn is_trivial(&self) -> bool {
-        self.groups.len() == self.fine.len()
+    /// Something is glued, and the mesh is large enough to need it.
+    pub(crate) fn helps(&self) -> bool {
+        self.groups.len() < self.fine.len() && self.fine.len() > crate::directed::UNGUIDED_AXES
     }
 
     /// Bit i: axis i is glued to axis i + 1.

@@ -195,16 +195,14 @@ impl Goal<'_> {
         if wanted == at.layout().get(axis) {
             return;
         }
-        self.alike(at, axis, |axes| match wanted {
-            Placement::Absent(_) => {
+        self.alike(at, axis, |axes| {
+            if let Placement::Absent(_) = wanted {
                 let moved = axes.iter().filter(|&a| self.wanted(a) != at.layout().get(a)).collect();
                 self.place(at, Action::Send, moved, to, |a| self.wanted(a));
             }
-            _ => {
-                self.place(at, Action::Broadcast, axes, to, |_| Placement::Replicated);
-                for dim in 0..dims {
-                    self.append(at, Action::Scatter, dim, axes, to);
-                }
+            self.place(at, Action::Broadcast, axes, to, |_| Placement::Replicated);
+            for dim in 0..dims {
+                self.append(at, Action::Scatter, dim, axes, to);
             }
         });
     }

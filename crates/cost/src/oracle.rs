@@ -237,9 +237,9 @@ fn the_search_equals_brute_force_on_two_levels() {
 
 #[test]
 fn with_absent_axes_the_search_stays_close_to_brute_force() {
-    for (machine, dims) in [("flat:4", &[1024u64, 1024][..]), ("p100x16:8", &[1 << 20])] {
+    for (machine, dims) in [("flat:4", &[1024u64, 1024][..]), ("p100x16:8", &[1024, 1024])] {
         let (worst, missed) = compare(&builtin(machine).unwrap(), dims, With::PartialAndAbsent);
         println!("{machine} {dims:?} with absent axes: at worst {worst:.2}, misses {:.1}%", missed * 100.0);
-        assert!(worst < 4.5, "{worst}");
+        assert!(worst < 3.1 && missed < 0.25, "{worst} {missed}");
     }
 }

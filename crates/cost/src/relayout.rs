@@ -4,7 +4,7 @@
 //! do not overlap. Two searches share the work:
 //! - On a mesh with few arrangements (four binary axes and a four-dimensional tensor, say), `space` answers
 //!   exactly: shortest paths over all arrangements and all steps, a whole row of targets at a time.
-//! - On larger meshes, neighbouring axes of a level that have the same placement before and the same after are
+//! - On meshes of more than four axes, neighbouring axes of a level that have the same placement before and the same after are
 //!   treated as one, which leaves few axes in most cases, and those are answered as above.
 //! - What is left, and where axes are absent, goes to the goal-directed search of `directed`, whose answer
 //!   is a way that works and is seldom far from the best one, but comes without proof.
@@ -205,7 +205,7 @@ impl Relayouts {
         let glue = Glue::new(self.comm.mesh(), from, to);
         let steps = match exact {
             Some(path) => self.price(tensor, start, &path, from),
-            None if space.is_some() || glue.is_trivial() => self.directed(tensor, from, to),
+            None if space.is_some() || !glue.helps() => self.directed(tensor, from, to),
             None => {
                 let coarse = self.glued(&glue);
                 let way = coarse.find(tensor, &glue.layout(from), &glue.layout(to))?;
@@ -329,7 +329,7 @@ impl Times<'_> {
         self.relayouts.pairs.get_or(key, || {
             self.relayouts.check(&self.tensor, &self.from, to)?;
             let glue = Glue::new(self.relayouts.comm.mesh(), &self.from, to);
-            if !glue.is_trivial() && self.row.is_none() {
+            if glue.helps() && self.row.is_none() {
                 let coarse = self.relayouts.glued(&glue);
                 return coarse.seconds(&self.tensor, &glue.layout(&self.from), &glue.layout(to));
             }
