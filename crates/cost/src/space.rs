@@ -154,12 +154,14 @@ impl Space {
         let grids: Vec<[u32; MAX_DIMS]> =
             nodes.iter().map(|node| std::array::from_fn(|dim| node.parts(mesh, dim as u8) as u32)).collect();
         let choices = usize::from(rank) + 2;
+        // Rows have an entry per code: a scalar on a mesh of very many axes has few arrangements but many codes.
+        let codes = choices.checked_pow(mesh.len() as u32).filter(|&codes| codes <= 2 * MAX_ARRANGEMENTS)?;
         let mut space = Space {
             grids,
             starts: vec![0],
             edges: Vec::new(),
             prices: Vec::new(),
-            canonical: vec![NodeId::MAX; choices.pow(mesh.len() as u32)],
+            canonical: vec![NodeId::MAX; codes],
             choices,
             nodes,
         };

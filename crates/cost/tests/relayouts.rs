@@ -151,6 +151,10 @@ fn a_mesh_of_many_axes_is_still_answered() {
     let to: Vec<_> = (0..16).map(|axis| [S1, R, S0, Shard(2)][axis % 4]).collect();
     let way = r.find(&tensor, &Layout::new(&from), &Layout::new(&to)).unwrap();
     assert!(way.seconds.0.is_finite() && !way.steps.is_empty());
+    let scalar = r.tensor(TensorShape::new(&[], 4).unwrap());
+    let (sum, whole) = (Layout::new(&[P; 16]), Layout::replicated(16));
+    assert_eq!(actions(&r.find(&scalar, &sum, &whole).unwrap()), [Action::AllReduce]);
+    assert!(r.find(&scalar, &whole, &whole).unwrap().steps.is_empty());
 }
 
 /// What every device holds of a tensor: for each dimension the cells of a fine grid.
