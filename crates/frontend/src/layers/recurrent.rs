@@ -1,0 +1,146 @@
+//! Recurrent layers over time-major sequences `[t, b, c]`, as one op per layer or one per layer and step.
+//!
+//! A layer is its input projection (for all steps at once, or step by step) and the recurrent op. Unrolled,
+//! all steps share the layer's weights, so their gradients add up.
+
+use super::{Built, add, concat, dense, einsum, fan_in, fill, parameter, reshape, slice, unary};
+use shardwright_graph::{
+    BuildError, GraphBuilder, TensorId,
+    ops::{Lstm, Softmax, UnaryFn},
+};
+
+/// A sequence `[t, b, c]`: in one piece, or one tensor `[1, b, c]` per step.
+#[derive(Clone, Debug)]
+pub enum Sequence {
+    /// One tensor.
+    Whole(TensorId),
+    /// One tensor per step.
+    Steps(Vec<TensorId>),
+}
+
+impl Sequence {
+    /// Takes a sequence apart into steps.
+    pub fn unroll(b: &mut GraphBuilder, name: &str, x: TensorId) -> Result<Self, BuildError> {
+        let steps = b.shape(x).first().copied().unwrap_or(0);
+        (0..steps)
+            .map(|t| slice(b, &format!("{name}.{t}"), x, 0, t, t + 1))
+            .collect::<Result<_, _>>()
+            .map(Self::Steps)
+    }
+
+    /// The sequence in one piece.
+    pub fn whole(&self, b: &mut GraphBuilder, name: &str) -> Built {
+        match self {
+            Self::Whole(x) => Ok(*x),
+            Self::Steps(steps) => concat(b, name, steps, 0),
+        }
+    }
+
+    fn steps(&self) -> &[TensorId] {
+        match self {
+            Self::Whole(x) => std::slice::from_ref(x),
+            Self::Steps(steps) => steps,
+        }
+    }
+}
+
+/// What a recurrent layer starts from: output and cell, `[b, h]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct LstmState {
+    /// Output.
+    pub h: TensorId,
+    /// Cell.
+    pub c: TensorId,
+}
+
+/// What a recurrent layer gives: its outputs and cells at all steps.
+#[derive(Clone, Debug)]
+pub struct LstmOutput {
+    /// Outputs.
+    pub y: Sequence,
+    /// Cells.
+    pub c: Sequence,
+}
+
+/// The last step of a sequence, `[b, h]`.
+pub fn last(b: &mut GraphBuilder, name: &str, sequence: &Sequence) -> Built {
+    let step = match sequence {
+        Sequence::Steps(steps) => steps.last().copied(),
+        Sequence::Whole(x) => {
+            let steps = b.shape(*x).first().copied().unwrap_or(1);
+            Some(slice(b, &format!("{name}.step"), *x, 0, steps - 1, steps)?)
+        }
+    };
+    match step {
+        Some(step) => without_time(b, name, step),
+        None => Err(BuildError::Model(format!("`{name}`: a sequence without steps"))),
+    }
+}
+
+/// `[1, b, h]` as `[b, h]`.
+fn without_time(b: &mut GraphBuilder, name: &str, x: TensorId) -> Built {
+    let shape = b.shape(x).get(1..).unwrap_or_default().to_vec();
+    reshape(b, name, x, &shape)
+}
+
+/// An LSTM layer with new weights, from `state` or from zeros. One bias per gate, not cuDNN's two.
+///
+/// Over a whole sequence it is one recurrent op called `name`; over steps it is one per step, `name.3`.
+pub fn lstm(
+    b: &mut GraphBuilder,
+    name: &str,
+    x: &Sequence,
+    hidden: u64,
+    state: Option<LstmState>,
+) -> Result<LstmOutput, BuildError> {
+    let shapeless = || BuildError::Model(format!("`{name}`: an LSTM needs a sequence [t, b, c]"));
+    let ty = x.steps().first().map(|&x| b.ty(x).clone()).ok_or_else(shapeless)?;
+    let &[_, batch, inputs] = &ty.shape[..] else { return Err(shapeless()) };
+    let init = fan_in(hidden);
+    let w = parameter(b, &format!("{name}.weight"), ty.dtype, &[inputs, 4, hidden], init)?;
+    let bias = parameter(b, &format!("{name}.bias"), ty.dtype, &[4, hidden], init)?;
+    let u = parameter(b, &format!("{name}.recurrent"), ty.dtype, &[hidden, 4, hidden], init)?;
+    let mut state = match state {
+        Some(state) => state,
+        None => LstmState {
+            h: fill(b, &format!("{name}.h0"), ty.dtype, &[batch, hidden], 0.0)?,
+            c: fill(b, &format!("{name}.c0"), ty.dtype, &[batch, hidden], 0.0)?,
+        },
+    };
+    let steps = x.steps();
+    let (mut ys, mut cs) = (Vec::with_capacity(steps.len()), Vec::with_capacity(steps.len()));
+    for (t, &step) in steps.iter().enumerate() {
+        let label = match x {
+            Sequence::Whole(_) => name.to_string(),
+            Sequence::Steps(_) => format!("{name}.{t}"),
+        };
+        if let (Some(&y), Some(&c)) = (ys.last(), cs.last()) {
+            state.h = without_time(b, &format!("{label}.h"), y)?;
+            state.c = without_time(b, &format!("{label}.c"), c)?;
+        }
+        let gates = einsum(b, &format!("{label}.input"), "tbc,cgh->tbgh", &[step, w])?;
+        let gates = add(b, &format!("{label}.add_bias"), gates, bias)?;
+        let made = b.add(&label, Lstm {}, &[gates, u, state.h, state.c])?;
+        ys.push(made[0]);
+        cs.push(made[1]);
+    }
+    let gather = |mut parts: Vec<TensorId>| match x {
+        Sequence::Whole(_) => Sequence::Whole(parts.remove(0)),
+        Sequence::Steps(_) => Sequence::Steps(parts),
+    };
+    Ok(LstmOutput { y: gather(ys), c: gather(cs) })
+}
+
+/// Luong's attention of decoder outputs `[q, b, h]` to encoder outputs `[k, b, h]`: general scores, and
+/// `tanh(W1 context + W2 output)`, which is the usual linear map of the two in a row.
+pub fn attend(b: &mut GraphBuilder, output: TensorId, memory: TensorId) -> Built {
+    let hidden = b.shape(output).last().copied().unwrap_or(1);
+    let keys = dense(b, "keys", "tbc,ch->tbh", memory, &[hidden], false)?;
+    let scores = einsum(b, "scores", "qbh,kbh->bqk", &[output, keys])?;
+    let weights = b.emit("weights", Softmax { axis: 2 }, &[scores])?;
+    let context = einsum(b, "context", "bqk,kbh->qbh", &[weights, memory])?;
+    let context = dense(b, "from_context", "tbc,ch->tbh", context, &[hidden], false)?;
+    let output = dense(b, "from_output", "tbc,ch->tbh", output, &[hidden], false)?;
+    let sum = add(b, "sum", context, output)?;
+    unary(b, "tanh", UnaryFn::Tanh, sum)
+}
