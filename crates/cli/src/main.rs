@@ -25,6 +25,7 @@ enum Command {
     Solvers(commands::solvers::Args),
     Machines(commands::machines::Args),
     Machine(commands::machine::Args),
+    Models(commands::models::Args),
 }
 
 /// What a command that ran to its end has to say: the request was met, or it cannot be.
@@ -38,12 +39,13 @@ pub enum Verdict {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let verdict: anyhow::Result<Verdict> = match cli.command {
-        None => Ok(Verdict::Done),
+        None => commands::models::demonstrate(),
         Some(Command::Solve(args)) => commands::solve::run(&args),
         Some(Command::Convert(args)) => commands::convert::run(&args),
         Some(Command::Solvers(args)) => commands::solvers::run(&args),
         Some(Command::Machines(args)) => commands::machines::run(&args),
         Some(Command::Machine(args)) => commands::machine::run(&args),
+        Some(Command::Models(args)) => commands::models::run(&args),
     };
     match verdict {
         Ok(Verdict::Done) => ExitCode::SUCCESS,

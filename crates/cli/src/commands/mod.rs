@@ -3,5 +3,6 @@
 pub mod convert;
 pub mod machine;
 pub mod machines;
+pub mod models;
 pub mod solve;
 pub mod solvers;

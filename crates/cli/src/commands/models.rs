@@ -1,0 +1,190 @@
+//! `models`: which models are built in, with their sizes; `models MODEL`: one model and its options.
+
+use crate::Verdict;
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use serde::Serialize;
+use shardwright_frontend::zoo::{self, BuildOptions, FAMILIES, Family, OptionSpec};
+use std::io::{self, Write};
+
+/// Lists the built-in models, or says what one of them takes.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A model, with or without options: `gpt`, `gpt:layers=24,hidden=1024,heads=16`
+    model: Option<String>,
+    /// One JSON value on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is known of a model with its options set; computed from its graph.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    parameters: u64,
+    ops: usize,
+    flops_per_step: u64,
+    summary: &'static str,
+}
+
+impl Row {
+    fn of(spec: &str, family: &Family) -> anyhow::Result<Self> {
+        let graph = zoo::build(spec, &BuildOptions::default())?;
+        Ok(Self {
+            parameters: graph.parameter_count(),
+            ops: graph.ops.len(),
+            flops_per_step: graph.total_flops(),
+            name: graph.name,
+            summary: family.summary,
+        })
+    }
+
+    fn cells(&self) -> [Cell; 4] {
+        let number = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        [
+            Cell::new(&self.name),
+            number(si(self.parameters as f64)),
+            number(self.ops.to_string()),
+            number(format!("{}FLOP", si(self.flops_per_step as f64))),
+        ]
+    }
+}
+
+/// A model's description in JSON: its sizes, and what may be set.
+#[derive(Serialize)]
+struct Description {
+    #[serde(flatten)]
+    row: Row,
+    tiny: String,
+    options: Vec<OptionRow>,
+}
+
+#[derive(Serialize)]
+struct OptionRow {
+    name: &'static str,
+    default: String,
+    takes: String,
+    help: &'static str,
+}
+
+impl From<&OptionSpec> for OptionRow {
+    fn from(o: &OptionSpec) -> Self {
+        Self { name: o.name, default: o.default_text(), takes: o.domain.to_string(), help: o.help }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    let mut out = io::stdout().lock();
+    match (&args.model, args.json) {
+        (None, false) => write_table(&mut out, &rows()?)?,
+        (None, true) => writeln!(out, "{:#}", serde_json::to_value(rows()?)?)?,
+        (Some(spec), json) => {
+            let description = describe(spec)?;
+            if json {
+                writeln!(out, "{:#}", serde_json::to_value(description)?)?;
+            } else {
+                write_description(&mut out, &description)?;
+            }
+        }
+    }
+    Ok(Verdict::Done)
+}
+
+/// What the bare command shows while there is no planner: the models, and what comes next.
+pub fn demonstrate() -> anyhow::Result<Verdict> {
+    let mut out = io::stdout().lock();
+    write_table(&mut out, &rows()?)?;
+    writeln!(
+        out,
+        "\nThese training steps are built from scratch each time: forward, backward and update.\n\
+         Next: `shardwright models NAME` for a model's options, `shardwright machines` for machines,\n\
+         `shardwright solve NETWORK` for a bare cost network. Planning (`shardwright plan`) is to come."
+    )?;
+    Ok(Verdict::Done)
+}
+
+fn rows() -> anyhow::Result<Vec<Row>> {
+    FAMILIES.iter().map(|family| Row::of(family.name, family)).collect()
+}
+
+/// A rule under the header and nothing else: tables are read, not admired.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Dynamic).set_header(header);
+    table
+}
+
+fn write_table(out: &mut impl Write, rows: &[Row]) -> anyhow::Result<()> {
+    let mut table = table(&["model", "parameters", "ops", "per step", "what it is"]);
+    for row in rows {
+        table.add_row(row.cells().into_iter().chain([Cell::new(row.summary)]));
+    }
+    writeln!(out, "{}", table.trim_fmt())?;
+    Ok(())
+}
+
+fn describe(spec: &str) -> anyhow::Result<Description> {
+    let name = spec.split_once(':').map_or(spec, |(name, _)| name);
+    let family = zoo::family(name.trim())?;
+    Ok(Description {
+        row: Row::of(spec, family)?,
+        tiny: format!("{}:{}", family.name, family.tiny),
+        options: family.options.iter().map(OptionRow::from).collect(),
+    })
+}
+
+fn write_description(out: &mut impl Write, description: &Description) -> anyhow::Result<()> {
+    let row = &description.row;
+    writeln!(out, "{}: {}", row.name, row.summary)?;
+    writeln!(
+        out,
+        "{} parameters, {} ops, {}FLOP per step\n",
+        row.parameters,
+        row.ops,
+        si(row.flops_per_step as f64)
+    )?;
+    let mut table = table(&["option", "default", "takes", "meaning"]);
+    for option in &description.options {
+        table.add_row([option.name, &option.default, &option.takes, option.help]);
+    }
+    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "\nSmall enough to run anywhere: {}", description.tiny)?;
+    Ok(())
+}
+
+/// Four digits and a prefix: `138.4 M`, ready for a unit.
+fn si(value: f64) -> String {
+    let prefixes = ["", "k", "M", "G", "T", "P", "E"];
+    let mut value = value;
+    let mut i = 0;
+    // 999.95 would print as a thousand.
+    while value >= 999.95 && i + 1 < prefixes.len() {
+        value /= 1000.0;
+        i += 1;
+    }
+    let digits = match value {
+        _ if i == 0 => 0,
+        v if v < 9.9995 => 3,
+        v if v < 99.995 => 2,
+        _ => 1,
+    };
+    format!("{value:.digits$} {}", prefixes[i])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_shown_with_four_digits() {
+        let check = |value: f64, text: &str| assert_eq!(si(value), text);
+        check(0.0, "0 ");
+        check(61_706.0, "61.71 k");
+        check(999_960.0, "1.000 M");
+        check(138_357_544.0, "138.4 M");
+        check(9_999_900.0, "10.00 M");
+        check(u64::MAX as f64, "18.45 E");
+    }
+}
