@@ -275,3 +275,34 @@ fn deep_models_build() {
     assert!(graph("gpt:layers=200,hidden=64,heads=1,vocab=100,seq=8").ops.len() > 5000);
     assert!(graph("rnnlm:layers=20,unroll=100,hidden=8,vocab=50").ops.len() > 10_000);
 }
+
+#[test]
+fn the_models_page_says_what_is_built() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/models.md");
+    let page = std::fs::read_to_string(path).expect("docs/models.md");
+    for family in FAMILIES {
+        let count = thousands(forward(family.name).parameter_count());
+        let batch = family.options.iter().find(|o| o.name == "batch").expect("a batch").default_text();
+        let row = format!("| `{}` | {count} | {batch} |", family.name);
+        assert!(page.contains(&row), "docs/models.md lacks `{row}`");
+    }
+    let rows = page.split("## ").find(|s| s.starts_with("Published relatives")).expect("a section");
+    for row in rows.lines().filter(|l| l.starts_with("| `")) {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let count = thousands(forward(cells[1].trim_matches('`')).parameter_count());
+        assert_eq!(count, cells[3], "{row}");
+    }
+}
+
+/// `1234567` as `1,234,567`.
+fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -15,7 +15,7 @@ use shardwright_graph::{GraphBuilder, TensorId};
 pub(super) const FAMILY: Family = Family {
     name: "densenet121",
     summary: "DenseNet-121: four blocks in which every layer sees all before it",
-    tiny: "batch=2,image=32,width=0.125,classes=5",
+    tiny: "batch=4,image=64,width=0.125,classes=5",
     options: &[batch(128), image(224, 32), classes(1000), WIDTH, DTYPE],
     build,
 };

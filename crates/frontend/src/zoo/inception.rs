@@ -14,7 +14,7 @@ use shardwright_graph::{BuildError, GraphBuilder, TensorId};
 pub(super) const FAMILY: Family = Family {
     name: "inception_v3",
     summary: "Inception-v3 without auxiliary head: eleven modules of parallel branches",
-    tiny: "batch=2,image=75,width=0.0625,classes=5,dropout=0",
+    tiny: "batch=4,image=107,width=0.0625,classes=5,dropout=0",
     options: &[batch(128), image(299, 75), classes(1000), WIDTH, dropout(0.5), DTYPE],
     build,
 };

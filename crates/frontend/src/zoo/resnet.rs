@@ -14,7 +14,7 @@ use shardwright_graph::{GraphBuilder, TensorId};
 pub(super) const FAMILY: Family = Family {
     name: "resnet101",
     summary: "ResNet-101: bottleneck blocks with batch norm (depth=50 and 152 too)",
-    tiny: "batch=2,image=32,width=0.0625,classes=5,depth=50",
+    tiny: "batch=4,image=64,width=0.0625,classes=5,depth=50",
     options: &[
         batch(128),
         image(224, 32),
