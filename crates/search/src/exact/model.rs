@@ -65,10 +65,19 @@ struct Parent {
 #[derive(Clone, Debug)]
 struct Undo {
     var: u32,
-    /// The variables it depends on, at most two.
+    /// The variables it depends on.
     parents: Vec<Parent>,
-    /// The label, by the rows of the parents (first major).
-    label: Vec<u32>,
+    label: Rule,
+}
+
+/// A removed variable's label, given the rows of its parents.
+#[derive(Clone, Debug)]
+enum Rule {
+    /// By the row of the only parent, or the same always.
+    Map(Vec<u32>),
+    /// The label of the value that is cheapest: its own cost and, per parent, a table with the removed
+    /// variable's values as rows. Kept instead of all answers, since only one will be asked for.
+    Cheapest { labels: Vec<u32>, unary: Vec<i64>, tables: Vec<Vec<i64>> },
 }
 
 /// A network that reductions can change.
@@ -177,24 +186,39 @@ impl Model {
         }
     }
 
-    /// Removes a variable without pairs or usage, whose label follows from those of `parents`.
-    /// `choose` gives the value of `v` for each combination of values, the first parent major.
-    pub fn remove(&mut self, v: u32, parents: &[u32], choose: &[u32]) {
+    /// Removes a variable without pairs or usage that follows `parent`: `choose` gives its value for each
+    /// value there; without a parent, its only entry is the value.
+    pub fn remove(&mut self, v: u32, parent: Option<u32>, choose: &[u32]) {
         debug_assert!(self.vars[v as usize].pairs.is_empty());
         let labels = &self.vars[v as usize].labels;
-        let label = choose.iter().map(|&c| labels[c as usize]).collect();
-        let parents = parents
-            .iter()
-            .map(|&p| {
-                let parent = &self.vars[p as usize];
-                let mut row = vec![0; parent.label_count as usize];
-                for (r, &l) in parent.labels.iter().enumerate() {
-                    row[l as usize] = r as u32;
-                }
-                Parent { var: p, width: parent.labels.len(), row }
-            })
-            .collect();
+        let label = Rule::Map(choose.iter().map(|&c| labels[c as usize]).collect());
+        let parents = parent.iter().map(|&p| self.parent(p)).collect();
         self.trail.push(Undo { var: v, parents, label });
+        self.bury(v);
+    }
+
+    /// Removes a variable without pairs or usage that takes its cheapest value, given its tables (its own
+    /// values major) with each of `parents`.
+    pub fn remove_cheapest(&mut self, v: u32, parents: &[u32], tables: Vec<Vec<i64>>) {
+        debug_assert!(self.vars[v as usize].pairs.is_empty());
+        let parents = parents.iter().map(|&p| self.parent(p)).collect();
+        let var = &mut self.vars[v as usize];
+        let labels = std::mem::take(&mut var.labels);
+        let unary = std::mem::take(&mut var.unary);
+        self.trail.push(Undo { var: v, parents, label: Rule::Cheapest { labels, unary, tables } });
+        self.bury(v);
+    }
+
+    fn parent(&self, p: u32) -> Parent {
+        let parent = &self.vars[p as usize];
+        let mut row = vec![0; parent.label_count as usize];
+        for (r, &l) in parent.labels.iter().enumerate() {
+            row[l as usize] = r as u32;
+        }
+        Parent { var: p, width: parent.labels.len(), row }
+    }
+
+    fn bury(&mut self, v: u32) {
         let var = &mut self.vars[v as usize];
         var.alive = false;
         var.unary = Vec::new();
@@ -205,7 +229,7 @@ impl Model {
     pub fn follow(&mut self, v: u32, root: u32, map: Vec<u32>) {
         let row = (0..map.len() as u32).collect();
         let parents = vec![Parent { var: root, width: map.len(), row }];
-        self.trail.push(Undo { var: v, parents, label: map });
+        self.trail.push(Undo { var: v, parents, label: Rule::Map(map) });
         self.vars[v as usize].alive = false;
     }
 
@@ -245,11 +269,19 @@ impl Model {
     /// Extends labels of the live variables to all variables, backwards over the trail.
     pub fn lift(&self, labels: &mut [u32]) {
         for undo in self.trail.iter().rev() {
-            let at = undo
-                .parents
-                .iter()
-                .fold(0, |at, p| at * p.width + p.row[labels[p.var as usize] as usize] as usize);
-            labels[undo.var as usize] = undo.label[at];
+            let row = |p: &Parent| p.row[labels[p.var as usize] as usize] as usize;
+            labels[undo.var as usize] = match &undo.label {
+                Rule::Map(map) => map[undo.parents.first().map_or(0, row)],
+                Rule::Cheapest { labels: own, unary, tables } => {
+                    let cost = |i: usize| {
+                        undo.parents
+                            .iter()
+                            .zip(tables)
+                            .fold(unary[i], |sum, (p, t)| add(sum, t[i * p.width + row(p)]))
+                    };
+                    (0..unary.len()).min_by_key(|&i| cost(i)).map_or(0, |i| own[i])
+                }
+            };
         }
     }
 }

@@ -6,15 +6,20 @@
 //! whose surroundings changed.
 
 use super::contract::Infeasible;
+use super::kernel::min_sum;
 use super::model::{INF, Model, add, transpose};
 use super::profile::Profile;
 use super::rows;
 use std::collections::VecDeque;
 
-/// Largest table, in cells, that an elimination or a merge may create.
-const MAX_TABLE: usize = 1 << 16;
-/// Most elementary steps spent on the dominance check of one variable.
-const MAX_DOMINANCE_WORK: usize = 20_000_000;
+/// Largest table, in cells, that an elimination may create.
+const MAX_ELIMINATION: usize = 1 << 22;
+/// Most cells that a merge may add.
+const MAX_GROWTH: usize = 1 << 16;
+/// Most elementary steps spent on the dominance check of one variable: on comparing values where it
+/// matters most, and, should none of that tell, on whole tables.
+const MAX_PROBES: usize = 100_000_000;
+const MAX_COMPARISONS: usize = 2_000_000_000;
 
 /// Reduces until nothing changes.
 pub fn reduce(model: &mut Model) -> Result<(), Infeasible> {
@@ -119,7 +124,7 @@ impl Reducer {
             }
         }
         model.constant = add(model.constant, model.vars[v as usize].unary[0]);
-        model.remove(v, &[], &[0]);
+        model.remove(v, None, &[0]);
     }
 
     /// Removes pairs whose cost is a sum of a term of either side.
@@ -157,7 +162,7 @@ impl Reducer {
             let Some(other) = model.pairs[p as usize].as_ref().map(|p| p.other(v)) else { continue };
             for (leader, follower) in [(other, v), (v, other)] {
                 if let Some(map) = function(model, p, leader, follower)
-                    && growth(model, leader, follower) <= MAX_TABLE
+                    && growth(model, leader, follower) <= MAX_GROWTH
                 {
                     self.merge(model, p, leader, follower, &map);
                     return true;
@@ -191,7 +196,7 @@ impl Reducer {
                 map.iter().flat_map(|&m| table[m as usize * width..][..width].iter().copied()).collect();
             model.add_pair(leader, other, moved);
         }
-        model.remove(follower, &[leader], map);
+        model.remove(follower, Some(leader), map);
         self.push_around(model, leader);
     }
 
@@ -203,7 +208,7 @@ impl Reducer {
                 let unary = &model.vars[v as usize].unary;
                 let best = (0..unary.len()).min_by_key(|&i| unary[i]).unwrap_or(0);
                 model.constant = add(model.constant, unary[best]);
-                model.remove(v, &[], &[best as u32]);
+                model.remove(v, None, &[best as u32]);
             }
             [p] => {
                 let table = model.oriented(p, v);
@@ -219,7 +224,7 @@ impl Reducer {
                     let u = &mut model.vars[other as usize].unary[j];
                     *u = add(*u, cost(best));
                 }
-                model.remove(v, &[other], &choose);
+                model.remove(v, Some(other), &choose);
                 self.push_around(model, other);
             }
             [p, q] => {
@@ -229,32 +234,14 @@ impl Reducer {
                 ) else {
                     return;
                 };
-                let (rows, wa, wb) = (model.size(v), model.size(a), model.size(b));
-                if wa * wb > MAX_TABLE {
+                if model.size(a).saturating_mul(model.size(b)) > MAX_ELIMINATION {
                     return;
                 }
                 let (ta, tb) = (model.oriented(p, v), model.oriented(q, v));
-                let unary = model.vars[v as usize].unary.clone();
-                let mut best = vec![INF; wa * wb];
-                let mut choose = vec![0u32; wa * wb];
-                for i in 0..rows {
-                    for x in 0..wa {
-                        let left = add(unary[i], ta[i * wa + x]);
-                        if left >= INF {
-                            continue;
-                        }
-                        for y in 0..wb {
-                            let c = add(left, tb[i * wb + y]);
-                            if c < best[x * wb + y] {
-                                best[x * wb + y] = c;
-                                choose[x * wb + y] = i as u32;
-                            }
-                        }
-                    }
-                }
+                let best = min_sum(&model.vars[v as usize].unary, &ta, &tb);
                 model.take_pair(p);
                 model.take_pair(q);
-                model.remove(v, &[a, b], &choose);
+                model.remove_cheapest(v, &[a, b], vec![ta, tb]);
                 model.add_pair(a, b, best);
                 self.push_around(model, a);
                 self.push_around(model, b);
@@ -301,7 +288,10 @@ fn undominated_values(model: &Model, v: u32) -> Option<Vec<bool>> {
         .filter_map(|&p| model.pairs[p as usize].as_ref())
         .map(|p| model.size(p.other(v)))
         .sum();
-    if size * size * (cells + var.profile.spans.len() + 1) > MAX_DOMINANCE_WORK {
+    let squares = size.saturating_mul(size);
+    if squares.saturating_mul(var.pairs.len() + 1) > MAX_PROBES
+        || squares.saturating_mul(cells + var.profile.spans.len() + 1) > MAX_COMPARISONS
+    {
         return None;
     }
     let tables: Vec<(Vec<i64>, usize)> = var
