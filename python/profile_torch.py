@@ -17,7 +17,8 @@ import argparse, datetime, json, math, os, platform, statistics, sys, time
 import torch
 import torch.nn.functional as F
 
-DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
+          "i32": torch.int32, "i64": torch.int64, "bool": torch.bool}
 CACHE = 256 << 20
 ROTATE = 512 << 20
 
@@ -282,7 +283,7 @@ def main():
             if seconds > 0 and math.isfinite(seconds):
                 results[n].append([*row, max(1, round(seconds * 1e9))])
                 done += 1
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, KeyError) as error:
             reason = str(error).splitlines()[0][:100]
             failed[(table["class"], table["dtype"], reason)] = failed.get((table["class"], table["dtype"], reason), 0) + 1
             if on_gpu and "out of memory" in reason:

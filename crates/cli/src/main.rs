@@ -26,6 +26,7 @@ enum Command {
     Machines(commands::machines::Args),
     Machine(commands::machine::Args),
     Models(commands::models::Args),
+    Profile(commands::profile::Args),
 }
 
 /// What a command that ran to its end has to say: the request was met, or it cannot be.
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Some(Command::Machines(args)) => commands::machines::run(&args),
         Some(Command::Machine(args)) => commands::machine::run(&args),
         Some(Command::Models(args)) => commands::models::run(&args),
+        Some(Command::Profile(args)) => commands::profile::run(&args),
     };
     match verdict {
         Ok(Verdict::Done) => ExitCode::SUCCESS,

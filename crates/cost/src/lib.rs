@@ -2,7 +2,8 @@
 //!
 //! [`Comm`] prices collectives over any set of mesh axes by the α-β model, sharing links among all that use them
 //! at once. [`Layout`] says how a tensor lies on the mesh, and [`Relayouts`] finds the cheapest sequence of steps
-//! from one layout to another. Operator times and memory will live beside them.
+//! from one layout to another. [`OperatorTimes`] says how long an op takes, measured or by the
+//! roofline, and [`Lifetimes`] what memory holds when.
 //!
 //! ```
 //! use shardwright_cost::{Collective, Comm};
@@ -39,19 +40,29 @@
 //! ```
 
 pub mod collective;
+mod cost_file;
 mod directed;
 mod glue;
 pub mod layout;
+mod memory;
 mod moves;
+mod operator_time;
 mod rates;
 pub mod relayout;
+mod roofline;
 mod space;
 pub mod step;
+mod workloads;
 
 pub use collective::{Algorithm, Collective, Comm, Traffic, parameter_server_traffic};
+pub use cost_file::{CostFile, CostFileError, CostTable, TableText};
 pub use layout::{Arrangement, Layout, LayoutError, MAX_DIMS, Placement, Reduction, TensorShape};
+pub use memory::{Lifetimes, MemoryUse, Peak};
+pub use operator_time::{Estimate, OperatorTimes, Tally, TimeSource, WrongDevice};
 pub use relayout::{Relayout, Relayouts, Tensor, Times};
+pub use roofline::roofline;
 pub use step::{Action, Step};
+pub use workloads::{Sample, WorkloadSet};
 
 #[cfg(test)]
 mod oracle;

@@ -1,0 +1,213 @@
+//! `profile`: measures operator times on this computer's processor, or lists what another tool should measure.
+
+use crate::{Verdict, files};
+use anyhow::{Context, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use shardwright_cost::{CostFile, Sample, TableText, WorkloadSet};
+use shardwright_frontend::zoo;
+use shardwright_graph::{Optimizer, Real};
+use shardwright_runtime::measure::op_seconds;
+use std::{
+    collections::BTreeMap,
+    io::{IsTerminal, Write},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// Models whose ops are measured unless others are named: small enough for one processor, and between them
+/// every kind of op.
+const DEFAULT_MODELS: &[&str] = &[
+    "mlp:batch=64",
+    "lenet5:batch=64",
+    "alexnet:batch=32",
+    "gpt:layers=1,batch=4",
+    "moe:layers=2,batch=4",
+    "rnnlm:vocab=10000,batch=16",
+];
+/// Inputs larger than this are not measured on a processor: they take seconds and say nothing new.
+const LARGEST: u64 = 512 << 20;
+
+/// Measures operator costs for the cost model (`--costs`).
+///
+/// The ops are those of the named models, split in one or two of their dimensions over up to 64 devices. They run
+/// on one core of this computer with Shardwright's own kernels. For other devices, `--list` writes what there is
+/// to measure, and `python/profile_torch.py` measures it with PyTorch.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where to write the cost file (or the list)
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Models to take the ops from; may be repeated (default: a small selection)
+    #[arg(short, long = "model")]
+    models: Vec<String>,
+    /// Write the list of workloads instead of measuring them
+    #[arg(long)]
+    list: bool,
+    /// Splits over up to this many devices
+    #[arg(long, default_value_t = 64)]
+    devices: u64,
+    /// At most this many workloads of each class and element type
+    #[arg(long, default_value_t = 400)]
+    per_class: usize,
+    /// Stop measuring after so many seconds, keeping what there is
+    #[arg(long, default_value_t = 300.0)]
+    time: f64,
+    /// Name of the measured device in the file
+    #[arg(long, default_value = "cpu")]
+    name: String,
+    /// Date to note in the file
+    #[arg(long)]
+    date: Option<String>,
+    /// A summary as one JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    ensure!((1..=4096).contains(&args.devices), "--devices {}: from 1 to 4096", args.devices);
+    ensure!(args.time > 0.0, "--time {}: must be positive", args.time);
+    let mut workloads = WorkloadSet::default();
+    let defaults: Vec<String> = DEFAULT_MODELS.iter().map(|m| m.to_string()).collect();
+    for model in if args.models.is_empty() { &defaults } else { &args.models } {
+        for optimizer in optimizers() {
+            let options = zoo::BuildOptions { optimizer, ..zoo::BuildOptions::default() };
+            let graph = zoo::build(model, &options).with_context(|| format!("model `{model}`"))?;
+            workloads.add_graph(&graph, args.devices);
+        }
+    }
+    let samples = workloads.thinned(args.per_class);
+    if args.list {
+        return list(args, &samples);
+    }
+    let measured = measure(args, &samples);
+    let count: usize = measured.iter().map(|t| t.rows.len()).sum();
+    ensure!(count > 0, "nothing was measured; give it more --time");
+    let date = args.date.clone().unwrap_or_else(today);
+    let source = format!("shardwright {}, its own kernels, one thread", env!("CARGO_PKG_VERSION"));
+    let method = "median of 5 timings of at least 4 ms each, after a warm-up".into();
+    let file = CostFile::new([args.name.clone(), date, source, method], measured)?;
+    files::write_atomically(&args.output, |out| out.write_all(file.to_json().as_bytes()))?;
+    report(args, count, samples.len())
+}
+
+/// One of each kind: their updates are ops of their own.
+fn optimizers() -> [Optimizer; 3] {
+    let lr = Real(0.01);
+    [
+        Optimizer::Sgd { lr },
+        Optimizer::Momentum { lr, momentum: Real(0.9) },
+        Optimizer::Adam { lr, beta1: Real(0.9), beta2: Real(0.999), eps: Real(1e-8) },
+    ]
+}
+
+fn list(args: &Args, samples: &[&Sample]) -> anyhow::Result<Verdict> {
+    let tables: Vec<_> = by_table(samples)
+        .into_iter()
+        .map(|((class, dtype), rows)| {
+            let rows: Vec<_> = rows.iter().map(|s| s.workload.sizes.to_vec()).collect();
+            json!({"class": class, "dtype": dtype, "rows": rows})
+        })
+        .collect();
+    let list = json!({"format": "shardwright-workloads", "version": 1, "tables": tables});
+    files::write_atomically(&args.output, |out| writeln!(out, "{list}"))?;
+    report(args, samples.len(), samples.len())
+}
+
+fn report(args: &Args, count: usize, of: usize) -> anyhow::Result<Verdict> {
+    let mut out = std::io::stdout();
+    let path = args.output.display();
+    if args.json {
+        writeln!(out, "{}", json!({"output": path.to_string(), "workloads": of, "written": count}))?;
+    } else {
+        let what = if args.list { "listed" } else { "measured" };
+        writeln!(out, "{count} of {of} workloads {what}: {path}")?;
+    }
+    Ok(Verdict::Done)
+}
+
+type Tables<'a> = BTreeMap<(&'static str, &'static str), Vec<&'a Sample>>;
+
+fn by_table<'a>(samples: &[&'a Sample]) -> Tables<'a> {
+    let mut tables = Tables::new();
+    for sample in samples {
+        tables.entry((sample.workload.class, sample.workload.dtype.name())).or_default().push(sample);
+    }
+    tables
+}
+
+fn measure(args: &Args, samples: &[&Sample]) -> Vec<TableText> {
+    let bar = if std::io::stderr().is_terminal() {
+        ProgressBar::new(samples.len() as u64)
+    } else {
+        ProgressBar::hidden()
+    };
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)") {
+        bar.set_style(style);
+    }
+    let deadline = Instant::now() + Duration::from_secs_f64(args.time.min(1e6));
+    let tables = by_table(samples);
+    // Round by round over the tables, so that a time limit thins all of them alike.
+    let mut results: Vec<Vec<Vec<u64>>> = vec![Vec::new(); tables.len()];
+    let rounds = tables.values().map(Vec::len).max().unwrap_or(0);
+    'all: for round in 0..rounds {
+        for (((class, _), table), rows) in tables.iter().zip(&mut results) {
+            let Some(sample) = table.get(round) else { continue };
+            if Instant::now() > deadline {
+                break 'all;
+            }
+            bar.set_message(*class);
+            bar.inc(1);
+            if sample.inputs.iter().map(|t| t.bytes()).sum::<u64>() > LARGEST {
+                continue;
+            }
+            // An op that our kernels do not run on this type is simply not in the file.
+            if let Ok(seconds) = op_seconds(&sample.op, &sample.inputs) {
+                let mut row = sample.workload.sizes.to_vec();
+                row.push(((seconds * 1e9).round() as u64).max(1));
+                rows.push(row);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    tables
+        .into_iter()
+        .zip(results)
+        .filter(|(_, rows)| !rows.is_empty())
+        .map(|(((class, _), table), rows)| TableText {
+            class: class.into(),
+            dtype: table[0].workload.dtype,
+            rows,
+        })
+        .collect()
+}
+
+/// Today's date, from the clock and the calendar (days since 1970 to year, month and day).
+fn today() -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let days = (since.as_secs() / 86_400) as i64;
+    let (mut year, mut day) = (1970, days);
+    let length = |y: i64| if y % 4 == 0 && (y % 100 != 0 || y % 400 == 0) { 366 } else { 365 };
+    while day >= length(year) {
+        day -= length(year);
+        year += 1;
+    }
+    let february = length(year) - 337;
+    let months = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while day >= months[month] {
+        day -= months[month];
+        month += 1;
+    }
+    format!("{year:04}-{:02}-{:02}", month + 1, day + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn today_is_a_date_of_this_century() {
+        let date = super::today();
+        assert_eq!((date.len(), &date[..2]), (10, "20"), "{date}");
+    }
+}

@@ -1,0 +1,87 @@
+//! How far the roofline, and interpolation, are from measurements: a table per workload class, in Markdown.
+//!
+//! usage: cargo run --release -p shardwright-cost --example roofline_errors [COSTS.json MACHINE]
+//! (default: the H200's own measurements against `h200x64`)
+//!
+//! Interpolation is judged by leaving out every eighth row and estimating it from the others.
+
+use shardwright_cost::{CostFile, CostTable, OperatorTimes, TableText, TimeSource, roofline};
+use shardwright_graph::{Workload, WorkloadSizes};
+use shardwright_machine::Device;
+
+const HELD_OUT: usize = 8;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let costs = match arguments.next() {
+        Some(path) => CostFile::from_json(&std::fs::read(path)?)?,
+        None => CostFile::builtin("h200").ok_or("no built-in costs")??,
+    };
+    let machine = shardwright_machine::builtin(&arguments.next().unwrap_or("h200x64".into()))?;
+    let device = machine.slowest();
+    println!("{}: {}; {} ({})\n", costs.device, costs.source, costs.method, costs.date);
+    println!(
+        "| class | type | rows | roofline / measured | roofline error | interpolated error | within reach |"
+    );
+    println!("|---|---|---:|---:|---:|---:|---:|");
+    for table in costs.tables() {
+        print_row(table, &device)?;
+    }
+    Ok(())
+}
+
+fn print_row(table: &CostTable, device: &Device) -> Result<(), Box<dyn std::error::Error>> {
+    // The class name only lives as long as the file; the workload wants one for ever.
+    let class: &'static str = String::leak(table.class.clone());
+    let sizes = WorkloadSizes::from_slice(&[1]);
+    let base = Workload { class, dtype: table.dtype, sizes, flops: 1, bytes: 8, gemm: None };
+    let model: Vec<f64> = (0..table.len())
+        .map(|i| {
+            (roofline(device, &base.resized(table.row(i))).0 / table.seconds[i].max(device.launch_overhead.0))
+                .ln()
+        })
+        .collect();
+    let kept = (0..table.len()).filter(|i| i % HELD_OUT != 0);
+    let rows = kept.map(|i| row_text(table, i)).collect();
+    let text = TableText { class: table.class.clone(), dtype: table.dtype, rows };
+    let about = [device.name.clone(), String::new(), String::new(), String::new()];
+    let rest = CostFile::new(about, vec![text])?;
+    let times = OperatorTimes::new(device, Some(&rest))?;
+    let held: Vec<_> = (0..table.len()).step_by(HELD_OUT).collect();
+    let guesses: Vec<f64> = held
+        .iter()
+        .map(|&i| {
+            (times.estimate(&base.resized(table.row(i))), table.seconds[i].max(device.launch_overhead.0))
+        })
+        .filter(|(estimate, _)| estimate.source == TimeSource::Interpolated)
+        .map(|(estimate, measured)| (estimate.seconds.0 / measured).ln())
+        .collect();
+    println!(
+        "| {} | {} | {} | {:.2} | {} | {} | {:.0}% |",
+        table.class,
+        table.dtype,
+        table.len(),
+        median(&model).exp(),
+        percent(&model),
+        percent(&guesses),
+        100.0 * guesses.len() as f64 / held.len() as f64
+    );
+    Ok(())
+}
+
+fn row_text(table: &CostTable, i: usize) -> Vec<u64> {
+    let nanoseconds = (table.seconds[i] * 1e9).round() as u64;
+    table.row(i).iter().copied().chain([nanoseconds]).collect()
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The median factor between estimate and measurement, as a percentage.
+fn percent(logs: &[f64]) -> String {
+    let sizes: Vec<f64> = logs.iter().map(|x| x.abs()).collect();
+    if sizes.is_empty() { "-".into() } else { format!("{:.0}%", 100.0 * (median(&sizes).exp() - 1.0)) }
+}

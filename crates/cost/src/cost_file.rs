@@ -1,0 +1,340 @@
+//! Measured operator times: the file that `profile` and `python/profile_torch.py` write.
+//!
+//! A table per workload class and element type; a row is the workload's sizes and the time in nanoseconds.
+//! The file is input like any other: everything is checked.
+
+use serde::{Deserialize, Serialize};
+use shardwright_graph::{DType, Workload};
+use shardwright_machine::Seconds;
+
+const FORMAT: &str = "shardwright-costs";
+const VERSION: u32 = 1;
+/// More rows than any sensible measurement has; keeps look-ups and memory bounded.
+const MAX_ROWS: usize = 1_000_000;
+/// The most sizes that a workload may have.
+const MAX_SIZES: usize = 16;
+/// The longest time that a row may state: an hour.
+const MAX_NANOSECONDS: u64 = 3_600_000_000_000;
+
+/// Why a cost file was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum CostFileError {
+    /// Not JSON, or not of this shape.
+    #[error("not a cost file: {0}")]
+    Shape(#[from] serde_json::Error),
+    /// Another format or version.
+    #[error(
+        "format `{format}` version {version} is not `{FORMAT}` version {VERSION}; measure again with this release"
+    )]
+    Format {
+        /// What the file calls itself.
+        format: String,
+        /// Its version.
+        version: u32,
+    },
+    /// A table that cannot be.
+    #[error("table {table} ({class} {dtype}){place}: {reason}")]
+    Table {
+        /// Which table, from zero.
+        table: usize,
+        /// Its class.
+        class: String,
+        /// Its element type.
+        dtype: DType,
+        /// Which row, if one is to blame.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// A table as it is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableText {
+    /// The workload class.
+    pub class: String,
+    /// The element type.
+    pub dtype: DType,
+    /// Sizes, then nanoseconds.
+    pub rows: Vec<Vec<u64>>,
+}
+
+/// The file as it is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileText {
+    format: String,
+    version: u32,
+    device: String,
+    date: String,
+    source: String,
+    method: String,
+    tables: Vec<TableText>,
+}
+
+/// The measurements of one class and element type, sorted by sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostTable {
+    /// The workload class.
+    pub class: String,
+    /// The element type.
+    pub dtype: DType,
+    /// How many sizes a row has.
+    pub arity: usize,
+    /// Sizes of all rows, row after row.
+    pub sizes: Vec<u64>,
+    /// Base-two logarithms of `sizes`: what distances are measured in.
+    pub logs: Vec<f32>,
+    /// The time of each row.
+    pub seconds: Vec<f64>,
+}
+
+impl CostTable {
+    /// The sizes of a row.
+    pub fn row(&self, i: usize) -> &[u64] {
+        &self.sizes[i * self.arity..][..self.arity]
+    }
+
+    /// The logarithms of a row's sizes.
+    pub fn row_logs(&self, i: usize) -> &[f32] {
+        &self.logs[i * self.arity..][..self.arity]
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.seconds.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.seconds.is_empty()
+    }
+
+    /// The time measured for exactly these sizes.
+    pub fn exact(&self, sizes: &[u64]) -> Option<Seconds> {
+        if sizes.len() != self.arity {
+            return None;
+        }
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            match self.row(middle).cmp(sizes) {
+                std::cmp::Ordering::Equal => return Some(Seconds(self.seconds[middle])),
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+            }
+        }
+        None
+    }
+
+    fn from_text(text: TableText) -> Result<Self, (Option<usize>, String)> {
+        let arity = text.rows.first().map_or(1, |r| r.len().saturating_sub(1));
+        if arity == 0 || arity > MAX_SIZES {
+            return Err((Some(0), format!("a row is 1 to {MAX_SIZES} sizes and a time")));
+        }
+        let mut rows = text.rows;
+        for (i, row) in rows.iter().enumerate() {
+            let time = row.last().copied().unwrap_or(0);
+            if row.len() != arity + 1 {
+                return Err((Some(i), format!("{} numbers where row 0 has {}", row.len(), arity + 1)));
+            }
+            if row[..arity].contains(&0) {
+                return Err((Some(i), "a size is zero".into()));
+            }
+            if time == 0 || time > MAX_NANOSECONDS {
+                return Err((
+                    Some(i),
+                    format!("a time of {time} ns; measured times are above zero and below an hour"),
+                ));
+            }
+        }
+        rows.sort_unstable();
+        if let Some(pair) = rows.windows(2).find(|p| p[0][..arity] == p[1][..arity]) {
+            return Err((None, format!("sizes {:?} are there twice", &pair[0][..arity])));
+        }
+        let sizes: Vec<u64> = rows.iter().flat_map(|r| r[..arity].to_vec()).collect();
+        Ok(Self {
+            class: text.class,
+            dtype: text.dtype,
+            arity,
+            logs: sizes.iter().map(|&s| (s as f32).log2()).collect(),
+            sizes,
+            seconds: rows.iter().map(|r| r[arity] as f64 * 1e-9).collect(),
+        })
+    }
+
+    fn to_text(&self) -> TableText {
+        let rows = (0..self.len())
+            .map(|i| {
+                let mut row = self.row(i).to_vec();
+                row.push(((self.seconds[i] * 1e9).round() as u64).max(1));
+                row
+            })
+            .collect();
+        TableText { class: self.class.clone(), dtype: self.dtype, rows }
+    }
+}
+
+/// Measured operator times of one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostFile {
+    /// The device that was measured.
+    pub device: String,
+    /// When.
+    pub date: String,
+    /// With what software.
+    pub source: String,
+    /// How.
+    pub method: String,
+    tables: Vec<CostTable>,
+}
+
+/// Cost files that come with the crate, by device name in lower case.
+const BUILT_IN: &[(&str, &[u8])] = &[("h200", include_bytes!("../costs/h200.json"))];
+
+impl CostFile {
+    /// Names of the cost files that come with the crate.
+    pub fn builtin_names() -> impl Iterator<Item = &'static str> {
+        BUILT_IN.iter().map(|(name, _)| *name)
+    }
+
+    /// A cost file that comes with the crate.
+    pub fn builtin(name: &str) -> Option<Result<Self, CostFileError>> {
+        BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, json)| Self::from_json(json))
+    }
+
+    /// Reads and checks a file.
+    pub fn from_json(json: &[u8]) -> Result<Self, CostFileError> {
+        let text: FileText = serde_json::from_slice(json)?;
+        if text.format != FORMAT || text.version != VERSION {
+            return Err(CostFileError::Format { format: text.format, version: text.version });
+        }
+        Self::new([text.device, text.date, text.source, text.method], text.tables)
+    }
+
+    /// A file from its parts: device, date, source, method; and the tables.
+    pub fn new(
+        [device, date, source, method]: [String; 4],
+        tables: Vec<TableText>,
+    ) -> Result<Self, CostFileError> {
+        let mut checked: Vec<CostTable> = Vec::with_capacity(tables.len());
+        let mut rows = 0;
+        for (table, text) in tables.into_iter().enumerate() {
+            let (class, dtype) = (text.class.clone(), text.dtype);
+            let fail = |place: Option<usize>, reason| {
+                let place = place.map_or(String::new(), |i| format!(", row {i}"));
+                Err(CostFileError::Table { table, class: class.clone(), dtype, place, reason })
+            };
+            rows += text.rows.len();
+            if rows > MAX_ROWS {
+                return fail(None, format!("more than {MAX_ROWS} rows in all"));
+            }
+            if checked.iter().any(|t| t.class == class && t.dtype == dtype) {
+                return fail(None, "this class and element type have a table already".into());
+            }
+            match CostTable::from_text(text) {
+                Ok(table) => checked.push(table),
+                Err((place, reason)) => return fail(place, reason),
+            }
+        }
+        Ok(Self { device, date, source, method, tables: checked })
+    }
+
+    /// Writes the file, one row per line so that differences can be read.
+    pub fn to_json(&self) -> String {
+        let quote = |s: &str| serde_json::Value::from(s).to_string();
+        let mut out = format!(
+            "{{\"format\": \"{FORMAT}\", \"version\": {VERSION}, \"device\": {}, \"date\": {}, \"source\": {}, \
+             \"method\": {}, \"tables\": [\n",
+            quote(&self.device),
+            quote(&self.date),
+            quote(&self.source),
+            quote(&self.method)
+        );
+        for (i, table) in self.tables.iter().enumerate() {
+            let rows: Vec<String> = table
+                .to_text()
+                .rows
+                .iter()
+                .map(|r| {
+                    let numbers: Vec<String> = r.iter().map(u64::to_string).collect();
+                    format!("[{}]", numbers.join(","))
+                })
+                .collect();
+            let comma = if i + 1 < self.tables.len() { "," } else { "" };
+            out += &format!(
+                "{{\"class\": {}, \"dtype\": \"{}\", \"rows\": [\n{}]}}{comma}\n",
+                quote(&table.class),
+                table.dtype,
+                rows.join(",\n")
+            );
+        }
+        out + "]}\n"
+    }
+
+    /// The table for a workload, if there is one of its class, element type and number of sizes.
+    pub fn table(&self, workload: &Workload) -> Option<&CostTable> {
+        self.tables.iter().find(|t| {
+            t.class == workload.class && t.dtype == workload.dtype && t.arity == workload.sizes.len()
+        })
+    }
+
+    /// All tables.
+    pub fn tables(&self) -> &[CostTable] {
+        &self.tables
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(tables: &str) -> String {
+        format!(
+            r#"{{"format":"shardwright-costs","version":1,"device":"d","date":"2026-01-01","source":"s","method":"m","tables":[{tables}]}}"#
+        )
+    }
+
+    #[test]
+    fn a_file_survives_writing_and_reading() {
+        let text = file(r#"{"class":"gemm","dtype":"f32","rows":[[1,8,8,8,900],[1,4,4,4,700]]}"#);
+        let costs = CostFile::from_json(text.as_bytes()).unwrap();
+        assert_eq!(CostFile::from_json(costs.to_json().as_bytes()).unwrap(), costs);
+        let seconds = costs.tables()[0].exact(&[1, 4, 4, 4]).unwrap();
+        assert!((seconds.0 - 700e-9).abs() < 1e-15, "{seconds}");
+        assert_eq!(costs.tables()[0].exact(&[1, 4, 4, 5]), None);
+        assert_eq!(costs.tables()[0].exact(&[1, 4]), None);
+    }
+
+    #[test]
+    fn built_in_files_are_sound() {
+        for name in CostFile::builtin_names() {
+            let costs = CostFile::builtin(name).unwrap().unwrap();
+            assert!(costs.tables().iter().map(CostTable::len).sum::<usize>() > 1000, "{name}");
+        }
+        assert!(CostFile::builtin("abacus").is_none());
+    }
+
+    #[test]
+    fn wrong_files_say_what_and_where() {
+        let check = |tables: &str, expected: &str| {
+            let error = CostFile::from_json(file(tables).as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(r#"{"class":"a","dtype":"f32","rows":[[1,0]]}"#, "row 0: a time of 0 ns");
+        check(r#"{"class":"a","dtype":"f32","rows":[[1,5],[0,5]]}"#, "row 1: a size is zero");
+        check(r#"{"class":"a","dtype":"f32","rows":[[1,5],[1,1,5]]}"#, "3 numbers where row 0 has 2");
+        check(r#"{"class":"a","dtype":"f32","rows":[[1,5],[1,6]]}"#, "sizes [1] are there twice");
+        check(r#"{"class":"a","dtype":"f32","rows":[[5]]}"#, "row 0: a row is");
+        check(r#"{"class":"a","dtype":"f32","rows":[[1,18446744073709551615]]}"#, "below an hour");
+        check(r#"{"class":"a","dtype":"f33","rows":[]}"#, "unknown variant");
+        check(r#"{"class":"a","dtype":"f32","rows":[[1,-5]]}"#, "invalid value");
+        let twice = r#"{"class":"a","dtype":"f32","rows":[]},{"class":"a","dtype":"f32","rows":[]}"#;
+        check(twice, "have a table already");
+        let other = CostFile::from_json(
+            br#"{"format":"x","version":1,"device":"","date":"","source":"","method":"","tables":[]}"#,
+        );
+        assert!(other.unwrap_err().to_string().contains("format `x`"));
+    }
+}

@@ -1,0 +1,197 @@
+//! How long an op takes on a device: measured where it was measured, interpolated where measurements are
+//! dense enough, by the roofline otherwise; and which of the three it was.
+
+use crate::{
+    cost_file::{CostFile, CostTable},
+    roofline::roofline,
+};
+use shardwright_graph::Workload;
+use shardwright_machine::{Device, Seconds};
+use std::collections::BTreeMap;
+
+/// Measurements farther away than this (root of summed squared base-two logarithms) say nothing.
+const REACH: f32 = 1.5;
+/// How many of the nearest measurements are averaged.
+const NEIGHBOURS: usize = 4;
+
+/// Where a time comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TimeSource {
+    /// Measured for exactly these sizes.
+    Measured,
+    /// Measured for sizes nearby, carried over by the roofline's ratio.
+    Interpolated,
+    /// The roofline alone.
+    Roofline,
+}
+
+/// A time and where it comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The time.
+    pub seconds: Seconds,
+    /// Where it comes from.
+    pub source: TimeSource,
+}
+
+/// Measurements of one device say nothing about another.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the costs were measured on `{measured}`, but the machine's device is `{device}`; measure that one, or leave the costs out"
+)]
+pub struct WrongDevice {
+    /// The device in the cost file.
+    pub measured: String,
+    /// The machine's device.
+    pub device: String,
+}
+
+/// Operator times of one device.
+#[derive(Clone, Copy, Debug)]
+pub struct OperatorTimes<'a> {
+    device: &'a Device,
+    costs: Option<&'a CostFile>,
+}
+
+impl<'a> OperatorTimes<'a> {
+    /// Times by the roofline alone, or by measurements first.
+    pub fn new(device: &'a Device, costs: Option<&'a CostFile>) -> Result<Self, WrongDevice> {
+        match costs {
+            Some(c) if !c.device.eq_ignore_ascii_case(&device.name) => {
+                Err(WrongDevice { measured: c.device.clone(), device: device.name.clone() })
+            }
+            _ => Ok(Self { device, costs }),
+        }
+    }
+
+    /// How long a workload takes.
+    pub fn estimate(&self, workload: &Workload) -> Estimate {
+        let model = roofline(self.device, workload);
+        let floor = |seconds: Seconds| seconds.max(self.device.launch_overhead);
+        let Some(table) = self.costs.and_then(|c| c.table(workload)) else {
+            return Estimate { seconds: model, source: TimeSource::Roofline };
+        };
+        if let Some(seconds) = table.exact(&workload.sizes) {
+            return Estimate { seconds: floor(seconds), source: TimeSource::Measured };
+        }
+        match interpolate(table, workload, |nearby| roofline(self.device, nearby)) {
+            Some(ratio) => {
+                Estimate { seconds: floor(Seconds(model.0 * ratio)), source: TimeSource::Interpolated }
+            }
+            None => Estimate { seconds: model, source: TimeSource::Roofline },
+        }
+    }
+}
+
+/// How much slower than its model a workload is, judged by the nearest measurements: the average of their
+/// ratios in logarithms, weighted by the inverse square of the distance.
+fn interpolate(table: &CostTable, workload: &Workload, model: impl Fn(&Workload) -> Seconds) -> Option<f64> {
+    let logs: smallvec::SmallVec<[f32; 12]> = workload.sizes.iter().map(|&s| (s as f32).log2()).collect();
+    let mut nearest: [(f32, usize); NEIGHBOURS] = [(f32::INFINITY, usize::MAX); NEIGHBOURS];
+    for i in 0..table.len() {
+        let distance: f32 = table.row_logs(i).iter().zip(&logs).map(|(a, b)| (a - b) * (a - b)).sum();
+        if distance < nearest[NEIGHBOURS - 1].0 {
+            nearest[NEIGHBOURS - 1] = (distance, i);
+            nearest.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        }
+    }
+    let (mut weights, mut sum) = (0.0, 0.0);
+    for (distance, i) in nearest.into_iter().filter(|n| n.0 <= REACH * REACH) {
+        let nearby = workload.resized(table.row(i));
+        let ratio = table.seconds[i] / model(&nearby).0;
+        let weight = 1.0 / f64::from(distance.max(1e-6));
+        weights += weight;
+        sum += weight * ratio.ln();
+    }
+    (weights > 0.0).then(|| (sum / weights).exp())
+}
+
+/// How many times each source was used, per class: what a plan reports about its costs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    counts: BTreeMap<(&'static str, TimeSource), u64>,
+}
+
+impl Tally {
+    /// Counts one use.
+    pub fn record(&mut self, workload: &Workload, source: TimeSource) {
+        *self.counts.entry((workload.class, source)).or_default() += 1;
+    }
+
+    /// How many times a source was used, over all classes.
+    pub fn total(&self, source: TimeSource) -> u64 {
+        self.counts.iter().filter(|((_, s), _)| *s == source).map(|(_, n)| n).sum()
+    }
+
+    /// All counts, by class and source.
+    pub fn counts(&self) -> impl Iterator<Item = (&'static str, TimeSource, u64)> + '_ {
+        self.counts.iter().map(|(&(class, source), &n)| (class, source, n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost_file::TableText;
+    use shardwright_graph::{DType, WorkloadSizes};
+    use shardwright_machine::builtin;
+
+    fn gemm(sizes: [u64; 4]) -> Workload {
+        let none = WorkloadSizes::new();
+        Workload { class: "gemm", dtype: DType::F32, sizes: none, flops: 0, bytes: 0, gemm: None }
+            .resized(&sizes)
+    }
+
+    /// Measurements that are exactly `factor` times the roofline.
+    fn measured(device: &Device, factor: f64, sizes: &[[u64; 4]]) -> CostFile {
+        let rows = sizes
+            .iter()
+            .map(|s| {
+                let nanoseconds = (roofline(device, &gemm(*s)).0 * factor * 1e9).round() as u64;
+                s.iter().copied().chain([nanoseconds]).collect()
+            })
+            .collect();
+        let table = TableText { class: "gemm".into(), dtype: DType::F32, rows };
+        CostFile::new(["h200", "2026-01-01", "s", "m"].map(String::from), vec![table]).unwrap()
+    }
+
+    #[test]
+    fn measured_then_interpolated_then_roofline() {
+        let machine = builtin("h200x64").unwrap();
+        let device = &machine.spec().device;
+        let costs = measured(device, 3.0, &[[1, 512, 512, 512], [1, 1024, 1024, 1024]]);
+        let times = OperatorTimes::new(device, Some(&costs)).unwrap();
+        let check = |sizes, source, factor: f64| {
+            let estimate = times.estimate(&gemm(sizes));
+            let ratio = estimate.seconds.0 / roofline(device, &gemm(sizes)).0;
+            assert_eq!(estimate.source, source, "{sizes:?}");
+            assert!((ratio / factor - 1.0).abs() < 1e-3, "{sizes:?}: {ratio}");
+        };
+        check([1, 512, 512, 512], TimeSource::Measured, 3.0);
+        check([1, 512, 1024, 512], TimeSource::Interpolated, 3.0);
+        check([1, 16384, 16384, 512], TimeSource::Roofline, 1.0);
+        let bare = OperatorTimes::new(device, None).unwrap().estimate(&gemm([1, 512, 512, 512]));
+        assert_eq!(bare.source, TimeSource::Roofline);
+    }
+
+    #[test]
+    fn costs_of_another_device_are_refused() {
+        let machine = builtin("p100x16").unwrap();
+        let costs = CostFile::builtin("h200").unwrap().unwrap();
+        let error = OperatorTimes::new(&machine.spec().device, Some(&costs)).unwrap_err().to_string();
+        assert!(error.contains("`H200`") && error.contains("P100"), "{error}");
+    }
+
+    #[test]
+    fn a_tally_counts_by_source() {
+        let mut tally = Tally::default();
+        tally.record(&gemm([1, 1, 1, 1]), TimeSource::Roofline);
+        tally.record(&gemm([1, 2, 1, 1]), TimeSource::Roofline);
+        tally.record(&gemm([1, 2, 1, 1]), TimeSource::Measured);
+        assert_eq!((tally.total(TimeSource::Roofline), tally.total(TimeSource::Interpolated)), (2, 0));
+        assert_eq!(
+            tally.counts().collect::<Vec<_>>(),
+            [("gemm", TimeSource::Measured, 1), ("gemm", TimeSource::Roofline, 2)]
+        );
+    }
+}
