@@ -4,7 +4,8 @@ usage: bench_highs.py NETWORK.json[.gz] SECONDS [--without-memory]
 
 The standard linearisation, as in Alpa and XLA: a 0/1 variable per choice, a continuous one per cell of an
 edge's table, whose row and column sums equal the choices; forbidden cells are left out. Memory gives one row
-per time at which usage can be largest and above the limit.
+per time at which usage can be largest and above the limit. Models with more nonzeros than MOST_NONZEROS are not
+built: HiGHS spends minutes and many gigabytes on their presolve, whatever its time limit.
 """
 
 import gzip
@@ -16,6 +17,7 @@ import highspy
 import numpy as np
 
 FORBIDDEN = 10**18
+MOST_NONZEROS = 20_000_000
 
 
 def load(path):
@@ -88,7 +90,11 @@ def model(problem, memory):
         high.append(np.zeros(sizes[a] + sizes[b]))
         next_column += len(cells)
     if memory:
-        for alive in binding_rows(problem):
+        alive_rows = binding_rows(problem)
+        nonzeros = sum(map(len, rows)) + sum(int(sizes[alive].sum()) for alive in alive_rows)
+        if nonzeros > MOST_NONZEROS:
+            return None, nonzeros
+        for alive in alive_rows:
             column = np.concatenate([np.arange(first[v], first[v + 1]) for v in alive])
             rows.append(np.full(len(column), next_row))
             columns.append(column)
@@ -110,12 +116,15 @@ def model(problem, memory):
     binary = int(first[-1])
     kinds = [highspy.HighsVarType.kInteger] * binary
     lp.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (next_column - binary)
-    return lp
+    return lp, len(rows)
 
 
 def main():
     path, seconds = sys.argv[1], float(sys.argv[2])
-    lp = model(load(path), "--without-memory" not in sys.argv)
+    lp, nonzeros = model(load(path), "--without-memory" not in sys.argv)
+    if lp is None:
+        print(json.dumps({"seconds": None, "optimal": False, "cost": None, "bound": None, "nonzeros": nonzeros}))
+        return
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("time_limit", seconds)
@@ -136,6 +145,7 @@ def main():
         "bound": bound if abs(bound) < 1e30 else None,
         "columns": lp.num_col_,
         "rows": lp.num_row_,
+        "nonzeros": nonzeros,
     }))
 
 

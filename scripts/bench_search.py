@@ -109,7 +109,7 @@ def toulbar2(path, seconds, keep_memory=False):
             "bound": int(optimum[1]) if optimum else max(bounds, default=None)}
 
 
-def highs(path, seconds, memory=True, patience=120):
+def highs(path, seconds, memory=True, patience=60):
     """HiGHS on the standard linearisation; the time is HiGHS's own, without building the model."""
     command = [sys.executable, ROOT / "scripts" / "bench_highs.py", path, str(seconds)]
     try:
@@ -124,6 +124,12 @@ def highs(path, seconds, memory=True, patience=120):
 
 def number(value):
     return "–" if value is None else f"{round(value):,}".replace(",", " ")
+
+
+def ilp_bound(ilp):
+    if ilp and ilp["bound"] is None and ilp.get("seconds") is None and ilp.get("nonzeros"):
+        return f"not tried: {ilp['nonzeros'] / 1e6:.0f} M nonzeros"
+    return number(ilp and ilp["bound"]) + (", optimal" if ilp and ilp["optimal"] else "")
 
 
 def short(seconds):
@@ -185,7 +191,7 @@ def contest(quick):
         ratio = "–" if cost is None else f"{(cost / first - 1) * 100:+.3f}%"
         rows.append([name, f"{seconds:g} s", number(cost), number(answer["lower_bound"]),
                      "–" if answer["gap"] is None else f"{answer['gap'] * 100:.3f}%", f"{answer['wall']:.1f} s", ratio,
-                     number(first), number(best), number(bound), number(xla), number(ilp and ilp["bound"])])
+                     number(first), number(best), number(bound), number(xla), ilp_bound(ilp)])
     return table(["problem", "limit", "exact: cost", "exact: bound", "gap", "time used", "against first place", "first place",
                   "best known", "best known bound", "XLA's solver", "HiGHS: bound after 10 s"], rows)
 
@@ -246,7 +252,9 @@ def machine():
             model = re.search(r"^model name\s*:\s*(.*)$", file.read(), re.M)[1]
     except (OSError, TypeError):
         pass
-    return f"{model}, {os.cpu_count()} cores, {platform.system()}; {datetime.date.today()}"
+    load = os.getloadavg()[0]
+    busy = f"; other work on the machine: load average {load:.0f}" if load > 2 * (os.cpu_count() or 1) else ""
+    return f"{model}, {os.cpu_count()} cores, {platform.system()}; {datetime.date.today()}{busy}"
 
 
 def write(name, text):

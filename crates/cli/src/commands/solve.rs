@@ -22,8 +22,8 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     time: Duration,
     /// How many threads to use; all cores by default. Never changes what an iteration finds.
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
-    threads: usize,
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: u16,
     /// One JSON object on standard output, nothing else.
     #[arg(long)]
     json: bool,
@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         cancel: Some(reporter.cancel),
         iterations: args.iterations,
         seed: args.seed,
-        threads: args.threads,
+        threads: args.threads.into(),
         memory_bytes: args.table_memory.saturating_mul(1 << 20),
         progress: Some(&listener),
     };
