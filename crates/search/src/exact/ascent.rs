@@ -87,6 +87,14 @@ impl Ascent {
         Ascent { dual, best, pace, scale, stalled: 0, iteration: 0, finished: false, pass_work }
     }
 
+    /// Goes on with the messages of another core, at `pace`; one that was not finished keeps its steps.
+    pub fn resume(&self, old_core: &Core, core: &Core, mut pace: Pace) -> Self {
+        if !self.finished {
+            pace.first_scale = pace.first_scale.max(self.scale);
+        }
+        Ascent::new(core, Dual::transfer(&self.best, old_core, core), pace)
+    }
+
     /// The best messages and multipliers so far.
     pub fn best(&self) -> &Dual {
         &self.best
@@ -137,11 +145,6 @@ impl Ascent {
             }
         }
         done
-    }
-
-    /// The present length of the steps.
-    pub fn scale(&self) -> f64 {
-        self.scale
     }
 
     fn shrink(&mut self) {

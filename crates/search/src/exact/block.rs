@@ -81,11 +81,6 @@ impl Blocks {
         }
     }
 
-    /// The variables of the block grown last.
-    pub fn vars(&self) -> &[u32] {
-        &self.vars
-    }
-
     fn fresh(&mut self, v: u32) {
         if self.stamp[v as usize] != self.now {
             self.stamp[v as usize] = self.now;
@@ -281,9 +276,6 @@ impl Blocks {
             let mut value = self.solve(core, lo);
             for (m, &r) in self.mu.iter().zip(&self.room) {
                 value -= m * r as f64;
-            }
-            if self.same(&state.x) {
-                // The current values are best even with these prices; only lower prices could help.
             }
             let fits = self.fits(core, lo, hi);
             if fits {

@@ -211,7 +211,7 @@ impl Core {
 
     /// The assignment with these labels of the model's variables; a label that is gone is replaced by
     /// the cheapest value.
-    pub fn from_labels(&self, labels: &[u32]) -> Vec<u32> {
+    pub fn with_labels(&self, labels: &[u32]) -> Vec<u32> {
         let value = |v: u32| {
             let label = labels[self.ids[v as usize] as usize];
             let values = self.values(v);

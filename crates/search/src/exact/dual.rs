@@ -260,11 +260,23 @@ impl Dual {
 
     /// The bound that these messages and multipliers prove, in exact integers, rounded up.
     pub fn certify(&self, core: &Core) -> i64 {
-        self.exact(core).bound()
+        if self.in_range(core) { self.exact(core).bound() } else { 0 }
+    }
+
+    /// Whether all numbers are small enough that exact sums of them cannot overflow. Only a hostile
+    /// network gets beyond; no bound is claimed there.
+    fn in_range(&self, core: &Core) -> bool {
+        const MOST: f64 = (1u128 << 80) as f64;
+        let paid: f64 = self.lambda.iter().zip(&core.slack).map(|(l, &s)| l * s as f64).sum();
+        let small = |x: &f64| x.abs() < MOST;
+        small(&paid) && self.priced.iter().all(small) && self.messages.iter().all(small)
     }
 
     /// The same, and for each value of each variable a bound on what any assignment with it costs.
     pub fn certify_values(&self, core: &Core) -> (i64, Vec<i64>) {
+        if !self.in_range(core) {
+            return (0, vec![0; core.value_count()]);
+        }
         let exact = self.exact(core);
         (exact.bound(), exact.value_bounds(core))
     }

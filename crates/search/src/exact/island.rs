@@ -13,6 +13,9 @@ const MAX_BLOCK: usize = 60;
 /// How often multipliers are tried for a block that does not fit.
 const TRIES: usize = 5;
 
+/// One move in so many begins at several variables of the fullest row.
+const CROWD_ODDS: u32 = 3;
+
 /// A searcher with its own randomness.
 #[derive(Clone, Debug)]
 pub struct Island {
@@ -54,10 +57,20 @@ impl Island {
         }
         self.keep_best();
         let n = core.variables();
+        let crowd = crowd(core, &self.state);
+        let mut seeds = Vec::new();
         while self.blocks.work < end && !stop() {
             let size = self.rng.random_range(1..=MAX_BLOCK);
-            let seed = self.rng.random_range(0..n);
-            self.blocks.grow(core, &[seed], size, &mut self.rng);
+            seeds.clear();
+            if !crowd.is_empty() && self.rng.random_range(0..CROWD_ODDS) == 0 {
+                // Far apart in the network, but sharing the fullest row: one may make room for another.
+                for _ in 0..self.rng.random_range(2..=4) {
+                    seeds.push(crowd[self.rng.random_range(0..crowd.len())]);
+                }
+            } else {
+                seeds.push(self.rng.random_range(0..n));
+            }
+            self.blocks.grow(core, &seeds, size, &mut self.rng);
             let effort = Effort { tries: TRIES, temperature: self.temperature };
             if let Moved::Yes(delta) =
                 self.blocks.improve(core, &mut self.state, lambda, effort, &mut self.rng)
@@ -106,4 +119,12 @@ impl Island {
             rise *= 1.1;
         }
     }
+}
+
+/// The variables that can use something at the fullest row.
+fn crowd(core: &Core, state: &State) -> Vec<u32> {
+    let room = |t: &usize| core.slack[*t] - state.load[*t];
+    let Some(row) = (0..core.slack.len()).min_by_key(room) else { return Vec::new() };
+    let uses = |v: &u32| core.spans(*v).iter().any(|s| (s.lo as usize..s.hi as usize).contains(&row));
+    (0..core.variables()).filter(uses).collect()
 }

@@ -107,15 +107,6 @@ impl Model {
         (0..self.vars.len() as u32).filter(|&v| self.vars[v as usize].alive).collect()
     }
 
-    /// The cost of `pair` for value `i` of `x` and `j` of the other end.
-    pub fn cost(&self, pair: u32, x: u32, i: usize, j: usize) -> i64 {
-        match &self.pairs[pair as usize] {
-            Some(p) if p.u == x => p.cost[i * self.size(p.v) + j],
-            Some(p) => p.cost[j * self.size(p.v) + i],
-            None => 0,
-        }
-    }
-
     /// The table of `pair` with `x` as the row variable.
     pub fn oriented(&self, pair: u32, x: u32) -> Vec<i64> {
         let Some(p) = &self.pairs[pair as usize] else { return Vec::new() };

@@ -138,7 +138,8 @@ impl Search {
                     if phase == 0 {
                         island.state.clone_from(best);
                     }
-                    let gap = (best.cost - bound).max(0) as f64 / n;
+                    // Before the bound says much, one part in a hundred is a fair guess of the gap.
+                    let gap = (best.cost - bound).max(0).min(best.cost / 100) as f64 / n;
                     let cool = 1.0 - (phase + 1) as f64 / CYCLE as f64;
                     island.temperature = gap * [0.3, 1.0, 3.0][k % 3] * cool;
                 }
@@ -185,7 +186,7 @@ impl Search {
             if let Some((_, labels)) = tree.found.take() {
                 let all = self.stage.lift_compact(live, &labels);
                 publish(&all, recorder, self.round, "branching");
-                let state = State::new(&self.stage.core, self.stage.core.from_labels(&all));
+                let state = State::new(&self.stage.core, self.stage.core.with_labels(&all));
                 if self.best.as_ref().is_none_or(|b| state.cost < b.cost) {
                     self.best = Some(state);
                 }
@@ -241,7 +242,7 @@ impl Search {
         self.best = None;
         self.islands = islands(&self.stage, self.seed ^ (self.round << 16));
         if let Some(choice) = recorder.choice() {
-            let state = State::new(core, core.from_labels(choice));
+            let state = State::new(core, core.with_labels(choice));
             for island in &mut self.islands {
                 island.state.clone_from(&state);
             }

@@ -59,8 +59,7 @@ impl Stage {
 
     fn rebuild(&mut self, pace: Pace) {
         let core = Core::new(&self.model);
-        let dual = Dual::transfer(self.ascent.best(), &self.core, &core);
-        self.ascent = Ascent::new(&core, dual, pace);
+        self.ascent = self.ascent.resume(&self.core, &core, pace);
         self.core = core;
     }
 
