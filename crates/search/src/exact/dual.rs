@@ -394,3 +394,87 @@ pub fn prefix_sums(values: &[f64]) -> Vec<f64> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exact::contract::contract;
+    use crate::exact::state::State;
+    use crate::network::{FORBIDDEN, Interval, NetworkBuilder, VarId};
+    use rand::{RngExt, SeedableRng};
+    use rand_xoshiro::Xoshiro256PlusPlus;
+
+    fn core(rng: &mut Xoshiro256PlusPlus) -> Option<Core> {
+        let mut b = NetworkBuilder::new();
+        let sizes: Vec<usize> = (0..5).map(|_| rng.random_range(2..4)).collect();
+        for &k in &sizes {
+            let costs: Vec<i64> = (0..k).map(|_| rng.random_range(0..50)).collect();
+            let usages: Vec<i64> = (0..k).map(|_| rng.random_range(0..9)).collect();
+            let lo = rng.random_range(0..4u64);
+            b.variable(&costs, &usages, Interval { lo, hi: lo + 3 }).ok()?;
+        }
+        for _ in 0..7 {
+            let (u, v) = (rng.random_range(0..5usize), rng.random_range(0..5usize));
+            let cell = |r: &mut Xoshiro256PlusPlus| {
+                if r.random_range(0..9) == 0 { FORBIDDEN } else { r.random_range(0..50) }
+            };
+            let table: Vec<i64> = (0..sizes[u] * sizes[v]).map(|_| cell(rng)).collect();
+            b.edge(VarId(u as u32), VarId(v as u32), &table).ok()?;
+        }
+        b.usage_limit(rng.random_range(8..25)).ok()?;
+        Some(Core::new(&contract(&b.build().ok()?).ok()?))
+    }
+
+    #[test]
+    fn no_feasible_assignment_costs_less_than_the_bounds_of_its_values() {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
+        let mut checked = 0;
+        for _ in 0..300 {
+            let Some(core) = core(&mut rng) else { continue };
+            let mut dual = Dual::new(&core);
+            for _ in 0..6 {
+                dual.pass(&core, true);
+                dual.pass(&core, false);
+                dual.step(&core, 30.0, 0.5);
+            }
+            let (bound, values) = dual.certify_values(&core);
+            assert_eq!(bound, dual.certify(&core));
+            let n = core.variables();
+            let mut x = vec![0u32; n as usize];
+            'all: loop {
+                let state = State::new(&core, x.clone());
+                if state.feasible(&core) {
+                    checked += 1;
+                    for v in 0..n {
+                        let at = core.values(v).start + x[v as usize] as usize;
+                        assert!(bound <= values[at] && values[at] <= state.cost);
+                    }
+                }
+                for v in 0..n {
+                    x[v as usize] += 1;
+                    if (x[v as usize] as usize) < core.size(v) {
+                        continue 'all;
+                    }
+                    x[v as usize] = 0;
+                }
+                break;
+            }
+        }
+        assert!(checked > 1000);
+    }
+
+    #[test]
+    fn passes_never_lower_the_bound() {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(4);
+        for _ in 0..100 {
+            let Some(core) = core(&mut rng) else { continue };
+            let mut dual = Dual::new(&core);
+            let mut last = f64::NEG_INFINITY;
+            for k in 0..20 {
+                dual.pass(&core, k % 2 == 0);
+                assert!(dual.bound >= last - 1e-6);
+                last = dual.bound;
+            }
+        }
+    }
+}

@@ -40,7 +40,8 @@ use crate::outcome::{Control, Outcome, Recorder, Solver, StopReason};
 use contract::Infeasible;
 use model::Model;
 
-/// The anytime exact solver.
+/// The anytime exact solver. Without a limit it runs until its incumbent is proved optimal, which it may
+/// never be on a large network; give it a deadline or an iteration limit there.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Exact;
 
