@@ -261,10 +261,12 @@ def main():
     if document.get("format") != "shardwright-workloads":
         sys.exit(f"{args.workloads}: not a workload list; make one with `shardwright profile --list -o FILE`")
     begin, done, failed, tables = time.monotonic(), 0, {}, []
-    # Interleave the tables so that a time limit thins all of them alike.
-    jobs = sorted((i / len(t["rows"]), n, row) for n, t in enumerate(document["tables"]) for i, row in enumerate(t["rows"]))
+    # Coarse to fine and table by table, so that a time limit thins all of them alike.
+    fineness = lambda i: i & -i or 1 << 40
+    jobs = [(-fineness(i), i, n, row) for n, t in enumerate(document["tables"]) for i, row in enumerate(t["rows"])]
+    jobs = [(n, row) for _, _, n, row in sorted(jobs)]
     results = {n: [] for n in range(len(document["tables"]))}
-    for _, n, row in jobs:
+    for n, row in jobs:
         if time.monotonic() - begin > args.seconds:
             print(f"time is up after {done} of {len(jobs)}", file=sys.stderr)
             break

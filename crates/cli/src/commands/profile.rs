@@ -148,12 +148,13 @@ fn measure(args: &Args, samples: &[&Sample]) -> Vec<TableText> {
     }
     let deadline = Instant::now() + Duration::from_secs_f64(args.time.min(1e6));
     let tables = by_table(samples);
-    // Round by round over the tables, so that a time limit thins all of them alike.
+    // Coarse to fine, round by round over the tables: a time limit thins all of them alike.
     let mut results: Vec<Vec<Vec<u64>>> = vec![Vec::new(); tables.len()];
+    let orders: Vec<Vec<usize>> = tables.values().map(|t| coarse_to_fine(t.len())).collect();
     let rounds = tables.values().map(Vec::len).max().unwrap_or(0);
     'all: for round in 0..rounds {
-        for (((class, _), table), rows) in tables.iter().zip(&mut results) {
-            let Some(sample) = table.get(round) else { continue };
+        for ((((class, _), table), order), rows) in tables.iter().zip(&orders).zip(&mut results) {
+            let Some(sample) = order.get(round).and_then(|&i| table.get(i)) else { continue };
             if Instant::now() > deadline {
                 break 'all;
             }
@@ -183,6 +184,13 @@ fn measure(args: &Args, samples: &[&Sample]) -> Vec<TableText> {
         .collect()
 }
 
+/// All indices below `count`: first those far apart, then those between them.
+fn coarse_to_fine(count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by_key(|i| std::cmp::Reverse(i.trailing_zeros()));
+    order
+}
+
 /// Today's date, from the clock and the calendar (days since 1970 to year, month and day).
 fn today() -> String {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -205,6 +213,11 @@ fn today() -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn coarse_to_fine_visits_all_and_far_ones_first() {
+        assert_eq!(super::coarse_to_fine(7), [0, 4, 2, 6, 1, 3, 5]);
+    }
+
     #[test]
     fn today_is_a_date_of_this_century() {
         let date = super::today();
