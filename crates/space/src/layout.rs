@@ -1,0 +1,222 @@
+//! How an op's tensors lie on the mesh under its config, and what its windows reach for.
+//!
+//! An axis that splits a factor shards the dimension which the factor leads; an output without the factor is
+//! a partial result; an input without it is needed whole. An input read through a window is stored in equal
+//! blocks like any other, and the rows that the windows reach beyond their block are fetched from the
+//! neighbours ([`halos`]). Where such an input does not divide into equal blocks, it is needed whole.
+
+use crate::config::{AxisUse, Config};
+use shardwright_cost::{Layout, Placement, Reduction};
+use shardwright_graph::{Combine, Graph, OpId, Rule, TensorMap, TensorType};
+use shardwright_machine::{AxisId, AxisSet, Bytes, Mesh};
+use smallvec::SmallVec;
+
+/// An op's rule and types, made once.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct OpShapes {
+    /// The sharding rule.
+    pub rule: Rule,
+    /// Types of the inputs.
+    pub inputs: SmallVec<[TensorType; 4]>,
+    /// Types of the outputs.
+    pub outputs: SmallVec<[TensorType; 4]>,
+}
+
+impl OpShapes {
+    /// Those of an op in a graph.
+    pub fn of(graph: &Graph, op: OpId) -> Self {
+        Self { rule: graph.rule(op), inputs: graph.input_types(op), outputs: graph.output_types(op) }
+    }
+}
+
+/// The layout that an op needs its `i`-th input in.
+pub fn input_layout(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -> Layout {
+    let (map, ty) = (&shapes.rule.inputs[i], &shapes.inputs[i]);
+    layout(&shapes.rule, map, ty, config, mesh, Placement::Replicated)
+}
+
+/// The layout that an op leaves its `o`-th output in.
+pub fn output_layout(shapes: &OpShapes, o: usize, config: &Config, mesh: &Mesh) -> Layout {
+    let (map, ty) = (&shapes.rule.outputs[o], &shapes.outputs[o]);
+    let partial = Placement::Partial(match map.combine {
+        Combine::Sum => Reduction::Sum,
+        Combine::Max => Reduction::Max,
+    });
+    layout(&shapes.rule, map, ty, config, mesh, partial)
+}
+
+fn layout(
+    rule: &Rule,
+    map: &TensorMap,
+    ty: &TensorType,
+    config: &Config,
+    mesh: &Mesh,
+    without: Placement,
+) -> Layout {
+    let mut layout = Layout::replicated(mesh.len());
+    let mut blocks: SmallVec<[u64; 8]> = SmallVec::from_elem(1, ty.rank());
+    for (at, (used, axis)) in config.uses().iter().zip(mesh.axes()).enumerate() {
+        let AxisUse::Split(factor) = *used else { continue };
+        let placement = match map.dim_led_by(factor, rule) {
+            None => without,
+            Some(dim) => {
+                let finer = blocks[dim] * u64::from(axis.size);
+                // Only a window's dimension may fail to divide: others are multiples of their leading factor.
+                if ty.shape[dim].is_multiple_of(finer) {
+                    blocks[dim] = finer;
+                    Placement::Shard(dim as u8)
+                } else {
+                    Placement::Replicated
+                }
+            }
+        };
+        layout = layout.with(AxisId(at as u32), placement);
+    }
+    layout
+}
+
+/// Rows that neighbouring parts of a windowed input exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Halo {
+    /// The axes along which neighbours lie.
+    pub axes: AxisSet,
+    /// What every part sends to the part before it.
+    pub down: Bytes,
+    /// What every part sends to the part after it.
+    pub up: Bytes,
+}
+
+/// What the parts of an op's `i`-th input exchange before the op can run: one exchange per windowed dimension.
+///
+/// Each is the largest that any part needs. Corners, which a split of two windowed dimensions would add, are left
+/// out; windows that reach past the neighbouring block are counted as if it held the rows.
+pub fn halos(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -> SmallVec<[Halo; 2]> {
+    let (map, ty) = (&shapes.rule.inputs[i], &shapes.inputs[i]);
+    if map.dims.iter().all(|d| d.window.is_none()) {
+        return SmallVec::new();
+    }
+    let stored = input_layout(shapes, i, config, mesh);
+    let parts = config.parts(&shapes.rule, mesh);
+    let blocks = |dim: usize| u64::from(mesh.group_size(stored.shards(dim as u8)));
+    let mut found = SmallVec::new();
+    for (d, dim) in map.dims.iter().enumerate() {
+        let (Some(window), Some(&factor)) = (dim.window, dim.factors.first()) else { continue };
+        let axes = stored.shards(d as u8);
+        if axes.is_empty() {
+            continue;
+        }
+        let (size, held, parts) = (ty.shape[d], blocks(d), parts[factor as usize]);
+        let (part, block) = (shapes.rule.factors[factor as usize].size / parts, size / held);
+        let (mut down, mut up) = (0, 0);
+        for at in 0..parts {
+            let needed = window.range(&(at * part..(at + 1) * part), size);
+            let start = at / (parts / held).max(1) * block;
+            up = up.max(start.saturating_sub(needed.start));
+            down = down.max(needed.end.saturating_sub(start + block));
+        }
+        let others = (0..ty.rank()).filter(|&other| other != d).map(|other| ty.shape[other] / blocks(other));
+        let row = others.fold(ty.dtype.bytes(), u64::saturating_mul);
+        if down > 0 || up > 0 {
+            found.push(Halo {
+                axes,
+                down: Bytes(row.saturating_mul(down)),
+                up: Bytes(row.saturating_mul(up)),
+            });
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::configs;
+    use proptest::prelude::*;
+    use shardwright_cost::TensorShape;
+    use shardwright_graph::{DType, Op, ops::Contract};
+    use shardwright_machine::builtin;
+
+    fn shapes(op: Op, inputs: &[&[u64]]) -> OpShapes {
+        let inputs: SmallVec<[TensorType; 4]> =
+            inputs.iter().map(|s| TensorType::new(DType::F32, *s)).collect();
+        let outputs: SmallVec<[TensorType; 4]> = op.operator().infer(&inputs).unwrap().into();
+        OpShapes { rule: op.rule(&inputs, &outputs), inputs, outputs }
+    }
+
+    fn conv(size: u64, kernel: u64, stride: u64, pad: u64) -> OpShapes {
+        let op = shardwright_graph::ops::Conv {
+            geometry: shardwright_graph::ops::ConvGeometry {
+                stride: [stride; 2].into_iter().collect(),
+                pad: [(pad as i64, pad as i64); 2].into_iter().collect(),
+                dilation: [1; 2].into_iter().collect(),
+                groups: 1,
+            },
+        };
+        shapes(op.into(), &[&[4, 2, size, size], &[8, 2, kernel, kernel]])
+    }
+
+    #[test]
+    fn a_product_shards_replicates_and_sums() {
+        let mesh = builtin("flat:2").unwrap().mesh().clone();
+        let s = shapes(Contract::parse("mk,kn->mn").unwrap().into(), &[&[4, 6], &[6, 8]]);
+        let check = |factor: &str, expected: [&str; 3]| {
+            let config = Config::new([AxisUse::Split(s.rule.find(factor).unwrap())]);
+            let found = [
+                input_layout(&s, 0, &config, &mesh),
+                input_layout(&s, 1, &config, &mesh),
+                output_layout(&s, 0, &config, &mesh),
+            ];
+            assert_eq!(found.map(|l| format!("{l:?}")), expected.map(String::from), "{factor}");
+        };
+        check("m", ["S0", "R", "S0"]);
+        check("n", ["R", "S1", "S1"]);
+        check("k", ["S1", "S0", "P+"]);
+    }
+
+    #[test]
+    fn a_three_by_three_window_reaches_one_row_each_way() {
+        let mesh = builtin("flat:2").unwrap().mesh().clone();
+        let s = conv(8, 3, 1, 1);
+        let config = Config::new([AxisUse::Split(s.rule.find("h").unwrap())]);
+        assert_eq!(format!("{:?}", input_layout(&s, 0, &config, &mesh)), "S2");
+        // One row of 4 samples, 2 channels, 8 columns of floats.
+        let row = Bytes(4 * 2 * 8 * 4);
+        assert_eq!(halos(&s, 0, &config, &mesh)[..], [Halo { axes: mesh.all(), down: row, up: row }]);
+        assert!(halos(&s, 1, &config, &mesh).is_empty(), "the weight has no windows");
+    }
+
+    #[test]
+    fn an_input_that_does_not_divide_is_needed_whole() {
+        let mesh = builtin("flat:2").unwrap().mesh().clone();
+        // Nine rows make four windows of three with stride two: the windows can be halved, the rows cannot.
+        let s = conv(9, 3, 2, 0);
+        let config = Config::new([AxisUse::Split(s.rule.find("h").unwrap())]);
+        assert_eq!(format!("{:?}", input_layout(&s, 0, &config, &mesh)), "R");
+        assert_eq!(format!("{:?}", output_layout(&s, 0, &config, &mesh)), "S2");
+        assert!(halos(&s, 0, &config, &mesh).is_empty());
+    }
+
+    proptest! {
+        /// Whatever the config, every layout can be had by its tensor.
+        #[test]
+        fn every_layout_fits_its_tensor(sizes in prop::array::uniform3(1u64..13), image in 3u64..20, stride in 1u64..4) {
+            let machine = builtin("flat:12").unwrap();
+            let mesh = machine.mesh();
+            let [m, k, n] = sizes;
+            let product = shapes(Contract::parse("mk,kn->mn").unwrap().into(), &[&[m, k], &[k, n]]);
+            for s in [product, conv(image, 3, stride, 1)] {
+                for config in configs(&s.rule, mesh) {
+                    let check = |ty: &TensorType, layout: &Layout| {
+                        TensorShape::new(&ty.shape, 4).unwrap().check(mesh, layout)
+                    };
+                    for (i, ty) in s.inputs.iter().enumerate() {
+                        prop_assert_eq!(check(ty, &input_layout(&s, i, &config, mesh)), Ok(()));
+                    }
+                    for (o, ty) in s.outputs.iter().enumerate() {
+                        prop_assert_eq!(check(ty, &output_layout(&s, o, &config, mesh)), Ok(()));
+                    }
+                }
+            }
+        }
+    }
+}
