@@ -1,0 +1,60 @@
+//! Why there is no plan.
+
+use shardwright_cost::{LayoutError, WrongDevice};
+use shardwright_search::NetworkError;
+
+/// Why a plan could not be made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// Nothing to plan.
+    #[error("model {model} has no ops: there is nothing to plan")]
+    Empty {
+        /// The model.
+        model: String,
+    },
+    /// A tensor that the layouts cannot describe.
+    #[error("tensor `{tensor}`: {source}")]
+    Tensor {
+        /// The tensor's name.
+        tensor: String,
+        /// What is wrong.
+        source: LayoutError,
+    },
+    /// More ways to split an op than can be searched.
+    #[error(
+        "op `{op}` has more than {most} ways to be split over the {levels} levels of machine {machine}; plan for fewer devices (`{machine}:N`)"
+    )]
+    TooManyConfigs {
+        /// The op.
+        op: String,
+        /// How many are allowed.
+        most: usize,
+        /// Levels of the machine.
+        levels: usize,
+        /// The machine.
+        machine: String,
+    },
+    /// Measured costs of another device.
+    #[error(transparent)]
+    Costs(#[from] WrongDevice),
+    /// The search problem cannot be built.
+    #[error("the search problem cannot be built: {0}")]
+    Network(#[from] NetworkError),
+    /// No strategy or solver has this name.
+    #[error("there is no strategy `{name}`; there are {known}")]
+    UnknownStrategy {
+        /// What was asked for.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
+    /// The solver gave up.
+    #[error("solver {solver} found no plan: {reason}")]
+    NoPlan {
+        /// The solver.
+        solver: String,
+        /// Why.
+        reason: String,
+    },
+}

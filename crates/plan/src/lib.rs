@@ -1,0 +1,44 @@
+//! From a training graph and a machine to a plan: one config per op, what it is predicted to cost, and a proof of
+//! how good it is.
+//!
+//! [`Problem`] prices every way to run every layer and every re-layout between them, which makes a cost network;
+//! [`strategy`] says which part of it is searched and how; [`plan`] runs a strategy and describes the result.
+//!
+//! ```
+//! use shardwright_frontend::zoo::{BuildOptions, build};
+//! use shardwright_machine::builtin;
+//! use shardwright_plan::{Problem, plan, strategy};
+//! use shardwright_search::Control;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let graph = build("mlp:batch=64,hidden=1024,layers=2", &BuildOptions::default())?;
+//! let machine = builtin("flat:4")?;
+//! let problem = Problem::new(&graph, &machine, None)?;
+//! let plan = plan(&problem, strategy::find("auto")?, &Control::new())?;
+//! assert!(plan.proved_optimal);
+//! assert!(plan.baselines.values().all(|baseline| plan.objective <= baseline.objective));
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod evaluate;
+mod layers;
+mod plan;
+mod planner;
+mod problem;
+pub mod strategy;
+mod tables;
+mod times;
+mod transfer;
+
+pub use error::PlanError;
+pub use evaluate::{Costs, LayerCost, evaluate};
+pub use layers::Layers;
+pub use plan::{
+    BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, SpaceUsed,
+    StepTimes,
+};
+pub use planner::{Found, baseline_costs, plan, search};
+pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Problem};
+pub use transfer::{End, Transfer, Transfers};

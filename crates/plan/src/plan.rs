@@ -1,0 +1,189 @@
+//! The plan: what was found, what it is predicted to cost, and everything that was assumed. Versioned JSON.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version of the plan's JSON.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// A plan for one model on one machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// [`FORMAT_VERSION`].
+    pub format_version: u32,
+    /// The version of Shardwright that made it.
+    pub shardwright_version: String,
+    /// The model's name, with its options.
+    pub model: String,
+    /// FNV-1a of the graph's JSON: the model as it was planned.
+    pub model_hash: String,
+    /// The machine's name.
+    pub machine: String,
+    /// What of the machine the costs depend on.
+    pub machine_fingerprint: String,
+    /// How many devices it has.
+    pub devices: u32,
+    /// Where operator times come from.
+    pub costs: CostSource,
+    /// The strategy asked for.
+    pub solver: String,
+    /// Seed of the search.
+    pub seed: u64,
+    /// What was searched: the objective, bound and gap speak of this space.
+    pub space: SpaceUsed,
+    /// Picoseconds per step, all ops and all communication in sequence: the network's objective.
+    pub objective: i64,
+    /// No plan in the space is faster than this; zero where nothing is proved.
+    pub lower_bound: i64,
+    /// How far the objective may be above the optimum, relative to the objective.
+    pub gap: f64,
+    /// Whether nothing in the space is faster.
+    pub proved_optimal: bool,
+    /// Time to build and solve the search problem.
+    pub search_seconds: f64,
+    /// Predicted times of a step.
+    pub simulated: StepTimes,
+    /// The most bytes that one device holds at once.
+    pub peak_memory_bytes: u64,
+    /// Bytes sent per step, all devices together.
+    pub traffic_bytes: u64,
+    /// The same by the level that they cross, outermost first.
+    pub traffic_per_level: Vec<LevelTraffic>,
+    /// What the classics would cost.
+    pub baselines: BTreeMap<String, BaselineCost>,
+    /// The mesh axes that configs speak of, outermost first.
+    pub axes: Vec<PlanAxis>,
+    /// What each layer costs.
+    pub layers: Vec<PlanLayer>,
+    /// The config of every op, in the graph's order.
+    pub ops: Vec<PlanOp>,
+    /// What to keep in mind.
+    pub warnings: Vec<String>,
+}
+
+/// Where operator times come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostSource {
+    /// The device that was measured; none: data sheets only.
+    pub measured_device: Option<String>,
+    /// Ops whose time was measured.
+    pub measured: u64,
+    /// Ops whose time was interpolated between measurements.
+    pub interpolated: u64,
+    /// Ops whose time comes from the data sheet.
+    pub roofline: u64,
+}
+
+/// What was searched.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpaceUsed {
+    /// In words.
+    pub description: String,
+    /// Whether every prime axis was searched on its own.
+    pub prime_axes: bool,
+    /// Variables: layers.
+    pub variables: usize,
+    /// Choices of all variables together.
+    pub choices: usize,
+}
+
+/// Predicted times of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// The whole step.
+    pub step_seconds: f64,
+    /// Computing.
+    pub compute_seconds: f64,
+    /// Communicating while nothing is computed.
+    pub exposed_comm_seconds: f64,
+}
+
+/// Bytes over one level.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LevelTraffic {
+    /// The level's name.
+    pub level: String,
+    /// Bytes per step.
+    pub bytes: u64,
+}
+
+/// What a baseline would cost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BaselineCost {
+    /// Predicted time of a step.
+    pub step_seconds: f64,
+    /// Of that, computing.
+    pub compute_seconds: f64,
+    /// Bytes sent per step.
+    pub traffic_bytes: u64,
+    /// The most bytes that one device holds at once.
+    pub peak_memory_bytes: u64,
+    /// The same time in the network's unit.
+    pub objective: i64,
+}
+
+/// A mesh axis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanAxis {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub size: u32,
+}
+
+/// A layer's costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanLayer {
+    /// The forward op's name.
+    pub name: String,
+    /// The forward op's config.
+    pub config: String,
+    /// Computing, on one device.
+    pub compute_seconds: f64,
+    /// Communicating: what it fetches, exchanges and reduces.
+    pub comm_seconds: f64,
+}
+
+/// An op's config.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanOp {
+    /// The op's name.
+    pub name: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its layer.
+    pub layer: String,
+    /// For people: `n4·c4`.
+    pub config: String,
+    /// Into how many parts each split factor is cut.
+    pub degrees: BTreeMap<String, u64>,
+    /// Per mesh axis: the factor that it splits, null where it repeats the op.
+    pub axes: Vec<Option<String>>,
+}
+
+impl Plan {
+    /// The plan as JSON.
+    pub fn to_json(&self) -> String {
+        // A plan is plain data: numbers, texts, lists.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// Reads a plan back.
+    ///
+    /// # Errors
+    /// Where the JSON is not a plan of this version.
+    pub fn from_json(json: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            format_version: u32,
+        }
+        let version: Version = serde_json::from_slice(json).map_err(|e| format!("not a plan: {e}"))?;
+        if version.format_version != FORMAT_VERSION {
+            return Err(format!(
+                "the plan has format version {}, this program reads version {FORMAT_VERSION}; plan again",
+                version.format_version
+            ));
+        }
+        serde_json::from_slice(json).map_err(|e| format!("not a plan: {e}"))
+    }
+}

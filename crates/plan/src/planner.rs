@@ -1,0 +1,228 @@
+//! Planning: runs a strategy on a problem and writes down what came of it.
+
+use crate::{
+    error::PlanError,
+    evaluate::{Costs, axis_names, evaluate},
+    plan::{
+        BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, SpaceUsed,
+        StepTimes,
+    },
+    problem::Problem,
+    strategy::{Space, Strategy, baselines, restrict},
+};
+use shardwright_cost::TimeSource;
+use shardwright_machine::LevelId;
+use shardwright_search::{Control, Network, StopReason, registry};
+
+/// What a strategy found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Per layer: which choice.
+    pub choices: Vec<u32>,
+    /// Its cost in picoseconds.
+    pub objective: i64,
+    /// No choice in the strategy's space costs less.
+    pub bound: i64,
+    /// Why the search stopped.
+    pub stop_reason: StopReason,
+}
+
+fn cost(network: &Network, choices: &[u32]) -> Result<i64, PlanError> {
+    let cost = network.evaluate(choices)?.cost;
+    Ok(i64::try_from(cost).unwrap_or(i64::MAX))
+}
+
+/// Runs a strategy.
+pub fn search(problem: &Problem<'_>, strategy: &Strategy, control: &Control<'_>) -> Result<Found, PlanError> {
+    let allowed = strategy.space.choices(problem);
+    let Some(solver) = strategy.solver.and_then(registry::find) else {
+        let choices: Vec<u32> = allowed.iter().map(|only| only[0]).collect();
+        let objective = cost(&problem.network, &choices)?;
+        return Ok(Found { choices, objective, bound: objective, stop_reason: StopReason::Exhausted });
+    };
+    let part = match strategy.space {
+        Space::All => None,
+        _ => Some(restrict(&problem.network, &allowed)?),
+    };
+    let outcome = solver.solver().solve(part.as_ref().unwrap_or(&problem.network), control);
+    let found = outcome.choice.map(|choice| {
+        choice.iter().zip(&allowed).map(|(&c, allowed)| allowed[c as usize]).collect::<Vec<u32>>()
+    });
+    let mut best = match found {
+        Some(choices) => {
+            let objective = cost(&problem.network, &choices)?;
+            Some(Found { choices, objective, bound: outcome.bound, stop_reason: outcome.stop_reason.clone() })
+        }
+        None => None,
+    };
+    if strategy.name == "auto" {
+        // A search that was cut short may hold something worse than what everybody knows.
+        for baseline in baselines() {
+            let known = search(problem, baseline, control)?;
+            if best.as_ref().is_none_or(|b| known.objective < b.objective) {
+                let stop_reason = outcome.stop_reason.clone();
+                best = Some(Found { bound: outcome.bound, stop_reason, ..known });
+            }
+        }
+    }
+    best.ok_or_else(|| PlanError::NoPlan {
+        solver: strategy.name.to_string(),
+        reason: match outcome.stop_reason {
+            StopReason::Refused(text) => text,
+            StopReason::Deadline => "the time ran out before it had any; give it more (--time)".into(),
+            other => format!("{other:?}"),
+        },
+    })
+}
+
+fn seconds(picoseconds: i64) -> f64 {
+    picoseconds as f64 / 1e12
+}
+
+/// FNV-1a, 64 bits.
+fn fnv(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// Runs the baselines and evaluates them.
+pub fn baseline_costs(
+    problem: &Problem<'_>,
+    control: &Control<'_>,
+) -> Result<Vec<(&'static str, BaselineCost)>, PlanError> {
+    baselines()
+        .map(|baseline| {
+            let found = search(problem, baseline, control)?;
+            let costs = evaluate(problem, &found.choices)?;
+            let cost = BaselineCost {
+                step_seconds: seconds(found.objective),
+                compute_seconds: seconds(costs.compute()),
+                traffic_bytes: costs.traffic.total().0,
+                peak_memory_bytes: costs.peak_memory.0,
+                objective: found.objective,
+            };
+            Ok((baseline.name, cost))
+        })
+        .collect()
+}
+
+/// Runs a strategy and describes the result; `search_seconds` is left for the caller, who has a clock.
+pub fn plan(problem: &Problem<'_>, strategy: &Strategy, control: &Control<'_>) -> Result<Plan, PlanError> {
+    let found = search(problem, strategy, control)?;
+    let costs = evaluate(problem, &found.choices)?;
+    let baselines = baseline_costs(problem, control)?;
+    Ok(describe(problem, strategy, control.seed, &found, &costs, baselines))
+}
+
+fn describe(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    seed: u64,
+    found: &Found,
+    costs: &Costs,
+    baselines: Vec<(&'static str, BaselineCost)>,
+) -> Plan {
+    let (mesh, machine, graph) = (problem.mesh(), problem.machine, problem.graph);
+    let searched = strategy.solver.is_some();
+    let proved = searched && found.objective <= found.bound;
+    let gap = if found.objective > found.bound {
+        (found.objective - found.bound) as f64 / found.objective as f64
+    } else {
+        0.0
+    };
+    let config = |op: usize| {
+        let (layer, member) = problem.layers.place[op];
+        let choice = &problem.choices[layer as usize][found.choices[layer as usize] as usize];
+        &choice.configs[member as usize]
+    };
+    let ops = graph.op_ids().map(|id| {
+        let (node, rule, config) = (graph.node(id), &problem.shapes[id.index()].rule, config(id.index()));
+        PlanOp {
+            name: node.name.clone(),
+            kind: node.op.kind().to_string(),
+            layer: graph.layers[node.layer.index()].name.clone(),
+            config: config.show(rule, mesh),
+            degrees: config.degrees(rule, mesh).into_iter().map(|(n, d)| (n.to_string(), d)).collect(),
+            axes: axis_names(problem, id.index(), config),
+        }
+    });
+    let layers = problem.layers.splits.iter().zip(&costs.layers).map(|(layer, cost)| {
+        let op = layer.forward();
+        PlanLayer {
+            name: graph.node(op).name.clone(),
+            config: config(op.index()).show(&problem.shapes[op.index()].rule, mesh),
+            compute_seconds: seconds(cost.compute),
+            comm_seconds: seconds(cost.comm),
+        }
+    });
+    let levels = machine.levels().iter().enumerate().map(|(at, level)| LevelTraffic {
+        level: level.name.clone(),
+        bytes: costs.traffic.level(mesh, LevelId(at as u32)).0,
+    });
+    Plan {
+        format_version: FORMAT_VERSION,
+        shardwright_version: env!("CARGO_PKG_VERSION").to_string(),
+        model: graph.name.clone(),
+        model_hash: format!("{:016x}", fnv(&graph.to_json())),
+        machine: machine.name().to_string(),
+        machine_fingerprint: machine.fingerprint().to_string(),
+        devices: machine.devices(),
+        costs: CostSource {
+            measured_device: problem.costs().map(|c| c.device.clone()),
+            measured: costs.tally.total(TimeSource::Measured),
+            interpolated: costs.tally.total(TimeSource::Interpolated),
+            roofline: costs.tally.total(TimeSource::Roofline),
+        },
+        solver: strategy.name.to_string(),
+        seed,
+        space: SpaceUsed {
+            description: format!("{} on {}", strategy.about, problem.grain.describe()),
+            prime_axes: problem.grain.prime,
+            variables: problem.choices.len(),
+            choices: problem.choices.iter().map(Vec::len).sum(),
+        },
+        objective: found.objective,
+        lower_bound: if searched { found.bound } else { 0 },
+        gap: if searched { gap } else { 1.0 },
+        proved_optimal: proved,
+        search_seconds: 0.0,
+        simulated: StepTimes {
+            step_seconds: seconds(found.objective),
+            compute_seconds: seconds(costs.compute()),
+            exposed_comm_seconds: seconds(costs.comm()),
+        },
+        peak_memory_bytes: costs.peak_memory.0,
+        traffic_bytes: costs.traffic.total().0,
+        traffic_per_level: levels.collect(),
+        baselines: baselines.into_iter().map(|(name, cost)| (name.to_string(), cost)).collect(),
+        axes: mesh.axes().iter().map(|a| PlanAxis { name: a.name.clone(), size: a.size }).collect(),
+        layers: layers.collect(),
+        ops: ops.collect(),
+        warnings: warnings(problem, found, costs, searched && !proved),
+    }
+}
+
+fn warnings(problem: &Problem<'_>, found: &Found, costs: &Costs, unproved: bool) -> Vec<String> {
+    let mut all = vec![
+        "step_seconds is the cost model's sum: all ops and all communication one after the other, no overlap"
+            .to_string(),
+    ];
+    if !problem.grain.prime {
+        all.push(format!(
+            "the machine's axes are glued to keep the search small: objective and bound hold for {}",
+            problem.grain.describe()
+        ));
+    }
+    if unproved {
+        all.push(format!("not proved optimal: {:?}", found.stop_reason));
+    }
+    let memory = problem.machine.slowest().memory.0;
+    if costs.peak_memory.0 > memory {
+        all.push(format!(
+            "a device would hold {} bytes at once and has {memory}: the plan does not fit",
+            costs.peak_memory.0
+        ));
+    }
+    all
+}

@@ -1,0 +1,313 @@
+//! From graph and machine to the search problem: every layer's choices with their costs, and the network over them.
+//!
+//! A variable is a layer, a choice is a config of its forward op ([`shardwright_space::LayerSplit`] says what the
+//! other ops do). Unary: the time of all the layer's ops on one device, the exchange of windows' rows, and
+//! re-layouts of tensors that are made and read in the layer (a weight's gradient on its way to the update: the
+//! all-reduce of data parallelism). Pairwise: re-layouts of tensors that one layer makes and the other reads,
+//! forwards and backwards. All in picoseconds, nothing overlaps: the objective of OptCNN and PaSE.
+
+use crate::{
+    error::PlanError,
+    layers::Layers,
+    tables::{Distinct, Needs, Tables},
+    times::OpTimes,
+    transfer::{Transfer, Transfers},
+};
+use rayon::prelude::*;
+use shardwright_cost::{CostFile, Layout, OperatorTimes, Relayouts};
+use shardwright_graph::{Graph, OpId, Rule};
+use shardwright_machine::{Device, Machine, Mesh};
+use shardwright_search::{Interval, Network, NetworkBuilder, VarId};
+use shardwright_space::{Config, Grain, OpShapes, configs};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The most configs that a layer may have before axes are glued: tables have the square of it.
+pub const MOST_CONFIGS: usize = 512;
+/// The most axes before some are glued: up to here all re-layouts are found exactly.
+pub const MOST_AXES: usize = 4;
+/// Pairwise tables that are spread out at once.
+const BATCH: usize = 64;
+
+/// One way to run a layer.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The configs of the layer's ops.
+    pub configs: Vec<Config>,
+    /// Time of the ops on one device.
+    pub compute: i64,
+    /// Time of windows' exchanges and of re-layouts inside the layer.
+    pub comm: i64,
+}
+
+/// A graph, a machine, and all that can be chosen.
+pub struct Problem<'a> {
+    /// The training step.
+    pub graph: &'a Graph,
+    /// The machine.
+    pub machine: &'a Machine,
+    /// The axes that are searched over.
+    pub grain: Grain,
+    /// Rule and types of every op.
+    pub shapes: Vec<OpShapes>,
+    /// The layers.
+    pub layers: Layers,
+    /// The transfers.
+    pub transfers: Transfers,
+    /// Per layer: its choices.
+    pub choices: Vec<Vec<Choice>>,
+    /// The search problem, without memory limits.
+    pub network: Network,
+    /// Re-layouts on the mesh.
+    pub relayouts: Relayouts,
+    costs: Option<&'a CostFile>,
+    device: Device,
+}
+
+/// A transfer between two layers with its costs.
+struct Priced {
+    /// The maker's choices.
+    from: Distinct<Layout>,
+    /// The reader's choices.
+    needs: Distinct<Needs>,
+    table: Arc<[i64]>,
+    maker: u32,
+    reader: u32,
+}
+
+impl<'a> Problem<'a> {
+    /// Builds the problem; operator times are measured ones where `costs` has them.
+    pub fn new(
+        graph: &'a Graph,
+        machine: &'a Machine,
+        costs: Option<&'a CostFile>,
+    ) -> Result<Self, PlanError> {
+        if graph.ops.is_empty() {
+            return Err(PlanError::Empty { model: graph.name.clone() });
+        }
+        let device = machine.slowest();
+        OperatorTimes::new(&device, costs)?;
+        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
+        let layers = Layers::of(graph, &shapes);
+        let rule_of = |op: OpId| &shapes[op.index()].rule;
+        let mut seen = BTreeSet::new();
+        let rules: Vec<&Rule> = layers
+            .splits
+            .iter()
+            .map(|layer| rule_of(layer.forward()))
+            .filter(|rule| seen.insert(rule.to_string()))
+            .collect();
+        let grain = Grain::choose(machine, rules.iter().copied(), MOST_AXES, MOST_CONFIGS);
+        if grain.most_configs > MOST_CONFIGS {
+            return Err(too_many(graph, machine, &layers, &shapes, &grain.mesh));
+        }
+        let relayouts = Relayouts::new(machine, &grain.mesh);
+        let transfers = Transfers::of(graph, &layers);
+        let (choices, network) = {
+            let times = OpTimes::new(OperatorTimes::new(&device, costs)?, graph, &shapes, &grain.mesh);
+            let make =
+                Maker { layers: &layers, shapes: &shapes, mesh: &grain.mesh, relayouts: &relayouts, times };
+            let tables = Tables::new(graph, &relayouts);
+            let choices = make.choices(&transfers, &tables)?;
+            let network = make.network(&transfers, &tables, &choices)?;
+            (choices, network)
+        };
+        Ok(Self {
+            graph,
+            machine,
+            grain,
+            shapes,
+            layers,
+            transfers,
+            choices,
+            network,
+            relayouts,
+            costs,
+            device,
+        })
+    }
+
+    /// The mesh whose axes configs speak of.
+    pub fn mesh(&self) -> &Mesh {
+        &self.grain.mesh
+    }
+
+    /// The cost file in use.
+    pub fn costs(&self) -> Option<&'a CostFile> {
+        self.costs
+    }
+
+    /// Times of ops.
+    pub fn times(&self) -> Result<OpTimes<'_>, PlanError> {
+        let times = OperatorTimes::new(&self.device, self.costs)?;
+        Ok(OpTimes::new(times, self.graph, &self.shapes, &self.grain.mesh))
+    }
+
+    /// The config of a layer's forward op under a choice.
+    pub fn forward_config(&self, layer: usize, choice: u32) -> &Config {
+        let (_, member) = self.layers.place[self.layers.splits[layer].forward().index()];
+        &self.choices[layer][choice as usize].configs[member as usize]
+    }
+
+    /// The choice of a layer whose forward op has this config.
+    pub fn find_choice(&self, layer: usize, config: &Config) -> Option<u32> {
+        let count = self.choices[layer].len() as u32;
+        (0..count).find(|&choice| self.forward_config(layer, choice) == config)
+    }
+}
+
+fn too_many(
+    graph: &Graph,
+    machine: &Machine,
+    layers: &Layers,
+    shapes: &[OpShapes],
+    mesh: &Mesh,
+) -> PlanError {
+    let count = |op: OpId| shardwright_space::count_configs(&shapes[op.index()].rule, mesh, MOST_CONFIGS);
+    let worst = layers.splits.iter().map(|l| l.forward()).find(|&op| count(op) > MOST_CONFIGS);
+    PlanError::TooManyConfigs {
+        op: worst.map_or_else(String::new, |op| graph.node(op).name.clone()),
+        most: MOST_CONFIGS,
+        levels: machine.levels().len(),
+        machine: machine.name().to_string(),
+    }
+}
+
+/// What choices and tables are made from.
+struct Maker<'p> {
+    layers: &'p Layers,
+    shapes: &'p [OpShapes],
+    mesh: &'p Mesh,
+    relayouts: &'p Relayouts,
+    times: OpTimes<'p>,
+}
+
+/// The layouts that a transfer's reader needs under the configs of its ops.
+pub(crate) fn needs(
+    transfer: &Transfer,
+    layers: &Layers,
+    shapes: &[OpShapes],
+    configs: &[Config],
+    mesh: &Mesh,
+) -> Needs {
+    let mut layouts: Needs = transfer.to.iter().map(|to| to.layout(layers, shapes, configs, mesh)).collect();
+    layouts.sort_unstable();
+    layouts.dedup();
+    layouts
+}
+
+impl Maker<'_> {
+    fn choices(&self, transfers: &Transfers, tables: &Tables<'_>) -> Result<Vec<Vec<Choice>>, PlanError> {
+        let mut internal: Vec<Vec<&Transfer>> = vec![Vec::new(); self.layers.splits.len()];
+        for transfer in transfers.all.iter().filter(|t| t.is_internal()) {
+            internal[transfer.reader() as usize].push(transfer);
+        }
+        let layer = |(layer, inside): (usize, Vec<&Transfer>)| {
+            let split = &self.layers.splits[layer];
+            configs(&self.shapes[split.forward().index()].rule, self.mesh)
+                .iter()
+                .map(|forward| {
+                    self.choice(layer, split.configs(self.shapes, self.mesh, forward), &inside, tables)
+                })
+                .collect()
+        };
+        internal.into_par_iter().enumerate().map(layer).collect()
+    }
+
+    fn choice(
+        &self,
+        layer: usize,
+        configs: Vec<Config>,
+        inside: &[&Transfer],
+        tables: &Tables<'_>,
+    ) -> Result<Choice, PlanError> {
+        let (mut compute, mut comm) = (0, 0);
+        for (&op, config) in self.layers.splits[layer].ops.iter().zip(&configs) {
+            compute += self.times.compute(op, config);
+            comm += self.times.halo(self.relayouts.comm(), op, config);
+        }
+        for transfer in inside {
+            let from = transfer.from.layout(self.layers, self.shapes, &configs, self.mesh);
+            let needs = needs(transfer, self.layers, self.shapes, &configs, self.mesh);
+            comm += tables.time(transfer.tensor, &from, &needs)?;
+        }
+        Ok(Choice { configs, compute, comm })
+    }
+
+    fn network(
+        &self,
+        transfers: &Transfers,
+        tables: &Tables<'_>,
+        choices: &[Vec<Choice>],
+    ) -> Result<Network, PlanError> {
+        let priced: Vec<Priced> = transfers
+            .all
+            .par_iter()
+            .filter(|t| !t.is_internal())
+            .map(|t| self.price(t, tables, choices))
+            .collect::<Result<_, _>>()?;
+        let mut pairs: BTreeMap<(u32, u32), Vec<&Priced>> = BTreeMap::new();
+        for p in &priced {
+            pairs.entry((p.maker.min(p.reader), p.maker.max(p.reader))).or_default().push(p);
+        }
+        let mut builder = NetworkBuilder::new();
+        for choices in choices {
+            let costs: Vec<i64> = choices.iter().map(|c| c.compute.saturating_add(c.comm)).collect();
+            builder.variable(&costs, &[], Interval::default())?;
+        }
+        let pairs: Vec<_> = pairs.into_iter().collect();
+        for batch in pairs.chunks(BATCH) {
+            let spread = |((u, v), transfers): &((u32, u32), Vec<&Priced>)| {
+                let (rows, columns) = (choices[*u as usize].len(), choices[*v as usize].len());
+                let mut table = vec![0i64; rows * columns];
+                for t in transfers {
+                    t.add_to(&mut table, columns);
+                }
+                (VarId(*u), VarId(*v), table)
+            };
+            let tables: Vec<_> = batch.par_iter().map(spread).collect();
+            for (u, v, table) in tables {
+                builder.edge(u, v, &table)?;
+            }
+        }
+        Ok(builder.build()?)
+    }
+
+    fn price(
+        &self,
+        transfer: &Transfer,
+        tables: &Tables<'_>,
+        choices: &[Vec<Choice>],
+    ) -> Result<Priced, PlanError> {
+        let (maker, reader) = (transfer.from.layer, transfer.reader());
+        let made = choices[maker as usize].iter();
+        let from =
+            Distinct::of(made.map(|c| transfer.from.layout(self.layers, self.shapes, &c.configs, self.mesh)));
+        let read = choices[reader as usize].iter();
+        let needs =
+            Distinct::of(read.map(|c| needs(transfer, self.layers, self.shapes, &c.configs, self.mesh)));
+        let table = tables.table(transfer.tensor, &from, &needs)?;
+        Ok(Priced { from, needs, table, maker, reader })
+    }
+}
+
+impl Priced {
+    /// Adds the times to a table of the two layers' choices, the lower layer's major.
+    fn add_to(&self, table: &mut [i64], columns: usize) {
+        let width = self.needs.values.len();
+        if self.maker < self.reader {
+            for (row, &from) in table.chunks_mut(columns).zip(&self.from.of) {
+                let times = &self.table[from as usize * width..][..width];
+                for (cell, &needs) in row.iter_mut().zip(&self.needs.of) {
+                    *cell += times[needs as usize];
+                }
+            }
+        } else {
+            for (row, &needs) in table.chunks_mut(columns).zip(&self.needs.of) {
+                for (cell, &from) in row.iter_mut().zip(&self.from.of) {
+                    *cell += self.table[from as usize * width + needs as usize];
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Tables of transfer times: from every layout that a tensor is made in to every set of layouts that a layer
+//! needs it in.
+//!
+//! Many choices of a layer leave a tensor in the same layout, so tables are made over distinct layouts and spread
+//! over choices afterwards; equal tables (layers that repeat) are made once.
+
+use crate::{error::PlanError, times::picoseconds};
+use rustc_hash::FxHashMap;
+use shardwright_cost::{Layout, Relayouts, TensorShape};
+use shardwright_graph::{Graph, TensorId};
+use std::sync::{Arc, RwLock};
+
+/// The layouts that a layer needs a tensor in under one choice; sorted, no two alike.
+pub type Needs = Vec<Layout>;
+
+/// Distinct values, and which of them each choice has.
+pub struct Distinct<T> {
+    /// In order of first appearance.
+    pub values: Vec<T>,
+    /// Per choice: which value.
+    pub of: Vec<u32>,
+}
+
+impl<T: std::hash::Hash + Eq + Clone> Distinct<T> {
+    /// The distinct values of a sequence.
+    pub fn of(sequence: impl Iterator<Item = T>) -> Self {
+        let mut known: FxHashMap<T, u32> = FxHashMap::default();
+        let mut values = Vec::new();
+        let of = sequence
+            .map(|value| {
+                *known.entry(value).or_insert_with_key(|value| {
+                    values.push(value.clone());
+                    values.len() as u32 - 1
+                })
+            })
+            .collect();
+        Self { values, of }
+    }
+}
+
+type Key = (TensorShape, Vec<Layout>, Vec<Needs>);
+
+/// Makes and remembers tables.
+pub struct Tables<'a> {
+    graph: &'a Graph,
+    relayouts: &'a Relayouts,
+    known: RwLock<FxHashMap<Key, Arc<[i64]>>>,
+}
+
+impl<'a> Tables<'a> {
+    /// No tables yet.
+    pub fn new(graph: &'a Graph, relayouts: &'a Relayouts) -> Self {
+        Self { graph, relayouts, known: RwLock::default() }
+    }
+
+    /// A tensor's shape for the cost model.
+    pub fn shape(&self, tensor: TensorId) -> Result<TensorShape, PlanError> {
+        let ty = &self.graph.tensor(tensor).ty;
+        TensorShape::new(&ty.shape, ty.dtype.bytes() as u32).map_err(|source| self.error(tensor, source))
+    }
+
+    fn error(&self, tensor: TensorId, source: shardwright_cost::LayoutError) -> PlanError {
+        PlanError::Tensor { tensor: self.graph.tensor(tensor).name.clone(), source }
+    }
+
+    /// Picoseconds from one layout to all that are needed.
+    pub fn time(&self, tensor: TensorId, from: &Layout, needs: &Needs) -> Result<i64, PlanError> {
+        let ready = self.relayouts.tensor(self.shape(tensor)?);
+        let error = |source| self.error(tensor, source);
+        let times = self.relayouts.times(&ready, from).map_err(error)?;
+        needs.iter().map(|to| times.to(to).map(picoseconds).map_err(error)).sum()
+    }
+
+    /// Picoseconds from each layout (rows) to each set of needs (columns).
+    pub fn table(
+        &self,
+        tensor: TensorId,
+        from: &Distinct<Layout>,
+        needs: &Distinct<Needs>,
+    ) -> Result<Arc<[i64]>, PlanError> {
+        let key = (self.shape(tensor)?, from.values.clone(), needs.values.clone());
+        if let Some(table) = self.known.read().ok().as_ref().and_then(|known| known.get(&key)) {
+            return Ok(table.clone());
+        }
+        let ready = self.relayouts.tensor(key.0);
+        let error = |source| self.error(tensor, source);
+        let mut cells = Vec::with_capacity(from.values.len() * needs.values.len());
+        for from in &from.values {
+            let times = self.relayouts.times(&ready, from).map_err(error)?;
+            for needs in &needs.values {
+                let sum: Result<i64, _> = needs.iter().map(|to| times.to(to).map(picoseconds)).sum();
+                cells.push(sum.map_err(error)?);
+            }
+        }
+        let table: Arc<[i64]> = cells.into();
+        if let Ok(mut known) = self.known.write() {
+            known.insert(key, table.clone());
+        }
+        Ok(table)
+    }
+}

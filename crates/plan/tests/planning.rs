@@ -1,0 +1,198 @@
+//! Plans of whole training steps: costs by hand, and exact against everything else.
+
+use proptest::prelude::*;
+use shardwright_cost::{Collective, Comm, OperatorTimes};
+use shardwright_graph::{
+    DType, Graph, GraphBuilder, Init, Op, Optimizer, Real, Role, TensorId, TensorType,
+    ops::{Binary, BinaryFn, Contract, Reduce, Sgd, Unary, UnaryFn},
+    train,
+};
+use shardwright_machine::{Bytes, Seconds, builtin};
+use shardwright_plan::{Plan, Problem, evaluate, plan, search, strategy};
+use shardwright_search::{Control, registry};
+
+const INIT: Init = Init::Normal(Real(1.0));
+
+fn source(b: &mut GraphBuilder, name: &str, shape: &[u64], role: Role) -> TensorId {
+    b.source(name, TensorType::new(DType::F32, shape), role, INIT).unwrap()
+}
+
+fn product(b: &mut GraphBuilder, name: &str, x: TensorId, outputs: u64) -> TensorId {
+    let inputs = b.shape(x)[1];
+    let w = source(b, &format!("{name}.w"), &[inputs, outputs], Role::Parameter);
+    b.emit(name, Contract::parse("nc,co->no").unwrap(), &[x, w]).unwrap()
+}
+
+fn finish(mut b: GraphBuilder, y: TensorId) -> Graph {
+    let loss = b.emit("loss", Reduce::sum([0, 1].into_iter().collect()), &[y]).unwrap();
+    b.output(loss);
+    train(&mut b, loss, &Optimizer::sgd(0.1)).unwrap();
+    b.finish()
+}
+
+/// Two products: 8 samples, 16 inputs, 32 hidden, 4 outputs.
+fn mlp() -> Graph {
+    let mut b = GraphBuilder::new("mlp");
+    let x = source(&mut b, "x", &[8, 16], Role::Input);
+    let y = product(&mut b, "fc1", x, 32);
+    let z = product(&mut b, "fc2", y, 4);
+    finish(b, z)
+}
+
+fn picoseconds(seconds: Seconds) -> i64 {
+    (seconds.0 * 1e12).round() as i64
+}
+
+#[test]
+fn data_parallel_mlp_on_two_devices_costs_what_it_does_by_hand() {
+    let (graph, machine) = (mlp(), builtin("flat:2").unwrap());
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let found = search(&problem, strategy::find("data").unwrap(), &Control::new()).unwrap();
+    let device = machine.slowest();
+    let times = OperatorTimes::new(&device, None).unwrap();
+    let time = |op: Op, inputs: &[&[u64]]| {
+        let inputs: Vec<_> = inputs.iter().map(|s| TensorType::new(DType::F32, *s)).collect();
+        let outputs = op.operator().infer(&inputs).unwrap();
+        picoseconds(times.estimate(&op.workload(&inputs, &outputs)).seconds)
+    };
+    let contract = |spec: &str, inputs: &[&[u64]]| time(Contract::parse(spec).unwrap().into(), inputs);
+    let update = |shape: &[u64]| time(Sgd { lr: Real(0.1) }.into(), &[shape, shape]);
+    // Four of the eight samples on each device.
+    let compute = [
+        contract("nc,co->no", &[&[4, 16], &[16, 32]]),
+        contract("nc,co->no", &[&[4, 32], &[32, 4]]),
+        time(Reduce::sum([0, 1].into_iter().collect()).into(), &[&[4, 4]]),
+        // The gradient of the loss by itself, and of the sum by what it added up.
+        time(
+            shardwright_graph::ops::Fill { value: Real(1.0), ty: TensorType::new(DType::F32, []) }.into(),
+            &[],
+        ),
+        time(
+            shardwright_graph::ops::Broadcast {
+                shape: shardwright_graph::Shape::new(&[4, 4]),
+                dims: Default::default(),
+            }
+            .into(),
+            &[&[]],
+        ),
+        contract("no,co->nc", &[&[4, 4], &[32, 4]]),
+        contract("nc,no->co", &[&[4, 32], &[4, 4]]),
+        contract("nc,no->co", &[&[4, 16], &[4, 32]]),
+        update(&[16, 32]),
+        update(&[32, 4]),
+    ];
+    let comm = Comm::new(&machine, machine.mesh());
+    let reduce = |elements: u64| {
+        picoseconds(comm.seconds(Collective::AllReduce, machine.mesh().all(), Bytes(4 * elements)))
+    };
+    // Both weights' gradients are added up over the devices; nothing else moves.
+    let moved = reduce(16 * 32) + reduce(32 * 4);
+    let costs = evaluate(&problem, &found.choices).unwrap();
+    assert_eq!((costs.compute(), costs.comm()), (compute.iter().sum(), moved));
+    assert_eq!(found.objective, compute.iter().sum::<i64>() + moved);
+    // Each device sends all of both gradients once (two halves there and back).
+    assert_eq!(costs.traffic.total(), Bytes(2 * 4 * (16 * 32 + 32 * 4)));
+}
+
+#[test]
+fn column_then_row_needs_one_sum_forwards_and_none_for_weights() {
+    let (graph, machine) = (mlp(), builtin("flat:2").unwrap());
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let choice = |layer: &str, config: &str| {
+        let at = graph.layers.iter().position(|l| l.name == layer).unwrap();
+        let rule = &problem.shapes[graph.layers[at].forward.index()].rule;
+        (0..problem.choices[at].len() as u32)
+            .find(|&c| problem.forward_config(at, c).show(rule, problem.mesh()) == config)
+            .unwrap()
+    };
+    let choices = [choice("fc1", "o2"), choice("fc2", "c2"), choice("loss", "whole")];
+    let costs = evaluate(&problem, &choices).unwrap();
+    // The 8 x 4 results of the second product are added up over both devices; the hidden layer stays split,
+    // forwards and backwards, and both weights are where they are needed.
+    let comm = Comm::new(&machine, machine.mesh());
+    let sum = comm.seconds(Collective::AllReduce, machine.mesh().all(), Bytes(4 * 8 * 4));
+    assert_eq!(costs.comm(), picoseconds(sum));
+    assert_eq!(costs.traffic.total(), Bytes(2 * 4 * 8 * 4));
+}
+
+#[test]
+fn a_plan_survives_its_json_and_other_versions_are_refused() {
+    let (graph, machine) = (mlp(), builtin("flat:4").unwrap());
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let plan = plan(&problem, strategy::find("auto").unwrap(), &Control::new()).unwrap();
+    assert_eq!(Plan::from_json(plan.to_json().as_bytes()), Ok(plan.clone()));
+    assert_eq!(plan.ops.len(), graph.ops.len());
+    let other = plan.to_json().replacen("\"format_version\": 1", "\"format_version\": 9", 1);
+    assert!(Plan::from_json(other.as_bytes()).unwrap_err().contains("version 9"));
+    assert!(strategy::find("best").is_err_and(|e| e.to_string().contains("owt")));
+}
+
+/// What a random graph does next.
+#[derive(Clone, Debug)]
+enum Step {
+    Product(u64),
+    Unary,
+    AddEarlier(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        prop::sample::select(vec![2u64, 3, 4, 8, 64]).prop_map(Step::Product),
+        Just(Step::Unary),
+        (0usize..8).prop_map(Step::AddEarlier),
+    ];
+    prop::collection::vec(step, 1..6)
+}
+
+fn random_graph(samples: u64, inputs: u64, steps: &[Step]) -> Graph {
+    let mut b = GraphBuilder::new("random");
+    let x = source(&mut b, "x", &[samples, inputs], Role::Input);
+    let mut made = vec![product(&mut b, "first", x, inputs)];
+    for (i, step) in steps.iter().enumerate() {
+        let last = made[made.len() - 1];
+        let name = format!("op{i}");
+        let next = match step {
+            Step::Product(outputs) => product(&mut b, &name, last, *outputs),
+            Step::Unary => b.emit(&name, Unary { f: UnaryFn::Relu }, &[last]).unwrap(),
+            Step::AddEarlier(which) => {
+                let alike: Vec<_> = made.iter().copied().filter(|&t| b.shape(t) == b.shape(last)).collect();
+                let earlier = alike[which % alike.len()];
+                b.emit(&name, Binary { f: BinaryFn::Add }, &[last, earlier]).unwrap()
+            }
+        };
+        made.push(next);
+    }
+    let last = made[made.len() - 1];
+    finish(b, last)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// The heart of the matter: exact is never beaten, equals brute force, and all sums agree.
+    #[test]
+    fn exact_is_never_beaten_and_equals_brute_force(
+        samples in prop::sample::select(vec![2u64, 6, 8, 512]),
+        inputs in prop::sample::select(vec![4u64, 5, 1024]),
+        steps in steps(),
+        machine in prop::sample::select(vec!["flat:2", "flat:4", "flat:3"]),
+    ) {
+        let graph = random_graph(samples, inputs, &steps);
+        let machine = builtin(machine).unwrap();
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let control = Control::new();
+        let exact = search(&problem, strategy::find("exact").unwrap(), &control).unwrap();
+        prop_assert_eq!(exact.objective, exact.bound, "proved");
+        for strategy in strategy::STRATEGIES {
+            let other = search(&problem, strategy, &control).unwrap();
+            prop_assert!(exact.objective <= other.objective, "{}", strategy.name);
+            let costs = evaluate(&problem, &other.choices).unwrap();
+            prop_assert_eq!(costs.compute() + costs.comm(), other.objective, "{}", strategy.name);
+        }
+        let assignments = problem.choices.iter().map(|c| c.len() as f64).product::<f64>();
+        if assignments < 2e6 {
+            let brute = registry::find("brute").unwrap().solver().solve(&problem.network, &control);
+            prop_assert_eq!(brute.cost, Some(exact.objective));
+        }
+    }
+}
