@@ -6,6 +6,7 @@
 mod commands;
 mod files;
 mod interrupt;
+mod planning;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -26,6 +27,9 @@ enum Command {
     Machines(commands::machines::Args),
     Machine(commands::machine::Args),
     Models(commands::models::Args),
+    Plan(commands::plan::Args),
+    Compare(commands::compare::Args),
+    Network(commands::network::Args),
     Profile(commands::profile::Args),
 }
 
@@ -40,13 +44,16 @@ pub enum Verdict {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let verdict: anyhow::Result<Verdict> = match cli.command {
-        None => commands::models::demonstrate(),
+        None => commands::plan::demonstrate(),
         Some(Command::Solve(args)) => commands::solve::run(&args),
         Some(Command::Convert(args)) => commands::convert::run(&args),
         Some(Command::Solvers(args)) => commands::solvers::run(&args),
         Some(Command::Machines(args)) => commands::machines::run(&args),
         Some(Command::Machine(args)) => commands::machine::run(&args),
         Some(Command::Models(args)) => commands::models::run(&args),
+        Some(Command::Plan(args)) => commands::plan::run(&args),
+        Some(Command::Compare(args)) => commands::compare::run(&args),
+        Some(Command::Network(args)) => commands::network::run(&args),
         Some(Command::Profile(args)) => commands::profile::run(&args),
     };
     match verdict {

@@ -33,14 +33,6 @@ fn a_model_with_options_is_described_as_it_would_be_built() {
 }
 
 #[test]
-fn the_bare_command_shows_the_models_and_what_comes_next() {
-    let output = shardwright(&[]);
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success());
-    assert!(text.contains("vgg16") && text.contains("138.4 M") && text.contains("Next:"), "{text}");
-}
-
-#[test]
 fn a_bad_model_is_bad_input() {
     let check = |model: &str, part: &str| {
         let output = shardwright(&["models", model]);

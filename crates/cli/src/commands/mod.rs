@@ -1,9 +1,12 @@
 //! One module per subcommand.
 
+pub mod compare;
 pub mod convert;
 pub mod machine;
 pub mod machines;
 pub mod models;
+pub mod network;
+pub mod plan;
 pub mod profile;
 pub mod solve;
 pub mod solvers;

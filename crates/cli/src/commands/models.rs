@@ -90,19 +90,6 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// What the bare command shows while there is no planner: the models, and what comes next.
-pub fn demonstrate() -> anyhow::Result<Verdict> {
-    let mut out = io::stdout().lock();
-    write_table(&mut out, &rows()?)?;
-    writeln!(
-        out,
-        "\nThese training steps are built from scratch each time: forward, backward and update.\n\
-         Next: `shardwright models NAME` for a model's options, `shardwright machines` for machines,\n\
-         `shardwright solve NETWORK` for a bare cost network. Planning (`shardwright plan`) is to come."
-    )?;
-    Ok(Verdict::Done)
-}
-
 fn rows() -> anyhow::Result<Vec<Row>> {
     FAMILIES.iter().map(|family| Row::of(family.name, family)).collect()
 }

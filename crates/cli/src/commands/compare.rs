@@ -1,0 +1,110 @@
+//! `compare`: every strategy side by side, on one graph, machine and cost model.
+
+use crate::Verdict;
+use crate::planning::{PlanningArgs, show_bytes, show_seconds};
+use serde::Serialize;
+use shardwright_plan::{evaluate, search, strategy::STRATEGIES};
+use std::io::{self, Write};
+use std::time::Instant;
+
+/// Runs every strategy on a model and shows them side by side.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    planning: PlanningArgs,
+    /// One JSON object on standard output, nothing else
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    rows: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    solver: &'static str,
+    step_seconds: Option<f64>,
+    speedup_over_data: Option<f64>,
+    traffic_bytes: Option<u64>,
+    peak_memory_bytes: Option<u64>,
+    search_seconds: f64,
+    objective: Option<i64>,
+    proved_optimal: bool,
+    /// Why there is no result, where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    let request = args.planning.open()?;
+    let rows: Vec<Row> = args.planning.on_threads(|| -> anyhow::Result<Vec<Row>> {
+        let problem = request.problem()?;
+        let mut rows = Vec::new();
+        for strategy in STRATEGIES {
+            let start = Instant::now();
+            // Each strategy has the whole time limit for itself.
+            let mut control = args.planning.control(&request);
+            (control.start, control.deadline) = (start, start.checked_add(args.planning.time));
+            let mut row = Row {
+                solver: strategy.name,
+                step_seconds: None,
+                speedup_over_data: None,
+                traffic_bytes: None,
+                peak_memory_bytes: None,
+                search_seconds: 0.0,
+                objective: None,
+                proved_optimal: false,
+                failure: None,
+            };
+            match search(&problem, strategy, &control) {
+                Ok(found) => {
+                    row.search_seconds = start.elapsed().as_secs_f64();
+                    let costs = evaluate(&problem, &found.choices)?;
+                    row.step_seconds = Some(found.objective as f64 / 1e12);
+                    row.traffic_bytes = Some(costs.traffic.total().0);
+                    row.peak_memory_bytes = Some(costs.peak_memory.0);
+                    row.objective = Some(found.objective);
+                    row.proved_optimal = strategy.solver.is_some() && found.objective <= found.bound;
+                }
+                Err(error) => row.failure = Some(error.to_string()),
+            }
+            rows.push(row);
+        }
+        let data = rows.iter().find(|r| r.solver == "data").and_then(|r| r.step_seconds);
+        for row in &mut rows {
+            row.speedup_over_data = data.zip(row.step_seconds).map(|(data, own)| data / own);
+        }
+        Ok(rows)
+    })??;
+    let mut out = io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&Answer { rows })?)?;
+        return Ok(Verdict::Done);
+    }
+    writeln!(
+        out,
+        "{:<8} {:>11} {:>9} {:>11} {:>11} {:>9}  optimal in its space",
+        "solver", "step", "vs data", "sent", "per device", "search"
+    )?;
+    for row in &rows {
+        match (row.step_seconds, row.speedup_over_data) {
+            (Some(step), Some(speedup)) => writeln!(
+                out,
+                "{:<8} {:>11} {:>8.2}x {:>11} {:>11} {:>8.2}s  {}",
+                row.solver,
+                show_seconds(step),
+                speedup,
+                show_bytes(row.traffic_bytes.unwrap_or(0)),
+                show_bytes(row.peak_memory_bytes.unwrap_or(0)),
+                row.search_seconds,
+                if row.proved_optimal { "proved" } else { "-" }
+            )?,
+            _ => writeln!(out, "{:<8} {}", row.solver, row.failure.as_deref().unwrap_or("no result"))?,
+        }
+    }
+    writeln!(out, "note: times are the cost model's sums, without overlap of computing and communicating")?;
+    Ok(Verdict::Done)
+}

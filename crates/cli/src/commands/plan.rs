@@ -1,0 +1,145 @@
+//! `plan`: finds a strategy for a model on a machine; and the bare command's demonstration.
+
+use crate::Verdict;
+use crate::files::write_atomically;
+use crate::planning::{PlanningArgs, show_bytes, show_seconds};
+use shardwright_plan::{Plan, plan, strategy};
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Finds the fastest way to split a model's training step over a machine.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    planning: PlanningArgs,
+    /// auto, exact, optcnn, pase, data, model, owt
+    #[arg(long, default_value = "auto")]
+    solver: String,
+    /// Write the plan to this file
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// One JSON object on standard output, nothing else
+    #[arg(long)]
+    json: bool,
+    /// Only the verdict
+    #[arg(short, long)]
+    quiet: bool,
+    /// Every layer, not only those that differ from the one before
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    let plan = make(&args.planning, &args.solver)?;
+    if let Some(path) = &args.output {
+        write_atomically(path, |out| writeln!(out, "{}", plan.to_json()))?;
+    }
+    let mut out = io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", plan.to_json())?;
+    } else {
+        summarise(&mut out, &plan, args.quiet, args.verbose)?;
+        if let Some(path) = &args.output {
+            writeln!(out, "plan written to {}", path.display())?;
+        }
+    }
+    Ok(Verdict::Done)
+}
+
+/// What the bare command shows: VGG-16 on four nodes of four P100s, 32 samples each.
+pub fn demonstrate() -> anyhow::Result<Verdict> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "VGG-16 on four nodes of four P100s, 32 samples per GPU:\n")?;
+    let plan = make(&PlanningArgs::of("vgg16", 512), "auto")?;
+    summarise(&mut out, &plan, false, false)?;
+    writeln!(
+        out,
+        "\nNext: `shardwright plan MODEL --machine NAME -o plan.json`, `shardwright compare MODEL`,\n\
+         `shardwright models` and `shardwright machines` for what is built in."
+    )?;
+    Ok(Verdict::Done)
+}
+
+fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
+    let strategy = strategy::find(solver)?;
+    let request = planning.open()?;
+    let control = planning.control(&request);
+    planning.on_threads(|| {
+        let problem = request.problem()?;
+        let mut plan = plan(&problem, strategy, &control)?;
+        plan.search_seconds = request.elapsed();
+        Ok(plan)
+    })?
+}
+
+fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> io::Result<()> {
+    if !quiet {
+        writeln!(out, "{:<28} {:<16} {:>12} {:>12}", "layer", "config", "compute", "communicate")?;
+        let mut skipped = 0;
+        let mut last = "";
+        for layer in &plan.layers {
+            // Layers that go on as the one before, at next to no cost, are not worth a line.
+            let small = layer.comm_seconds + layer.compute_seconds < plan.simulated.step_seconds * 0.002;
+            if !verbose && small {
+                skipped += 1;
+                continue;
+            }
+            last = &layer.name;
+            writeln!(
+                out,
+                "{:<28} {:<16} {:>12} {:>12}",
+                layer.name,
+                layer.config,
+                show_seconds(layer.compute_seconds),
+                show_seconds(layer.comm_seconds)
+            )?;
+        }
+        if skipped > 0 && !last.is_empty() {
+            writeln!(out, "({skipped} layers of less than 0.2% of the step each; -v shows them)")?;
+        }
+        writeln!(out)?;
+    }
+    let times = &plan.simulated;
+    writeln!(
+        out,
+        "{} on {} ({} devices), {}: {} per step, {} of it computing, {} communicating",
+        plan.model,
+        plan.machine,
+        plan.devices,
+        plan.solver,
+        show_seconds(times.step_seconds),
+        show_seconds(times.compute_seconds),
+        show_seconds(times.exposed_comm_seconds)
+    )?;
+    for (name, baseline) in &plan.baselines {
+        writeln!(
+            out,
+            "  {name:<6} {:>10}, {:.2} times as long; {} sent instead of {}",
+            show_seconds(baseline.step_seconds),
+            baseline.step_seconds / times.step_seconds.max(f64::MIN_POSITIVE),
+            show_bytes(baseline.traffic_bytes),
+            show_bytes(plan.traffic_bytes)
+        )?;
+    }
+    let proof = if plan.proved_optimal {
+        "proved: nothing in the space is faster".to_string()
+    } else if plan.lower_bound > 0 {
+        format!("at most {:.2}% above the optimum", plan.gap * 100.0)
+    } else {
+        "nothing proved".to_string()
+    };
+    writeln!(
+        out,
+        "{proof}; {} layers, {} configs; {}; {:.2} s; {} per device at most",
+        plan.space.variables,
+        plan.space.choices,
+        plan.space.description,
+        plan.search_seconds,
+        show_bytes(plan.peak_memory_bytes)
+    )?;
+    for warning in &plan.warnings {
+        writeln!(out, "note: {warning}")?;
+    }
+    Ok(())
+}

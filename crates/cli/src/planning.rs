@@ -1,0 +1,195 @@
+//! What `plan`, `compare` and `network` have in common: model, machine, costs and the limits of the search.
+
+use crate::commands::machines;
+use crate::interrupt;
+use anyhow::Context;
+use shardwright_cost::CostFile;
+use shardwright_frontend::zoo::{self, BuildOptions};
+use shardwright_graph::{Graph, Optimizer};
+use shardwright_machine::Machine;
+use shardwright_plan::Problem;
+use shardwright_search::Control;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The most bytes of a model or cost file that are read.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// What is planned, and for what.
+#[derive(clap::Args)]
+pub struct PlanningArgs {
+    /// A built-in model with options (`vgg16`, `mlp:batch=400,hidden=300`), or a graph file (.json)
+    pub model: String,
+    /// A built-in machine, `flat:N`, or a .toml file; `NAME:K` for its first K devices
+    #[arg(long, default_value = "p100x16")]
+    pub machine: String,
+    /// Samples per step, over all devices
+    #[arg(long)]
+    pub batch: Option<u64>,
+    /// How weights are updated: sgd, momentum, adam
+    #[arg(long, default_value = "sgd", value_parser = optimizer)]
+    pub optimizer: Optimizer,
+    /// Measured operator costs: a .json file, or the name of a device that comes with the program
+    #[arg(long)]
+    pub costs: Option<String>,
+    /// Stop searching after this many seconds with the best found
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub time: Duration,
+    /// How many threads to use; all cores by default
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+    /// Seed of all randomness
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text} is not a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is not a time that can be waited"))
+}
+
+fn optimizer(text: &str) -> Result<Optimizer, String> {
+    match text {
+        "sgd" => Ok(Optimizer::sgd(0.01)),
+        "momentum" => Ok(Optimizer::momentum(0.01, 0.9)),
+        "adam" => Ok(Optimizer::adam(0.001)),
+        _ => Err(format!("there is no optimizer {text}; choose sgd, momentum or adam")),
+    }
+}
+
+/// Everything that a plan starts from.
+pub struct Request {
+    pub graph: Graph,
+    pub machine: Machine,
+    costs: Option<CostFile>,
+    start: Instant,
+}
+
+impl PlanningArgs {
+    /// The arguments of `MODEL` on the default machine.
+    pub fn of(model: &str, batch: u64) -> Self {
+        Self {
+            model: model.into(),
+            machine: "p100x16".into(),
+            batch: Some(batch),
+            optimizer: Optimizer::sgd(0.01),
+            costs: None,
+            time: Duration::from_secs(60),
+            threads: 0,
+            seed: 0,
+        }
+    }
+
+    /// Reads and builds what the arguments name.
+    pub fn open(&self) -> anyhow::Result<Request> {
+        let start = Instant::now();
+        let machine = machines::open(&self.machine)?;
+        let graph = if is_path(&self.model) { self.read_graph()? } else { self.build()? };
+        let costs = self.costs.as_deref().map(read_costs).transpose()?;
+        Ok(Request { graph, machine, costs, start })
+    }
+
+    fn build(&self) -> anyhow::Result<Graph> {
+        let options = BuildOptions { batch: self.batch, optimizer: self.optimizer, training: true };
+        Ok(zoo::build(&self.model, &options)?)
+    }
+
+    fn read_graph(&self) -> anyhow::Result<Graph> {
+        let path = Path::new(&self.model);
+        let known = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+        anyhow::ensure!(known, "{}: only graphs in .json can be read so far", path.display());
+        anyhow::ensure!(
+            self.batch.is_none(),
+            "{}: the batch of a graph file is fixed; leave --batch out",
+            path.display()
+        );
+        Graph::from_json(&read(path)?).with_context(|| path.display().to_string())
+    }
+
+    /// Limits and listeners of the search.
+    pub fn control(&self, request: &Request) -> Control<'static> {
+        Control {
+            deadline: request.start.checked_add(self.time),
+            cancel: Some(interrupt::flag()),
+            seed: self.seed,
+            threads: self.threads,
+            start: request.start,
+            ..Control::new()
+        }
+    }
+
+    /// Runs `work` on as many threads as were asked for.
+    pub fn on_threads<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build()?;
+        Ok(pool.install(work))
+    }
+}
+
+impl Request {
+    /// Builds the search problem.
+    pub fn problem(&self) -> anyhow::Result<Problem<'_>> {
+        Ok(Problem::new(&self.graph, &self.machine, self.costs.as_ref())?)
+    }
+
+    /// Seconds since the request was read.
+    pub fn elapsed(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+}
+
+/// Whether a model is a file and not a name with options.
+fn is_path(model: &str) -> bool {
+    let name = model.split(':').next().unwrap_or(model);
+    name.contains(['/', '\\', '.'])
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let context = || format!("cannot read {}", path.display());
+    let file = std::fs::File::open(path).with_context(context)?;
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut std::io::Read::take(file, MOST_BYTES + 1), &mut bytes)
+        .with_context(context)?;
+    anyhow::ensure!(bytes.len() as u64 <= MOST_BYTES, "{} is larger than 1 GiB", path.display());
+    Ok(bytes)
+}
+
+fn read_costs(name: &str) -> anyhow::Result<CostFile> {
+    if let Some(built_in) = CostFile::builtin(name) {
+        return Ok(built_in?);
+    }
+    let path = PathBuf::from(name);
+    CostFile::from_json(&read(&path)?).with_context(|| path.display().to_string())
+}
+
+/// `0.0123 s` as people read it.
+pub fn show_seconds(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
+        s => format!("{:.1} us", s * 1e6),
+    }
+}
+
+/// Bytes as people read them.
+pub fn show_bytes(bytes: u64) -> String {
+    match bytes as f64 {
+        b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
+        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
+        b => format!("{:.1} kB", b / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_with_options_are_not_paths() {
+        for name in ["vgg16", "mlp:batch=400,hidden=300", "gpt:dropout=0.1"] {
+            assert!(!is_path(name), "{name}");
+        }
+        for path in ["./vgg16", "a.json", "models/x.onnx", "x.onnx"] {
+            assert!(is_path(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `shardwright plan`, `compare` and `network`, as a user or a script meets them.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+const MODEL: &str = "mlp:batch=64,hidden=512,layers=3";
+
+fn shardwright(args: &[&str]) -> std::process::Output {
+    Command::cargo_bin("shardwright").unwrap().args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = shardwright(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_plan_has_everything_that_scripts_rely_on() {
+    let plan = json(&["plan", MODEL, "--machine", "flat:4", "--json"]);
+    assert_eq!((&plan["model"], &plan["devices"]), (&Value::from(MODEL), &Value::from(4)));
+    assert_eq!((&plan["solver"], &plan["proved_optimal"]), (&Value::from("auto"), &Value::from(true)));
+    assert_eq!(plan["objective"], plan["lower_bound"]);
+    assert_eq!(plan["gap"], 0.0);
+    let times = &plan["simulated"];
+    let of = |key: &str| times[key].as_f64().unwrap();
+    let sum = of("compute_seconds") + of("exposed_comm_seconds");
+    assert!((of("step_seconds") - sum).abs() < 1e-9 && sum > 0.0);
+    for key in ["machine", "search_seconds", "peak_memory_bytes", "traffic_bytes", "model_hash", "space"] {
+        assert!(!plan[key].is_null(), "{key}");
+    }
+    for baseline in ["data", "model", "owt"] {
+        let cost = &plan["baselines"][baseline];
+        assert!(cost["objective"].as_i64() >= plan["objective"].as_i64(), "{baseline}");
+        assert!(cost["step_seconds"].as_f64().unwrap() > 0.0);
+    }
+    let axes = plan["axes"].as_array().unwrap().len();
+    for op in plan["ops"].as_array().unwrap() {
+        assert!(op["name"].is_string() && op["kind"].is_string() && op["config"].is_string());
+        assert_eq!(op["axes"].as_array().unwrap().len(), axes);
+        assert!(op["degrees"].as_object().unwrap().values().all(|d| d.as_u64().unwrap() > 1));
+    }
+    assert!(plan["warnings"][0].as_str().unwrap().contains("no overlap"));
+}
+
+#[test]
+fn the_written_network_has_the_plans_objective() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("n.json.gz");
+    let path = path.to_str().unwrap();
+    let output = shardwright(&["network", MODEL, "--machine", "flat:4", "-o", path]);
+    assert!(output.status.success() && output.stdout.is_empty());
+    let solved = json(&["solve", path, "--json"]);
+    let plan = json(&["plan", MODEL, "--machine", "flat:4", "--solver", "exact", "--json"]);
+    assert_eq!(solved["cost"], plan["objective"]);
+    let cfn = shardwright(&["network", MODEL, "--machine", "flat:4", "--format", "cfn"]);
+    assert!(String::from_utf8(cfn.stdout).unwrap().contains("\"problem\""));
+}
+
+#[test]
+fn strategies_stand_side_by_side() {
+    let rows = json(&["compare", MODEL, "--machine", "flat:4", "--json"]);
+    let rows = rows["rows"].as_array().unwrap();
+    let row = |name: &str| rows.iter().find(|r| r["solver"] == name).unwrap();
+    assert_eq!(row("data")["speedup_over_data"], 1.0);
+    let exact = row("exact")["objective"].as_i64().unwrap();
+    for other in rows {
+        assert!(other["objective"].as_i64().unwrap() >= exact, "{other}");
+        assert!(other["traffic_bytes"].is_u64() && other["peak_memory_bytes"].is_u64());
+    }
+    assert_eq!(row("pase")["objective"], row("exact")["objective"]);
+}
+
+#[test]
+fn a_plan_is_written_to_a_file_and_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let output = shardwright(&["plan", MODEL, "--machine", "flat:2", "-o", path.to_str().unwrap()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("proved") && text.contains("plan written to"), "{text}");
+    let plan: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert_eq!(plan["format_version"], 1);
+}
+
+#[test]
+fn requests_that_make_no_sense_are_explained() {
+    let check = |args: &[&str], part: &str| {
+        let output = shardwright(args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        assert!(output.stdout.is_empty() && text.contains(part), "{args:?}: {text}");
+    };
+    check(&["plan", MODEL, "--solver", "best"], "there is no strategy `best`; there are auto, exact");
+    check(&["plan", MODEL, "--machine", "flat:0"], "flat:0");
+    check(&["plan", "mlp", "--batch", "0"], "batch=0");
+    check(&["plan", "nothing.onnx"], "only graphs in .json");
+    check(&["plan", "missing.json"], "missing.json");
+    check(&["plan", MODEL, "--machine", "p100x16", "--costs", "h200"], "H200");
+    check(&["plan", MODEL, "--optimizer", "lbfgs"], "sgd, momentum or adam");
+}
+
+#[test]
+fn a_batch_that_does_not_divide_is_planned_with_what_does() {
+    let plan = json(&["plan", "mlp:batch=63,hidden=512,layers=2", "--machine", "flat:4", "--json"]);
+    for op in plan["ops"].as_array().unwrap() {
+        assert!(op["degrees"].get("n").is_none(), "63 samples cannot be halved: {op}");
+    }
+}
+
+#[test]
+fn the_bare_command_plans_vgg() {
+    let output = shardwright(&[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    assert!(text.contains("vgg16 on p100x16 (16 devices)") && text.contains("proved"), "{text}");
+    assert!(text.contains("conv1_2") && text.contains("n16") && text.contains("Next:"), "{text}");
+}
