@@ -21,6 +21,9 @@ const ISLANDS: usize = 3;
 const MOST_WORK: u64 = 60_000_000;
 /// Rounds over which an island cools down.
 const CYCLE: u64 = 12;
+/// How warm an island begins each of its cycles, relative to the gap per variable. As the gap closes, a
+/// step out of a local optimum costs ever more of it, so some cycles begin much warmer.
+const HEAT: [f64; 5] = [1.0, 3.0, 10.0, 30.0, 100.0];
 /// Rounds between attempts to narrow.
 const NARROW_EVERY: u64 = 8;
 /// Share of values that must go for the model to be narrowed.
@@ -131,7 +134,8 @@ impl Search {
         let n = f64::from(core.variables().max(1));
         let decoding = !self.stage.ascent.finished;
         for (k, island) in self.islands.iter_mut().enumerate() {
-            let phase = (self.round + k as u64 * CYCLE / ISLANDS as u64) % CYCLE;
+            let clock = self.round + k as u64 * CYCLE / ISLANDS as u64;
+            let phase = clock % CYCLE;
             match &self.best {
                 // The last island follows the messages as long as they change.
                 Some(best) if !decoding || k + 1 < ISLANDS => {
@@ -141,7 +145,7 @@ impl Search {
                     // Before the bound says much, one part in a hundred is a fair guess of the gap.
                     let gap = (best.cost - bound).max(0).min(best.cost / 100) as f64 / n;
                     let cool = 1.0 - (phase + 1) as f64 / CYCLE as f64;
-                    island.temperature = gap * [0.3, 1.0, 3.0][k % 3] * cool;
+                    island.temperature = gap * HEAT[(clock / CYCLE) as usize % HEAT.len()] * cool;
                 }
                 _ => {
                     let ascent = &self.stage.ascent;
