@@ -50,6 +50,13 @@ pub(crate) fn minimise(costs: &Pairwise, control: &Control<'_>) -> Result<(i64, 
     Program::new(costs, &sequence).run(&sequence, control)
 }
 
+/// Additions that [`minimise`] would make, or nothing if its tables do not fit the memory.
+pub(crate) fn work(costs: &Pairwise, control: &Control<'_>) -> Option<f64> {
+    let steps = generate_sequence(costs, control).ok()?;
+    let cells = |step: &Step| step.dependent.iter().map(|&u| costs.choices(u) as f64).product::<f64>();
+    Some(steps.iter().map(|step| cells(step) * costs.choices(step.vertex) as f64).sum())
+}
+
 /// One vertex of the sequence and its dependent set, the vertex that is taken last first.
 struct Step {
     vertex: u32,

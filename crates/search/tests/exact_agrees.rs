@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use shardwright_search::brute::Brute;
 use shardwright_search::exact::Exact;
 use shardwright_search::pase::Pase;
-use shardwright_search::{Control, Solver, StopReason};
+use shardwright_search::{Control, Interval, Network, NetworkBuilder, Solver, StopReason};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
@@ -54,5 +54,43 @@ fn pase_networks_are_proved_optimal() {
             assert!(found.proved_optimal(), "{name}-{devices}");
             assert_eq!(found.cost, Pase.solve(&problem.network, &Control::new()).cost, "{name}-{devices}");
         }
+    }
+}
+
+/// A grid of variables, each joined to its neighbours by random tables.
+fn grid(width: usize, height: usize, choices: usize, seed: u64) -> Network {
+    let mut state = seed;
+    let mut random = || {
+        // SplitMix64.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % 1000) as i64
+    };
+    let mut builder = NetworkBuilder::new();
+    let mut ids = Vec::new();
+    for _ in 0..width * height {
+        let costs: Vec<i64> = (0..choices).map(|_| random()).collect();
+        ids.push(builder.variable(&costs, &vec![0; choices], Interval { lo: 0, hi: 0 }).unwrap());
+    }
+    for i in 0..width * height {
+        let right = (i % width + 1 < width).then_some(i + 1);
+        let below = (i + width < width * height).then_some(i + width);
+        for j in [right, below].into_iter().flatten() {
+            let table: Vec<i64> = (0..choices * choices).map(|_| random()).collect();
+            builder.edge(ids[i], ids[j], &table).unwrap();
+        }
+    }
+    builder.build().unwrap()
+}
+
+#[test]
+fn grids_of_small_width_are_proved_by_elimination_before_any_search() {
+    for seed in 0..20 {
+        let network = grid(4, 15, 5, seed);
+        let found = Exact.solve(&network, &Control::new().iteration_limit(1));
+        assert!(found.proved_optimal(), "seed {seed}");
+        assert_eq!(found.cost, Pase.solve(&network, &Control::new()).cost, "seed {seed}");
     }
 }

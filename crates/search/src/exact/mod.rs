@@ -4,7 +4,8 @@
 //!    (compilers' networks are mostly equalities: 35,000 variables may be 300 in truth) and reduces time to
 //!    the rows that matter. `reduce` and `rows` go on to a fixpoint: dominated values, separable and
 //!    functional pairs, elimination of variables with at most two neighbours and no usage, rows that cannot
-//!    overflow or are implied by others. Without memory this alone solves series-parallel networks.
+//!    overflow or are implied by others. Without memory this alone solves series-parallel networks, and
+//!    `eliminate` what has a tree decomposition with small tables.
 //! 2. `dual` and `ascent` raise a lower bound by sequential reweighted message passing, with a Lagrange
 //!    multiplier for each row of time. Whatever they do, the bound is recomputed in exact integers.
 //! 3. `block` and `island` search: forests of variables are set to their best values by dynamic
@@ -24,6 +25,7 @@ mod contract;
 mod core;
 mod cross;
 mod dual;
+mod eliminate;
 mod island;
 mod kernel;
 mod model;

@@ -8,8 +8,9 @@
 use super::ascent::Pace;
 use super::branch::Branch;
 use super::cross::cross;
+use super::eliminate::eliminate;
 use super::island::Island;
-use super::model::Model;
+use super::model::{INF, Model};
 use super::stage::Stage;
 use super::state::State;
 use crate::outcome::{Control, Recorder, StopReason};
@@ -51,6 +52,8 @@ pub struct Search {
     settled: bool,
     round: u64,
     seed: u64,
+    /// How many values the stage had when elimination was last tried.
+    eliminated_at: usize,
 }
 
 impl Search {
@@ -58,7 +61,7 @@ impl Search {
     pub fn new(model: Model, seed: u64) -> Self {
         let stage = Stage::new(model);
         let islands = islands(&stage, seed);
-        Search { stage, islands, best: None, tree: None, settled: false, round: 0, seed }
+        Search { stage, islands, best: None, tree: None, settled: false, round: 0, seed, eliminated_at: 0 }
     }
 
     /// Runs rounds until proved or stopped.
@@ -76,6 +79,9 @@ impl Search {
                 return StopReason::Optimal;
             }
             if let Some(reason) = control.stop(self.round) {
+                return reason;
+            }
+            if let Some(reason) = self.eliminate(control, recorder, publish) {
                 return reason;
             }
             self.round += 1;
@@ -97,6 +103,27 @@ impl Search {
                 return StopReason::Optimal;
             }
         }
+    }
+
+    /// Solves what is left by elimination if that is cheap: tried anew whenever the stage was narrowed.
+    fn eliminate(
+        &mut self,
+        control: &Control<'_>,
+        recorder: &mut Recorder<'_, '_>,
+        publish: &Publish<'_>,
+    ) -> Option<StopReason> {
+        let values = self.stage.core.value_count();
+        if std::mem::replace(&mut self.eliminated_at, values) == values {
+            return None;
+        }
+        let (cost, x) = eliminate(&self.stage.core, control)?;
+        if cost < INF {
+            publish(&self.stage.lift(&x), recorder, self.round, "elimination");
+            // The network itself has the last word; if it disagrees, nothing is proved.
+            recorder.cost().filter(|&found| found <= cost)?;
+        }
+        // What narrowing took away costs more than the incumbent, so the incumbent is the least of all.
+        Some(self.proved(recorder))
     }
 
     /// Work of this round: little at first, so that easy networks are done at once.
@@ -211,7 +238,7 @@ impl Search {
         }
         let (bound, values) = self.stage.ascent.best().certify_values(&self.stage.core);
         recorder.raise(bound, self.round, "messages");
-        let limit = recorder.cost().unwrap_or(super::model::INF - 1);
+        let limit = recorder.cost().unwrap_or(INF - 1);
         let share = if finished { NARROW_SHARE / 3.0 } else { NARROW_SHARE };
         match self.stage.narrow(&values, limit, share, Pace::RESUME) {
             Err(_) => return Some(self.proved(recorder)),
