@@ -6,7 +6,7 @@ use anyhow::Context;
 use shardwright_cost::CostFile;
 use shardwright_frontend::zoo::{self, BuildOptions};
 use shardwright_graph::{Graph, Optimizer};
-use shardwright_machine::Machine;
+use shardwright_machine::{Bytes, Machine};
 use shardwright_plan::Problem;
 use shardwright_search::Control;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,9 @@ pub struct PlanningArgs {
     /// Measured operator costs: a .json file, or the name of a device that comes with the program
     #[arg(long)]
     pub costs: Option<String>,
+    /// The most that one device may hold at once: `16GiB`, `800MB`
+    #[arg(long, value_parser = Bytes::parse)]
+    pub memory: Option<Bytes>,
     /// Stop searching after this many seconds with the best found
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub time: Duration,
@@ -74,6 +77,7 @@ impl PlanningArgs {
             batch: Some(batch),
             optimizer: Optimizer::sgd(0.01),
             costs: None,
+            memory: None,
             time: Duration::from_secs(60),
             threads: 0,
             seed: 0,

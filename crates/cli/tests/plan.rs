@@ -115,3 +115,16 @@ fn the_bare_command_plans_vgg() {
     assert!(text.contains("vgg16 on p100x16 (16 devices)") && text.contains("proved"), "{text}");
     assert!(text.contains("conv1_2") && text.contains("n16") && text.contains("Next:"), "{text}");
 }
+
+#[test]
+fn a_memory_limit_is_kept_or_the_answer_says_what_would_do() {
+    let plan = |limit: &str| shardwright(&["plan", MODEL, "--machine", "flat:4", "--memory", limit, "--json"]);
+    let loose = plan("1GiB");
+    assert!(loose.status.success());
+    let loose: Value = serde_json::from_slice(&loose.stdout).unwrap();
+    assert_eq!(loose["memory_limit_bytes"], 1 << 30);
+    let none = plan("1kB");
+    assert_eq!(none.status.code(), Some(1));
+    let text = String::from_utf8(none.stderr).unwrap();
+    assert!(none.stdout.is_empty() && text.contains("the smallest plan found needs"), "{text}");
+}

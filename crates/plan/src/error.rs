@@ -3,6 +3,13 @@
 use shardwright_cost::{LayoutError, WrongDevice};
 use shardwright_search::NetworkError;
 
+fn smallest(least: Option<u64>) -> String {
+    least.map_or_else(
+        || "how much would do was not found".into(),
+        |bytes| format!("the smallest plan found needs {bytes}"),
+    )
+}
+
 /// Why a plan could not be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -48,6 +55,19 @@ pub enum PlanError {
         name: String,
         /// Those that exist.
         known: String,
+    },
+    /// No plan keeps the memory limit.
+    #[error(
+        "no plan of {solver} fits into {limit} bytes per device; {}; give more memory, more devices, or a smaller batch",
+        smallest(*.least)
+    )]
+    DoesNotFit {
+        /// The strategy.
+        solver: String,
+        /// The limit in bytes.
+        limit: u64,
+        /// The least that a plan was found to need.
+        least: Option<u64>,
     },
     /// The solver gave up.
     #[error("solver {solver} found no plan: {reason}")]

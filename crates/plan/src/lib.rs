@@ -14,7 +14,7 @@
 //! let graph = build("mlp:batch=64,hidden=1024,layers=2", &BuildOptions::default())?;
 //! let machine = builtin("flat:4")?;
 //! let problem = Problem::new(&graph, &machine, None)?;
-//! let plan = plan(&problem, strategy::find("auto")?, &Control::new())?;
+//! let plan = plan(&problem, strategy::find("auto")?, None, &Control::new())?;
 //! assert!(plan.proved_optimal);
 //! assert!(plan.baselines.values().all(|baseline| plan.objective <= baseline.objective));
 //! # Ok(())
@@ -24,6 +24,7 @@
 mod error;
 mod evaluate;
 mod layers;
+mod memory;
 mod plan;
 mod planner;
 mod problem;
@@ -35,6 +36,7 @@ mod transfer;
 pub use error::PlanError;
 pub use evaluate::{Costs, LayerCost, evaluate};
 pub use layers::Layers;
+pub use memory::limited;
 pub use plan::{
     BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, SpaceUsed,
     StepTimes,

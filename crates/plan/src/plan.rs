@@ -45,6 +45,8 @@ pub struct Plan {
     pub simulated: StepTimes,
     /// The most bytes that one device holds at once.
     pub peak_memory_bytes: u64,
+    /// The most that one was allowed to hold.
+    pub memory_limit_bytes: Option<u64>,
     /// Bytes sent per step, all devices together.
     pub traffic_bytes: u64,
     /// The same by the level that they cross, outermost first.

@@ -3,6 +3,7 @@
 use crate::{
     error::PlanError,
     evaluate::{Costs, axis_names, evaluate},
+    memory::limited,
     plan::{
         BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, SpaceUsed,
         StepTimes,
@@ -11,7 +12,7 @@ use crate::{
     strategy::{Space, Strategy, baselines, restrict},
 };
 use shardwright_cost::TimeSource;
-use shardwright_machine::LevelId;
+use shardwright_machine::{Bytes, LevelId};
 use shardwright_search::{Control, Network, StopReason, registry};
 
 /// What a strategy found.
@@ -32,46 +33,79 @@ fn cost(network: &Network, choices: &[u32]) -> Result<i64, PlanError> {
     Ok(i64::try_from(cost).unwrap_or(i64::MAX))
 }
 
-/// Runs a strategy.
-pub fn search(problem: &Problem<'_>, strategy: &Strategy, control: &Control<'_>) -> Result<Found, PlanError> {
+/// Runs a strategy; with `memory`, only plans whose devices never hold more count.
+///
+/// # Errors
+/// Where no plan is found: none fits the memory, or the solver gave up.
+pub fn search(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    memory: Option<Bytes>,
+    control: &Control<'_>,
+) -> Result<Found, PlanError> {
+    let mut best = attempt(problem, strategy, memory, control);
+    if strategy.name == "auto" {
+        // A search that was cut short may hold something worse than what everybody knows.
+        for baseline in baselines() {
+            let Ok(known) = attempt(problem, baseline, memory, control) else { continue };
+            best = match best {
+                Ok(found) if found.objective <= known.objective => Ok(found),
+                Ok(found) => Ok(Found { bound: found.bound, stop_reason: found.stop_reason, ..known }),
+                Err(PlanError::NoPlan { .. }) => Ok(Found { bound: 0, ..known }),
+                Err(error) => Err(error),
+            };
+        }
+    }
+    best
+}
+
+fn attempt(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    memory: Option<Bytes>,
+    control: &Control<'_>,
+) -> Result<Found, PlanError> {
     let allowed = strategy.space.choices(problem);
+    let layers = problem.choices.len();
+    let limited = memory.map(|limit| limited(problem, limit)).transpose()?;
+    let network = limited.as_ref().unwrap_or(&problem.network);
+    let too_large = |least: Option<i64>| PlanError::DoesNotFit {
+        solver: strategy.name.to_string(),
+        limit: memory.map_or(0, |limit| limit.0),
+        least: least.and_then(|bytes| u64::try_from(bytes).ok()),
+    };
     let Some(solver) = strategy.solver.and_then(registry::find) else {
         let choices: Vec<u32> = allowed.iter().map(|only| only[0]).collect();
+        if let Some(limit) = memory {
+            let peak = evaluate(problem, &choices)?.peak_memory;
+            if peak > limit {
+                return Err(too_large(i64::try_from(peak.0).ok()));
+            }
+        }
         let objective = cost(&problem.network, &choices)?;
         return Ok(Found { choices, objective, bound: objective, stop_reason: StopReason::Exhausted });
     };
     let part = match strategy.space {
         Space::All => None,
-        _ => Some(restrict(&problem.network, &allowed)?),
+        _ => Some(restrict(network, &allowed)?),
     };
-    let outcome = solver.solver().solve(part.as_ref().unwrap_or(&problem.network), control);
-    let found = outcome.choice.map(|choice| {
-        choice.iter().zip(&allowed).map(|(&c, allowed)| allowed[c as usize]).collect::<Vec<u32>>()
-    });
-    let mut best = match found {
-        Some(choices) => {
-            let objective = cost(&problem.network, &choices)?;
-            Some(Found { choices, objective, bound: outcome.bound, stop_reason: outcome.stop_reason.clone() })
-        }
-        None => None,
-    };
-    if strategy.name == "auto" {
-        // A search that was cut short may hold something worse than what everybody knows.
-        for baseline in baselines() {
-            let known = search(problem, baseline, control)?;
-            if best.as_ref().is_none_or(|b| known.objective < b.objective) {
-                let stop_reason = outcome.stop_reason.clone();
-                best = Some(Found { bound: outcome.bound, stop_reason, ..known });
-            }
-        }
+    let network = part.as_ref().unwrap_or(network);
+    let outcome = solver.solver().solve(network, control);
+    if let Some(choice) = outcome.choice {
+        let chosen = choice.iter().take(layers).zip(&allowed);
+        let choices: Vec<u32> = chosen.map(|(&c, allowed)| allowed[c as usize]).collect();
+        let objective = cost(&problem.network, &choices)?;
+        return Ok(Found { choices, objective, bound: outcome.bound, stop_reason: outcome.stop_reason });
     }
-    best.ok_or_else(|| PlanError::NoPlan {
-        solver: strategy.name.to_string(),
-        reason: match outcome.stop_reason {
-            StopReason::Refused(text) => text,
-            StopReason::Deadline => "the time ran out before it had any; give it more (--time)".into(),
-            other => format!("{other:?}"),
+    let least = outcome.least_overflow.map(|(overflow, _)| overflow);
+    Err(match (outcome.stop_reason, network.usage_limit()) {
+        (StopReason::Refused(reason), _) => PlanError::NoPlan { solver: strategy.name.into(), reason },
+        (_, Some(limit)) => too_large(least.map(|overflow| limit.saturating_add(overflow))),
+        (StopReason::Deadline, None) => PlanError::NoPlan {
+            solver: strategy.name.into(),
+            reason: "the time ran out before it had any; give it more (--time)".into(),
         },
+        (other, None) => PlanError::NoPlan { solver: strategy.name.into(), reason: format!("{other:?}") },
     })
 }
 
@@ -93,7 +127,7 @@ pub fn baseline_costs(
 ) -> Result<Vec<(&'static str, BaselineCost)>, PlanError> {
     baselines()
         .map(|baseline| {
-            let found = search(problem, baseline, control)?;
+            let found = search(problem, baseline, None, control)?;
             let costs = evaluate(problem, &found.choices)?;
             let cost = BaselineCost {
                 step_seconds: seconds(found.objective),
@@ -108,11 +142,18 @@ pub fn baseline_costs(
 }
 
 /// Runs a strategy and describes the result; `search_seconds` is left for the caller, who has a clock.
-pub fn plan(problem: &Problem<'_>, strategy: &Strategy, control: &Control<'_>) -> Result<Plan, PlanError> {
-    let found = search(problem, strategy, control)?;
+pub fn plan(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    memory: Option<Bytes>,
+    control: &Control<'_>,
+) -> Result<Plan, PlanError> {
+    let found = search(problem, strategy, memory, control)?;
     let costs = evaluate(problem, &found.choices)?;
     let baselines = baseline_costs(problem, control)?;
-    Ok(describe(problem, strategy, control.seed, &found, &costs, baselines))
+    let mut plan = describe(problem, strategy, control.seed, &found, &costs, baselines);
+    plan.memory_limit_bytes = memory.map(|limit| limit.0);
+    Ok(plan)
 }
 
 fn describe(
@@ -193,6 +234,7 @@ fn describe(
             exposed_comm_seconds: seconds(costs.comm()),
         },
         peak_memory_bytes: costs.peak_memory.0,
+        memory_limit_bytes: None,
         traffic_bytes: costs.traffic.total().0,
         traffic_per_level: levels.collect(),
         baselines: baselines.into_iter().map(|(name, cost)| (name.to_string(), cost)).collect(),

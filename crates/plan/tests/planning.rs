@@ -8,7 +8,7 @@ use shardwright_graph::{
     train,
 };
 use shardwright_machine::{Bytes, Seconds, builtin};
-use shardwright_plan::{Plan, Problem, evaluate, plan, search, strategy};
+use shardwright_plan::{Plan, PlanError, Problem, evaluate, limited, plan, search, strategy};
 use shardwright_search::{Control, registry};
 
 const INIT: Init = Init::Normal(Real(1.0));
@@ -47,7 +47,7 @@ fn picoseconds(seconds: Seconds) -> i64 {
 fn data_parallel_mlp_on_two_devices_costs_what_it_does_by_hand() {
     let (graph, machine) = (mlp(), builtin("flat:2").unwrap());
     let problem = Problem::new(&graph, &machine, None).unwrap();
-    let found = search(&problem, strategy::find("data").unwrap(), &Control::new()).unwrap();
+    let found = search(&problem, strategy::find("data").unwrap(), None, &Control::new()).unwrap();
     let device = machine.slowest();
     let times = OperatorTimes::new(&device, None).unwrap();
     let time = |op: Op, inputs: &[&[u64]]| {
@@ -119,7 +119,7 @@ fn column_then_row_needs_one_sum_forwards_and_none_for_weights() {
 fn a_plan_survives_its_json_and_other_versions_are_refused() {
     let (graph, machine) = (mlp(), builtin("flat:4").unwrap());
     let problem = Problem::new(&graph, &machine, None).unwrap();
-    let plan = plan(&problem, strategy::find("auto").unwrap(), &Control::new()).unwrap();
+    let plan = plan(&problem, strategy::find("auto").unwrap(), None, &Control::new()).unwrap();
     assert_eq!(Plan::from_json(plan.to_json().as_bytes()), Ok(plan.clone()));
     assert_eq!(plan.ops.len(), graph.ops.len());
     let other = plan.to_json().replacen("\"format_version\": 1", "\"format_version\": 9", 1);
@@ -181,10 +181,10 @@ proptest! {
         let machine = builtin(machine).unwrap();
         let problem = Problem::new(&graph, &machine, None).unwrap();
         let control = Control::new();
-        let exact = search(&problem, strategy::find("exact").unwrap(), &control).unwrap();
+        let exact = search(&problem, strategy::find("exact").unwrap(), None, &control).unwrap();
         prop_assert_eq!(exact.objective, exact.bound, "proved");
         for strategy in strategy::STRATEGIES {
-            let other = search(&problem, strategy, &control).unwrap();
+            let other = search(&problem, strategy, None, &control).unwrap();
             prop_assert!(exact.objective <= other.objective, "{}", strategy.name);
             let costs = evaluate(&problem, &other.choices).unwrap();
             prop_assert_eq!(costs.compute() + costs.comm(), other.objective, "{}", strategy.name);
@@ -194,5 +194,62 @@ proptest! {
             let brute = registry::find("brute").unwrap().solver().solve(&problem.network, &control);
             prop_assert_eq!(brute.cost, Some(exact.objective));
         }
+    }
+}
+
+#[test]
+fn a_memory_limit_is_kept_at_the_least_cost_and_an_impossible_one_says_what_would_do() {
+    let mut b = GraphBuilder::new("wide");
+    let x = source(&mut b, "x", &[64, 256], Role::Input);
+    let y = product(&mut b, "fc1", x, 512);
+    let z = product(&mut b, "fc2", y, 256);
+    let (graph, machine) = (finish(b, z), builtin("flat:4").unwrap());
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let control = Control::new().iteration_limit(1000);
+    let exact = strategy::find("exact").unwrap();
+    let free = search(&problem, exact, None, &control).unwrap();
+    let peak = |choices: &[u32]| evaluate(&problem, choices).unwrap().peak_memory;
+    // Without a limit worth the name the plan is the same.
+    let same = search(&problem, exact, Some(peak(&free.choices)), &control).unwrap();
+    assert_eq!(same.objective, free.objective);
+    let Err(PlanError::DoesNotFit { least: Some(least), .. }) =
+        search(&problem, exact, Some(Bytes(1000)), &control)
+    else {
+        panic!("nothing fits into 1000 bytes")
+    };
+    // What is said to do does.
+    let tight = search(&problem, exact, Some(Bytes(least)), &control).unwrap();
+    assert!(peak(&tight.choices) <= Bytes(least));
+    assert!(tight.objective >= free.objective);
+    // Data parallelism repeats the weights on every device.
+    let data = search(&problem, strategy::find("data").unwrap(), None, &control).unwrap();
+    assert!(peak(&data.choices) > Bytes(least));
+    assert!(search(&problem, strategy::find("data").unwrap(), Some(Bytes(least)), &control).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// The network's memory over time is that of the evaluation, whatever is chosen.
+    #[test]
+    fn the_networks_peak_is_the_evaluations(
+        samples in prop::sample::select(vec![2u64, 6, 8]),
+        steps in steps(),
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 16),
+    ) {
+        let (graph, machine) = (random_graph(samples, 4, &steps), builtin("flat:4").unwrap());
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let choices: Vec<u32> =
+            problem.choices.iter().zip(&picks).map(|(all, pick)| pick.index(all.len()) as u32).collect();
+        let peak = evaluate(&problem, &choices).unwrap().peak_memory.0;
+        // With every layer fixed, a limit is kept exactly from the peak on.
+        let solve = |limit: u64| {
+            let network = limited(&problem, Bytes(limit)).unwrap();
+            let fixed: Vec<Vec<u32>> = choices.iter().map(|&c| vec![c]).collect();
+            let fixed = strategy::restrict(&network, &fixed).unwrap();
+            registry::find("exact").unwrap().solver().solve(&fixed, &Control::new()).choice.is_some()
+        };
+        prop_assert!(solve(peak));
+        prop_assert!(!solve(peak - 1));
     }
 }

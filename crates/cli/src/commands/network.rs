@@ -3,6 +3,7 @@
 use crate::Verdict;
 use crate::files::write_atomically;
 use crate::planning::PlanningArgs;
+use shardwright_plan::limited;
 use shardwright_search::format::{write_cfn, write_iopddl};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -29,7 +30,13 @@ enum Format {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let request = args.planning.open()?;
-    let network = args.planning.on_threads(|| request.problem().map(|problem| problem.network))??;
+    let network = args.planning.on_threads(|| -> anyhow::Result<_> {
+        let problem = request.problem()?;
+        Ok(match args.planning.memory {
+            Some(limit) => limited(&problem, limit)?,
+            None => problem.network,
+        })
+    })??;
     let name = format!("{} on {}", args.planning.model, args.planning.machine);
     let write = |out: &mut dyn Write| match args.format {
         Format::Iopddl => write_iopddl(&network, &name, out),

@@ -3,7 +3,7 @@
 use crate::Verdict;
 use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, show_bytes, show_seconds};
-use shardwright_plan::{Plan, plan, strategy};
+use shardwright_plan::{Plan, PlanError, plan, strategy};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     planning: PlanningArgs,
-    /// auto, exact, optcnn, pase, data, model, owt
+    /// auto, exact, optcnn, pase, data, model, owt, megatron
     #[arg(long, default_value = "auto")]
     solver: String,
     /// Write the plan to this file
@@ -31,7 +31,13 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let plan = make(&args.planning, &args.solver)?;
+    let plan = match make(&args.planning, &args.solver) {
+        Err(error) if matches!(error.downcast_ref(), Some(PlanError::DoesNotFit { .. })) => {
+            eprintln!("{error}");
+            return Ok(Verdict::CannotBeMet);
+        }
+        plan => plan?,
+    };
     if let Some(path) = &args.output {
         write_atomically(path, |out| writeln!(out, "{}", plan.to_json()))?;
     }
@@ -67,7 +73,7 @@ fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
     let control = planning.control(&request);
     planning.on_threads(|| {
         let problem = request.problem()?;
-        let mut plan = plan(&problem, strategy, &control)?;
+        let mut plan = plan(&problem, strategy, planning.memory, &control)?;
         plan.search_seconds = request.elapsed();
         Ok(plan)
     })?
