@@ -7,7 +7,7 @@ use shardwright_cost::CostFile;
 use shardwright_frontend::zoo::{self, BuildOptions};
 use shardwright_graph::{Graph, Optimizer};
 use shardwright_machine::{Bytes, Machine};
-use shardwright_plan::Problem;
+use shardwright_plan::{Demands, Problem, Wish};
 use shardwright_search::Control;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -35,6 +35,9 @@ pub struct PlanningArgs {
     /// The most that one device may hold at once: `16GiB`, `800MB`
     #[arg(long, value_parser = Bytes::parse)]
     pub memory: Option<Bytes>,
+    /// Fix what you know: `fc*=c4` gives the layers of these names this config; may be repeated
+    #[arg(long, value_name = "PATTERN=CONFIG", value_parser = Wish::parse)]
+    pub fix: Vec<Wish>,
     /// Stop searching after this many seconds with the best found
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub time: Duration,
@@ -78,6 +81,7 @@ impl PlanningArgs {
             optimizer: Optimizer::sgd(0.01),
             costs: None,
             memory: None,
+            fix: Vec::new(),
             time: Duration::from_secs(60),
             threads: 0,
             seed: 0,
@@ -108,6 +112,11 @@ impl PlanningArgs {
             path.display()
         );
         Graph::from_json(&read(path)?).with_context(|| path.display().to_string())
+    }
+
+    /// What the plan has to keep.
+    pub fn demands(&self) -> Demands {
+        Demands { memory: self.memory, wishes: self.fix.clone() }
     }
 
     /// Limits and listeners of the search.

@@ -118,7 +118,8 @@ fn the_bare_command_plans_vgg() {
 
 #[test]
 fn a_memory_limit_is_kept_or_the_answer_says_what_would_do() {
-    let plan = |limit: &str| shardwright(&["plan", MODEL, "--machine", "flat:4", "--memory", limit, "--json"]);
+    let plan =
+        |limit: &str| shardwright(&["plan", MODEL, "--machine", "flat:4", "--memory", limit, "--json"]);
     let loose = plan("1GiB");
     assert!(loose.status.success());
     let loose: Value = serde_json::from_slice(&loose.stdout).unwrap();

@@ -69,6 +69,14 @@ pub enum PlanError {
         /// The least that a plan was found to need.
         least: Option<u64>,
     },
+    /// A wish that cannot be granted.
+    #[error("the wish `{wish}` cannot be granted: {reason}")]
+    Wish {
+        /// As it was given.
+        wish: String,
+        /// Why not.
+        reason: String,
+    },
     /// The solver gave up.
     #[error("solver {solver} found no plan: {reason}")]
     NoPlan {

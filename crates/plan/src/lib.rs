@@ -7,14 +7,14 @@
 //! ```
 //! use shardwright_frontend::zoo::{BuildOptions, build};
 //! use shardwright_machine::builtin;
-//! use shardwright_plan::{Problem, plan, strategy};
+//! use shardwright_plan::{Demands, Problem, plan, strategy};
 //! use shardwright_search::Control;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let graph = build("mlp:batch=64,hidden=1024,layers=2", &BuildOptions::default())?;
 //! let machine = builtin("flat:4")?;
 //! let problem = Problem::new(&graph, &machine, None)?;
-//! let plan = plan(&problem, strategy::find("auto")?, None, &Control::new())?;
+//! let plan = plan(&problem, strategy::find("auto")?, &Demands::default(), &Control::new())?;
 //! assert!(plan.proved_optimal);
 //! assert!(plan.baselines.values().all(|baseline| plan.objective <= baseline.objective));
 //! # Ok(())
@@ -32,6 +32,7 @@ pub mod strategy;
 mod tables;
 mod times;
 mod transfer;
+mod wish;
 
 pub use error::PlanError;
 pub use evaluate::{Costs, LayerCost, evaluate};
@@ -41,6 +42,7 @@ pub use plan::{
     BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, SpaceUsed,
     StepTimes,
 };
-pub use planner::{Found, baseline_costs, plan, search};
+pub use planner::{Demands, Found, baseline_costs, plan, search};
 pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Problem};
 pub use transfer::{End, Transfer, Transfers};
+pub use wish::Wish;

@@ -10,10 +10,20 @@ use crate::{
     },
     problem::Problem,
     strategy::{Space, Strategy, baselines, restrict},
+    wish::Wish,
 };
 use shardwright_cost::TimeSource;
 use shardwright_machine::{Bytes, LevelId};
 use shardwright_search::{Control, Network, StopReason, registry};
+
+/// What a plan has to keep, whatever it costs.
+#[derive(Clone, Debug, Default)]
+pub struct Demands {
+    /// The most that one device may hold at once.
+    pub memory: Option<Bytes>,
+    /// Configs that somebody wants.
+    pub wishes: Vec<Wish>,
+}
 
 /// What a strategy found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,21 +43,21 @@ fn cost(network: &Network, choices: &[u32]) -> Result<i64, PlanError> {
     Ok(i64::try_from(cost).unwrap_or(i64::MAX))
 }
 
-/// Runs a strategy; with `memory`, only plans whose devices never hold more count.
+/// Runs a strategy; only plans that keep the demands count.
 ///
 /// # Errors
-/// Where no plan is found: none fits the memory, or the solver gave up.
+/// Where no plan is found: none fits the memory, a wish cannot be granted, or the solver gave up.
 pub fn search(
     problem: &Problem<'_>,
     strategy: &Strategy,
-    memory: Option<Bytes>,
+    demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Found, PlanError> {
-    let mut best = attempt(problem, strategy, memory, control);
+    let mut best = attempt(problem, strategy, demands, control);
     if strategy.name == "auto" {
         // A search that was cut short may hold something worse than what everybody knows.
         for baseline in baselines() {
-            let Ok(known) = attempt(problem, baseline, memory, control) else { continue };
+            let Ok(known) = attempt(problem, baseline, demands, control) else { continue };
             best = match best {
                 Ok(found) if found.objective <= known.objective => Ok(found),
                 Ok(found) => Ok(Found { bound: found.bound, stop_reason: found.stop_reason, ..known }),
@@ -62,10 +72,14 @@ pub fn search(
 fn attempt(
     problem: &Problem<'_>,
     strategy: &Strategy,
-    memory: Option<Bytes>,
+    demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Found, PlanError> {
-    let allowed = strategy.space.choices(problem);
+    let memory = demands.memory;
+    let mut allowed = strategy.space.choices(problem);
+    for wish in &demands.wishes {
+        wish.apply(problem, &mut allowed)?;
+    }
     let layers = problem.choices.len();
     let limited = memory.map(|limit| limited(problem, limit)).transpose()?;
     let network = limited.as_ref().unwrap_or(&problem.network);
@@ -86,7 +100,7 @@ fn attempt(
         return Ok(Found { choices, objective, bound: objective, stop_reason: StopReason::Exhausted });
     };
     let part = match strategy.space {
-        Space::All => None,
+        Space::All if demands.wishes.is_empty() => None,
         _ => Some(restrict(network, &allowed)?),
     };
     let network = part.as_ref().unwrap_or(network);
@@ -127,7 +141,7 @@ pub fn baseline_costs(
 ) -> Result<Vec<(&'static str, BaselineCost)>, PlanError> {
     baselines()
         .map(|baseline| {
-            let found = search(problem, baseline, None, control)?;
+            let found = search(problem, baseline, &Demands::default(), control)?;
             let costs = evaluate(problem, &found.choices)?;
             let cost = BaselineCost {
                 step_seconds: seconds(found.objective),
@@ -145,14 +159,23 @@ pub fn baseline_costs(
 pub fn plan(
     problem: &Problem<'_>,
     strategy: &Strategy,
-    memory: Option<Bytes>,
+    demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Plan, PlanError> {
-    let found = search(problem, strategy, memory, control)?;
+    let found = search(problem, strategy, demands, control)?;
     let costs = evaluate(problem, &found.choices)?;
     let baselines = baseline_costs(problem, control)?;
     let mut plan = describe(problem, strategy, control.seed, &found, &costs, baselines);
-    plan.memory_limit_bytes = memory.map(|limit| limit.0);
+    plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
+    if !demands.wishes.is_empty() {
+        let free = Demands { wishes: Vec::new(), ..demands.clone() };
+        let without = search(problem, strategy, &free, control)?;
+        plan.warnings.push(format!(
+            "the wishes cost {:.3} ms per step: without them it would take {:.3} ms",
+            seconds(found.objective - without.objective) * 1e3,
+            seconds(without.objective) * 1e3
+        ));
+    }
     Ok(plan)
 }
 

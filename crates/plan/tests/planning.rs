@@ -8,7 +8,7 @@ use shardwright_graph::{
     train,
 };
 use shardwright_machine::{Bytes, Seconds, builtin};
-use shardwright_plan::{Plan, PlanError, Problem, evaluate, limited, plan, search, strategy};
+use shardwright_plan::{Demands, Plan, PlanError, Problem, Wish, evaluate, limited, plan, search, strategy};
 use shardwright_search::{Control, registry};
 
 const INIT: Init = Init::Normal(Real(1.0));
@@ -47,7 +47,8 @@ fn picoseconds(seconds: Seconds) -> i64 {
 fn data_parallel_mlp_on_two_devices_costs_what_it_does_by_hand() {
     let (graph, machine) = (mlp(), builtin("flat:2").unwrap());
     let problem = Problem::new(&graph, &machine, None).unwrap();
-    let found = search(&problem, strategy::find("data").unwrap(), None, &Control::new()).unwrap();
+    let found =
+        search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
     let device = machine.slowest();
     let times = OperatorTimes::new(&device, None).unwrap();
     let time = |op: Op, inputs: &[&[u64]]| {
@@ -119,7 +120,7 @@ fn column_then_row_needs_one_sum_forwards_and_none_for_weights() {
 fn a_plan_survives_its_json_and_other_versions_are_refused() {
     let (graph, machine) = (mlp(), builtin("flat:4").unwrap());
     let problem = Problem::new(&graph, &machine, None).unwrap();
-    let plan = plan(&problem, strategy::find("auto").unwrap(), None, &Control::new()).unwrap();
+    let plan = plan(&problem, strategy::find("auto").unwrap(), &Demands::default(), &Control::new()).unwrap();
     assert_eq!(Plan::from_json(plan.to_json().as_bytes()), Ok(plan.clone()));
     assert_eq!(plan.ops.len(), graph.ops.len());
     let other = plan.to_json().replacen("\"format_version\": 1", "\"format_version\": 9", 1);
@@ -181,10 +182,10 @@ proptest! {
         let machine = builtin(machine).unwrap();
         let problem = Problem::new(&graph, &machine, None).unwrap();
         let control = Control::new();
-        let exact = search(&problem, strategy::find("exact").unwrap(), None, &control).unwrap();
+        let exact = search(&problem, strategy::find("exact").unwrap(), &Demands::default(), &control).unwrap();
         prop_assert_eq!(exact.objective, exact.bound, "proved");
         for strategy in strategy::STRATEGIES {
-            let other = search(&problem, strategy, None, &control).unwrap();
+            let other = search(&problem, strategy, &Demands::default(), &control).unwrap();
             prop_assert!(exact.objective <= other.objective, "{}", strategy.name);
             let costs = evaluate(&problem, &other.choices).unwrap();
             prop_assert_eq!(costs.compute() + costs.comm(), other.objective, "{}", strategy.name);
@@ -197,6 +198,10 @@ proptest! {
     }
 }
 
+fn holding(memory: Bytes) -> Demands {
+    Demands { memory: Some(memory), ..Demands::default() }
+}
+
 #[test]
 fn a_memory_limit_is_kept_at_the_least_cost_and_an_impossible_one_says_what_would_do() {
     let mut b = GraphBuilder::new("wide");
@@ -207,24 +212,24 @@ fn a_memory_limit_is_kept_at_the_least_cost_and_an_impossible_one_says_what_woul
     let problem = Problem::new(&graph, &machine, None).unwrap();
     let control = Control::new().iteration_limit(1000);
     let exact = strategy::find("exact").unwrap();
-    let free = search(&problem, exact, None, &control).unwrap();
+    let free = search(&problem, exact, &Demands::default(), &control).unwrap();
     let peak = |choices: &[u32]| evaluate(&problem, choices).unwrap().peak_memory;
     // Without a limit worth the name the plan is the same.
-    let same = search(&problem, exact, Some(peak(&free.choices)), &control).unwrap();
+    let same = search(&problem, exact, &holding(peak(&free.choices)), &control).unwrap();
     assert_eq!(same.objective, free.objective);
     let Err(PlanError::DoesNotFit { least: Some(least), .. }) =
-        search(&problem, exact, Some(Bytes(1000)), &control)
+        search(&problem, exact, &holding(Bytes(1000)), &control)
     else {
         panic!("nothing fits into 1000 bytes")
     };
     // What is said to do does.
-    let tight = search(&problem, exact, Some(Bytes(least)), &control).unwrap();
+    let tight = search(&problem, exact, &holding(Bytes(least)), &control).unwrap();
     assert!(peak(&tight.choices) <= Bytes(least));
     assert!(tight.objective >= free.objective);
     // Data parallelism repeats the weights on every device.
-    let data = search(&problem, strategy::find("data").unwrap(), None, &control).unwrap();
+    let data = search(&problem, strategy::find("data").unwrap(), &Demands::default(), &control).unwrap();
     assert!(peak(&data.choices) > Bytes(least));
-    assert!(search(&problem, strategy::find("data").unwrap(), Some(Bytes(least)), &control).is_err());
+    assert!(search(&problem, strategy::find("data").unwrap(), &holding(Bytes(least)), &control).is_err());
 }
 
 proptest! {
@@ -252,4 +257,29 @@ proptest! {
         prop_assert!(solve(peak));
         prop_assert!(!solve(peak - 1));
     }
+}
+
+#[test]
+fn wishes_are_granted_at_the_least_cost_and_priced_or_refused_with_a_reason() {
+    let (graph, machine) = (mlp(), builtin("flat:4").unwrap());
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let (auto, control) = (strategy::find("auto").unwrap(), Control::new());
+    let wishing = |text: &str| {
+        let demands = Demands { wishes: vec![Wish::parse(text).unwrap()], ..Demands::default() };
+        plan(&problem, auto, &demands, &control)
+    };
+    let free = plan(&problem, auto, &Demands::default(), &control).unwrap();
+    let kept = wishing("fc?=o2,n2").unwrap();
+    let configs: Vec<_> =
+        kept.layers.iter().filter(|l| l.name.starts_with("fc")).map(|l| l.config.as_str()).collect();
+    assert_eq!(configs, ["n2·o2", "n2·o2"]);
+    assert!(kept.objective >= free.objective && kept.proved_optimal);
+    assert!(kept.warnings.iter().any(|w| w.contains("the wishes cost")));
+    let refused = |text: &str| wishing(text).unwrap_err().to_string();
+    assert!(
+        refused("fc1=o64").contains("layer `fc1` cannot be split so; it can be"),
+        "{}",
+        refused("fc1=o64")
+    );
+    assert!(refused("conv*=n4").contains("no layer has such a name"));
 }

@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
                 proved_optimal: false,
                 failure: None,
             };
-            match search(&problem, strategy, args.planning.memory, &control) {
+            match search(&problem, strategy, &args.planning.demands(), &control) {
                 Ok(found) => {
                     row.search_seconds = start.elapsed().as_secs_f64();
                     let costs = evaluate(&problem, &found.choices)?;

@@ -73,7 +73,7 @@ fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
     let control = planning.control(&request);
     planning.on_threads(|| {
         let problem = request.problem()?;
-        let mut plan = plan(&problem, strategy, planning.memory, &control)?;
+        let mut plan = plan(&problem, strategy, &planning.demands(), &control)?;
         plan.search_seconds = request.elapsed();
         Ok(plan)
     })?
