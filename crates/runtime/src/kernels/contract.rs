@@ -5,7 +5,7 @@
 //! whose letters lie behind each other in both tensors becomes one matrix dimension; nothing is copied.
 
 use super::{
-    Context, Kernel, KernelError,
+    Context, Kernel, Result,
     gemm::{Matrix, gemm_few_rows},
     loops::{Loop, count, for_each_index},
     read, write,
@@ -23,7 +23,7 @@ impl Kernel for Contract {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let result_shape = outputs[0].shape;
         let c = write::<T>(&mut outputs[0])?;
         let a = read::<T>(&inputs[0])?;

@@ -6,7 +6,7 @@
 //! `u` and nothing is copied. Groups of one or two channels are done directly.
 
 use super::{
-    Context, Kernel, KernelError, conv_direct,
+    Context, Kernel, KernelError, Result, conv_direct,
     gemm::{Matrix, gemm},
     read,
     unfold::{Tile, fold, parts, unfold},
@@ -38,7 +38,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    fn new(geometry: &ConvGeometry, x: &[u64], w: &[u64], y: &[u64]) -> Result<Self, KernelError> {
+    fn new(geometry: &ConvGeometry, x: &[u64], w: &[u64], y: &[u64]) -> Result<Self> {
         let slides = geometry.slides(&w[2..]).map_err(|e| KernelError::BadValue(e.to_string()))?;
         let windows = Windows::new(&slides, &x[2..], &y[2..]);
         let groups = geometry.groups as usize;
@@ -148,7 +148,7 @@ impl Kernel for Conv {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let sizes = Sizes::new(&self.geometry, inputs[0].shape, inputs[1].shape, outputs[0].shape)?;
         let (x, w) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let y = write::<T>(&mut outputs[0])?;
@@ -203,7 +203,7 @@ impl Kernel for ConvGradInput {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let sizes = Sizes::new(&self.geometry, outputs[0].shape, inputs[1].shape, inputs[0].shape)?;
         let (dy, w) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let dx = write::<T>(&mut outputs[0])?;
@@ -267,7 +267,7 @@ impl Kernel for ConvGradWeight {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let sizes = Sizes::new(&self.geometry, inputs[0].shape, outputs[0].shape, inputs[1].shape)?;
         let (x, dy) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let dw = write::<T>(&mut outputs[0])?;

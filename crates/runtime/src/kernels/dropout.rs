@@ -1,6 +1,6 @@
 //! Kernel of dropout: a counter-based hash of (seed, step, global position) decides each element.
 
-use super::{Context, Kernel, KernelError, read, vector::vectorised, write};
+use super::{Context, Kernel, Result, read, vector::vectorised, write};
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::Dropout;
 use smallvec::SmallVec;
@@ -36,7 +36,7 @@ fn mask<T: Float>(op: &Dropout, step: u64, at: u64, x: &[T], y: &mut [T]) {
         let key = spread(spread(spread(op.seed) ^ step) ^ high);
         let (first, second) = (key as u32, (key >> 32) as u32);
         let (x, y) = (&x[done..done + count], &mut y[done..done + count]);
-        vectorised(|| {
+        vectorised!({
             for (i, (y, &x)) in y.iter_mut().zip(x).enumerate() {
                 let random = mix(mix(low.wrapping_add(i as u32) ^ first) ^ second);
                 *y = if random >= threshold { x * scale } else { T::ZERO };
@@ -53,7 +53,7 @@ impl Kernel for Dropout {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let shape = inputs[0].shape;
         let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
         let mut strides: SmallVec<[u64; 6]> = SmallVec::from_elem(1, shape.len());

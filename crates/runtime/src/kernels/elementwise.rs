@@ -1,6 +1,9 @@
 //! Kernels of the element-wise ops: unary, binary, compare, select, cast, fill, iota.
 
-use super::{Context, Kernel, KernelError, loops::count, read, vector::vectorised, write};
+use super::{
+    Context, Kernel, KernelError, Result, loops::count, movement::with_same_type, read, vector::vectorised,
+    write,
+};
 use crate::tensor::{Element, Elements, ElementsMut, Float, View, ViewMut};
 use half::{bf16, f16};
 use shardwright_graph::{
@@ -8,8 +11,6 @@ use shardwright_graph::{
     ops::{Binary, BinaryFn, Cast, Compare, CompareFn, Fill, Iota, Select, Unary, UnaryFn, UnaryGrad},
 };
 use smallvec::SmallVec;
-
-type Result = std::result::Result<(), KernelError>;
 
 #[inline(always)]
 pub(crate) fn sigmoid<T: Float>(x: T) -> T {
@@ -33,66 +34,73 @@ fn gelu_tanh<T: Float>(x: T) -> (T, T) {
     (inner.tanh(), c * (T::ONE + T::from_f64(3.0) * k * x * x))
 }
 
-#[inline(always)]
-fn map<T: Element, U: Element>(x: &[T], y: &mut [U], f: impl Fn(T) -> U) {
-    vectorised(|| {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = f(x);
-        }
-    });
+/// `y = f(x)` for every element. A macro, since only what is written out in the loop is sure to be inlined:
+/// see [`vectorised`].
+macro_rules! map {
+    ($from:expr, $to:expr, |$x:ident| $f:expr) => {{
+        let (from, to) = ($from, $to);
+        vectorised!({
+            for (to, &$x) in to.iter_mut().zip(from) {
+                *to = $f;
+            }
+        });
+    }};
+}
+
+/// `z = f(x, y)` for every element.
+macro_rules! map2 {
+    ($first:expr, $second:expr, $to:expr, |$x:ident, $y:ident| $f:expr) => {{
+        let (first, second, to) = ($first, $second, $to);
+        vectorised!({
+            for ((to, &$x), &$y) in to.iter_mut().zip(first).zip(second) {
+                *to = $f;
+            }
+        });
+    }};
 }
 
 impl Kernel for Unary {
     fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         if self.f == UnaryFn::Not {
-            map(read::<u8>(&inputs[0])?, write::<u8>(&mut outputs[0])?, |x| 1 - x.min(1));
+            map!(read::<u8>(&inputs[0])?, write::<u8>(&mut outputs[0])?, |x| 1 - x.min(1));
             return Ok(());
         }
         let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
         let half = T::from_f64(0.5);
         match self.f {
-            UnaryFn::Abs => map(x, y, |x| x.abs()),
+            UnaryFn::Abs => map!(x, y, |x| x.abs()),
             UnaryFn::Affine { scale, shift } => {
                 let (a, b) = (T::from_f64(scale.0), T::from_f64(shift.0));
-                map(x, y, |x| a * x + b);
+                map!(x, y, |x| a * x + b);
             }
-            UnaryFn::Cos => map(x, y, |x| x.cos()),
-            UnaryFn::Erf => map(x, y, |x| x.erf()),
-            UnaryFn::Exp => map(x, y, |x| x.exp()),
-            UnaryFn::Gelu => map(x, y, |x| x * normal(x).0),
-            UnaryFn::GeluTanh => map(x, y, |x| half * x * (T::ONE + gelu_tanh(x).0)),
+            UnaryFn::Cos => map!(x, y, |x| x.cos()),
+            UnaryFn::Erf => map!(x, y, |x| x.erf()),
+            UnaryFn::Exp => map!(x, y, |x| x.exp()),
+            UnaryFn::Gelu => map!(x, y, |x| x * normal(x).0),
+            UnaryFn::GeluTanh => map!(x, y, |x| half * x * (T::ONE + gelu_tanh(x).0)),
             UnaryFn::LeakyRelu(slope) => {
                 let slope = T::from_f64(slope.0);
-                map(x, y, |x| if x > T::ZERO { x } else { slope * x });
+                map!(x, y, |x| if x > T::ZERO { x } else { slope * x });
             }
-            UnaryFn::Log => map(x, y, |x| x.ln()),
-            UnaryFn::Neg => map(x, y, |x| -x),
+            UnaryFn::Log => map!(x, y, |x| x.ln()),
+            UnaryFn::Neg => map!(x, y, |x| -x),
             UnaryFn::Not => {}
             UnaryFn::Power(p) => {
                 let p = T::from_f64(p.0);
-                map(x, y, |x| x.powf(p));
+                map!(x, y, |x| x.powf(p));
             }
-            UnaryFn::Reciprocal => map(x, y, |x| T::ONE / x),
-            UnaryFn::Relu => map(x, y, |x| if x > T::ZERO { x } else { T::ZERO }),
-            UnaryFn::Rsqrt => map(x, y, |x| T::ONE / x.sqrt()),
-            UnaryFn::Sigmoid => map(x, y, sigmoid),
-            UnaryFn::Silu => map(x, y, |x| x * sigmoid(x)),
-            UnaryFn::Sin => map(x, y, |x| x.sin()),
-            UnaryFn::Sqrt => map(x, y, |x| x.sqrt()),
-            UnaryFn::Square => map(x, y, |x| x * x),
-            UnaryFn::Tanh => map(x, y, |x| x.tanh()),
+            UnaryFn::Reciprocal => map!(x, y, |x| T::ONE / x),
+            UnaryFn::Relu => map!(x, y, |x| if x > T::ZERO { x } else { T::ZERO }),
+            UnaryFn::Rsqrt => map!(x, y, |x| T::ONE / x.sqrt()),
+            UnaryFn::Sigmoid => map!(x, y, |x| sigmoid(x)),
+            UnaryFn::Silu => map!(x, y, |x| x * sigmoid(x)),
+            UnaryFn::Sin => map!(x, y, |x| x.sin()),
+            UnaryFn::Sqrt => map!(x, y, |x| x.sqrt()),
+            UnaryFn::Square => map!(x, y, |x| x * x),
+            UnaryFn::Tanh => map!(x, y, |x| x.tanh()),
         }
         Ok(())
     }
-}
-
-#[inline(always)]
-fn map2<T: Element, U: Element, V: Element>(x: &[T], y: &[U], z: &mut [V], f: impl Fn(T, U) -> V) {
-    vectorised(|| {
-        for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
-            *z = f(x, y);
-        }
-    });
 }
 
 impl Kernel for UnaryGrad {
@@ -101,48 +109,48 @@ impl Kernel for UnaryGrad {
         let dx = write::<T>(&mut outputs[0])?;
         let half = T::from_f64(0.5);
         match self.f {
-            UnaryFn::Abs => map2(s, dy, dx, |x, g| if x < T::ZERO { -g } else { g }),
+            UnaryFn::Abs => map2!(s, dy, dx, |x, g| if x < T::ZERO { -g } else { g }),
             UnaryFn::Affine { scale, .. } => {
                 let a = T::from_f64(scale.0);
-                map(dy, dx, |g| a * g);
+                map!(dy, dx, |g| a * g);
             }
-            UnaryFn::Cos => map2(s, dy, dx, |x, g| -g * x.sin()),
+            UnaryFn::Cos => map2!(s, dy, dx, |x, g| -g * x.sin()),
             UnaryFn::Erf => {
                 let c = T::from_f64(std::f64::consts::FRAC_2_SQRT_PI);
-                map2(s, dy, dx, |x, g| g * c * (-(x * x)).exp());
+                map2!(s, dy, dx, |x, g| g * c * (-(x * x)).exp());
             }
-            UnaryFn::Exp => map2(s, dy, dx, |y, g| g * y),
-            UnaryFn::Gelu => map2(s, dy, dx, |x, g| {
+            UnaryFn::Exp => map2!(s, dy, dx, |y, g| g * y),
+            UnaryFn::Gelu => map2!(s, dy, dx, |x, g| {
                 let (cdf, pdf) = normal(x);
                 g * (cdf + x * pdf)
             }),
-            UnaryFn::GeluTanh => map2(s, dy, dx, |x, g| {
+            UnaryFn::GeluTanh => map2!(s, dy, dx, |x, g| {
                 let (t, slope) = gelu_tanh(x);
                 g * half * (T::ONE + t + x * (T::ONE - t * t) * slope)
             }),
             UnaryFn::LeakyRelu(slope) => {
                 let slope = T::from_f64(slope.0);
-                map2(s, dy, dx, |x, g| if x > T::ZERO { g } else { slope * g });
+                map2!(s, dy, dx, |x, g| if x > T::ZERO { g } else { slope * g });
             }
-            UnaryFn::Log => map2(s, dy, dx, |x, g| g / x),
-            UnaryFn::Neg => map(dy, dx, |g| -g),
-            UnaryFn::Not => map(dy, dx, |_| T::ZERO),
+            UnaryFn::Log => map2!(s, dy, dx, |x, g| g / x),
+            UnaryFn::Neg => map!(dy, dx, |g| -g),
+            UnaryFn::Not => dx.fill(T::ZERO),
             UnaryFn::Power(p) => {
                 let (p, q) = (T::from_f64(p.0), T::from_f64(p.0 - 1.0));
-                map2(s, dy, dx, |x, g| g * p * x.powf(q));
+                map2!(s, dy, dx, |x, g| g * p * x.powf(q));
             }
-            UnaryFn::Reciprocal => map2(s, dy, dx, |y, g| -g * y * y),
-            UnaryFn::Relu => map2(s, dy, dx, |y, g| if y > T::ZERO { g } else { T::ZERO }),
-            UnaryFn::Rsqrt => map2(s, dy, dx, |y, g| -half * g * y * y * y),
-            UnaryFn::Sigmoid => map2(s, dy, dx, |y, g| g * y * (T::ONE - y)),
-            UnaryFn::Silu => map2(s, dy, dx, |x, g| {
+            UnaryFn::Reciprocal => map2!(s, dy, dx, |y, g| -g * y * y),
+            UnaryFn::Relu => map2!(s, dy, dx, |y, g| if y > T::ZERO { g } else { T::ZERO }),
+            UnaryFn::Rsqrt => map2!(s, dy, dx, |y, g| -half * g * y * y * y),
+            UnaryFn::Sigmoid => map2!(s, dy, dx, |y, g| g * y * (T::ONE - y)),
+            UnaryFn::Silu => map2!(s, dy, dx, |x, g| {
                 let y = sigmoid(x);
                 g * y * (T::ONE + x * (T::ONE - y))
             }),
-            UnaryFn::Sin => map2(s, dy, dx, |x, g| g * x.cos()),
-            UnaryFn::Sqrt => map2(s, dy, dx, |y, g| half * g / y),
-            UnaryFn::Square => map2(s, dy, dx, |x, g| g * (x + x)),
-            UnaryFn::Tanh => map2(s, dy, dx, |y, g| g * (T::ONE - y * y)),
+            UnaryFn::Sin => map2!(s, dy, dx, |x, g| g * x.cos()),
+            UnaryFn::Sqrt => map2!(s, dy, dx, |y, g| half * g / y),
+            UnaryFn::Square => map2!(s, dy, dx, |x, g| g * (x + x)),
+            UnaryFn::Tanh => map2!(s, dy, dx, |y, g| g * (T::ONE - y * y)),
         }
         Ok(())
     }
@@ -200,7 +208,7 @@ fn broadcast2<T: Element, V: Element>(
     let shape = output.shape;
     let z = write::<V>(output)?;
     if inputs[0].shape == shape && inputs[1].shape == shape {
-        map2(x, y, z, f);
+        map2!(x, y, z, |x, y| f(x, y));
         return Ok(());
     }
     let row = shape.last().map_or(1, |&n| n as usize);
@@ -208,9 +216,15 @@ fn broadcast2<T: Element, V: Element>(
         let z = &mut z[at..at + row];
         match (di, dj) {
             (0, 0) => z.fill(f(x[i], y[j])),
-            (0, _) => map(&y[j..j + row], z, |y| f(x[i], y)),
-            (_, 0) => map(&x[i..i + row], z, |x| f(x, y[j])),
-            _ => map2(&x[i..i + row], &y[j..j + row], z, &f),
+            (0, _) => {
+                let x = x[i];
+                map!(&y[j..j + row], z, |y| f(x, y));
+            }
+            (_, 0) => {
+                let y = y[j];
+                map!(&x[i..i + row], z, |x| f(x, y));
+            }
+            _ => map2!(&x[i..i + row], &y[j..j + row], z, |x, y| f(x, y)),
         }
     });
     Ok(())
@@ -294,12 +308,11 @@ impl Kernel for Compare {
 }
 
 impl Kernel for Select {
+    const TAKES_NARROW: bool = true;
+
     fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
-        fn select<E: Element>(inputs: &[View<'_>], z: &mut ViewMut<'_>) -> Result {
-            let condition = read::<u8>(&inputs[0])?;
-            let (x, y) = (read::<E>(&inputs[1])?, read::<E>(&inputs[2])?);
-            let shape = z.shape;
-            let z = write::<E>(z)?;
+        fn select<E: Element>(inputs: &[View<'_>], x: &[E], shape: &[u64], z: &mut [E]) -> Result {
+            let (condition, y) = (read::<u8>(&inputs[0])?, read::<E>(&inputs[2])?);
             let row = shape.last().map_or(1, |&n| n as usize);
             for_rows(
                 shape,
@@ -312,38 +325,38 @@ impl Kernel for Select {
             );
             Ok(())
         }
-        let z = &mut outputs[0];
-        match inputs[1].data.dtype() {
-            DType::Bool => select::<u8>(inputs, z),
-            DType::I32 => select::<i32>(inputs, z),
-            DType::I64 => select::<i64>(inputs, z),
-            _ => select::<T>(inputs, z),
-        }
+        let ViewMut { shape, data } = &mut outputs[0];
+        with_same_type!(inputs[1].data, data, |x, z| select(inputs, x, shape, z)?);
+        Ok(())
     }
 }
 
 impl Kernel for Cast {
+    const TAKES_NARROW: bool = true;
+
     fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
+        // 16-bit floats go through `f32` either way, as they do around every other kernel.
         macro_rules! to {
-            ($x:expr) => {
+            ($from:expr, |$x:ident| $wide:expr) => {
                 match &mut outputs[0].data {
-                    ElementsMut::F32(y) => map($x, y, |x| x as f32),
-                    ElementsMut::F64(y) => map($x, y, |x| x as f64),
-                    ElementsMut::I32(y) => map($x, y, |x| x as i32),
-                    ElementsMut::I64(y) => map($x, y, |x| x as i64),
-                    ElementsMut::Bool(y) => map($x, y, |x| u8::from(x as f64 != 0.0)),
-                    // 16-bit floats are widened before any kernel runs.
-                    ElementsMut::Bf16(_) | ElementsMut::F16(_) => {}
+                    ElementsMut::F32(y) => map!($from, y, |$x| $wide as f32),
+                    ElementsMut::F64(y) => map!($from, y, |$x| $wide as f64),
+                    ElementsMut::Bf16(y) => map!($from, y, |$x| bf16::from_f32($wide as f32)),
+                    ElementsMut::F16(y) => map!($from, y, |$x| f16::from_f32($wide as f32)),
+                    ElementsMut::I32(y) => map!($from, y, |$x| $wide as i32),
+                    ElementsMut::I64(y) => map!($from, y, |$x| $wide as i64),
+                    ElementsMut::Bool(y) => map!($from, y, |$x| u8::from($wide as f64 != 0.0)),
                 }
             };
         }
         match inputs[0].data {
-            Elements::F32(x) => to!(x),
-            Elements::F64(x) => to!(x),
-            Elements::I32(x) => to!(x),
-            Elements::I64(x) => to!(x),
-            Elements::Bool(x) => to!(x),
-            Elements::Bf16(_) | Elements::F16(_) => {}
+            Elements::F32(x) => to!(x, |x| x),
+            Elements::F64(x) => to!(x, |x| x),
+            Elements::Bf16(x) => to!(x, |x| x.to_f32()),
+            Elements::F16(x) => to!(x, |x| x.to_f32()),
+            Elements::I32(x) => to!(x, |x| x),
+            Elements::I64(x) => to!(x, |x| x),
+            Elements::Bool(x) => to!(x, |x| x),
         }
         Ok(())
     }
@@ -363,6 +376,8 @@ pub(crate) fn fill(y: &mut ElementsMut<'_>, value: f64) {
 }
 
 impl Kernel for Fill {
+    const TAKES_NARROW: bool = true;
+
     fn run<T: Float>(&self, _: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         fill(&mut outputs[0].data, self.value.0);
         Ok(())

@@ -1,46 +1,53 @@
 //! Kernels of the ops that look up ids: gather, scatter-add, one-hot.
 
-use super::{Context, Kernel, KernelError, Scratch, loops::count, movement::with_same_type, write};
+use super::{Context, Kernel, KernelError, Result, Scratch, loops::count, movement::with_same_type, write};
 use crate::tensor::{Element, Elements, ElementsMut, Float, View, ViewMut};
 use half::{bf16, f16};
 use shardwright_graph::ops::{Gather, OneHot, ScatterAdd};
 
 /// Marks an id that belongs to another part of a split table.
-const ELSEWHERE: u64 = u64::MAX;
+pub(crate) const ELSEWHERE: u64 = u64::MAX;
 
-fn not_ids(view: &View<'_>) -> KernelError {
-    KernelError::BadValue(format!("ids must be i32 or i64, not {}", view.data.dtype()))
+/// Runs a function on ids as `i64`s, one after the other, whichever of the two types they have.
+macro_rules! with_ids {
+    ($view:expr, |$ids:ident| $body:expr) => {
+        match $view.data {
+            $crate::tensor::Elements::I32(ids) => {
+                let $ids = ids.iter().map(|&id| i64::from(id));
+                $body
+            }
+            $crate::tensor::Elements::I64(ids) => {
+                let $ids = ids.iter().copied();
+                $body
+            }
+            other => {
+                let found = other.dtype();
+                let reason = format!("ids and labels must be i32 or i64, not {found}");
+                return Err($crate::kernels::KernelError::BadValue(reason));
+            }
+        }
+    };
 }
 
 /// The local row of each id of a table that holds `rows` rows from `base` on, out of `extent`; an id of
 /// another part is [`ELSEWHERE`].
-fn local_rows<'a>(
+pub(crate) fn local_rows<'a>(
     ids: &View<'_>,
     [base, rows, extent]: [u64; 3],
     scratch: &'a mut Scratch,
-) -> Result<&'a [u64], KernelError> {
-    fn locate<I: Copy + Into<i64>>(
-        ids: &[I],
-        [base, rows, extent]: [u64; 3],
-        local: &mut [u64],
-    ) -> Result<(), KernelError> {
-        for (local, &id) in local.iter_mut().zip(ids) {
-            let id: i64 = id.into();
+) -> Result<&'a [u64]> {
+    let local = scratch.take::<u64>(count(ids.shape));
+    with_ids!(ids, |ids| {
+        for (place, (local, id)) in local.iter_mut().zip(ids).enumerate() {
             // A negative id becomes larger than any extent.
             if id as u64 >= extent {
-                return Err(KernelError::BadValue(format!("id {id} is outside 0..{extent}")));
+                let reason = format!("id {id} at place {place} is outside 0..{extent}");
+                return Err(KernelError::BadValue(reason));
             }
             let row = (id as u64).wrapping_sub(base);
             *local = if row < rows { row } else { ELSEWHERE };
         }
-        Ok(())
-    }
-    let local = scratch.take::<u64>(count(ids.shape));
-    match ids.data {
-        Elements::I32(ids) => locate(ids, [base, rows, extent], local)?,
-        Elements::I64(ids) => locate(ids, [base, rows, extent], local)?,
-        _ => return Err(not_ids(ids)),
-    }
+    });
     Ok(local)
 }
 
@@ -59,12 +66,14 @@ fn gather<E: Element>(table: &[E], y: &mut [E], local: &[u64], rows: usize, inne
 }
 
 impl Kernel for Gather {
+    const TAKES_NARROW: bool = true;
+
     fn run<T: Float>(
         &self,
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let (table, ids) = (&inputs[0], &inputs[1]);
         let rows = table.shape[self.axis];
         let inner = count(&table.shape[self.axis + 1..]);
@@ -80,7 +89,7 @@ impl Kernel for ScatterAdd {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let (ids, dy) = (&inputs[0], &inputs[1]);
         let rows = self.rows as usize;
         let inner = count(&dy.shape[self.axis + ids.shape.len()..]);
@@ -102,38 +111,28 @@ impl Kernel for ScatterAdd {
 }
 
 impl Kernel for OneHot {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
-        fn mark<I: Copy + Into<i64>, E: Element>(ids: &[I], y: &mut [E], op: &OneHot, one: E) {
+    const TAKES_NARROW: bool = true;
+
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
+        fn mark<E: Element>(ids: impl Iterator<Item = i64>, y: &mut [E], op: &OneHot, one: E) {
             y.fill(E::default());
-            for (row, &id) in y.chunks_exact_mut(op.depth as usize).zip(ids) {
+            for (row, id) in y.chunks_exact_mut(op.depth as usize).zip(ids) {
                 // A negative id becomes larger than any depth.
-                let position = (id.into() as u64).wrapping_sub(op.base);
+                let position = (id as u64).wrapping_sub(op.base);
                 if position < op.depth {
                     row[position as usize] = one;
                 }
             }
         }
-        fn rows<I: Copy + Into<i64>>(ids: &[I], y: &mut ElementsMut<'_>, op: &OneHot) {
-            match y {
-                ElementsMut::F32(y) => mark(ids, y, op, 1.0),
-                ElementsMut::F64(y) => mark(ids, y, op, 1.0),
-                ElementsMut::Bf16(y) => mark(ids, y, op, bf16::ONE),
-                ElementsMut::F16(y) => mark(ids, y, op, f16::ONE),
-                ElementsMut::I32(y) => mark(ids, y, op, 1),
-                ElementsMut::I64(y) => mark(ids, y, op, 1),
-                ElementsMut::Bool(y) => mark(ids, y, op, 1),
-            }
-        }
-        match inputs[0].data {
-            Elements::I32(ids) => rows(ids, &mut outputs[0].data, self),
-            Elements::I64(ids) => rows(ids, &mut outputs[0].data, self),
-            _ => return Err(not_ids(&inputs[0])),
-        }
+        with_ids!(inputs[0], |ids| match &mut outputs[0].data {
+            ElementsMut::F32(y) => mark(ids, y, self, 1.0),
+            ElementsMut::F64(y) => mark(ids, y, self, 1.0),
+            ElementsMut::Bf16(y) => mark(ids, y, self, bf16::ONE),
+            ElementsMut::F16(y) => mark(ids, y, self, f16::ONE),
+            ElementsMut::I32(y) => mark(ids, y, self, 1),
+            ElementsMut::I64(y) => mark(ids, y, self, 1),
+            ElementsMut::Bool(y) => mark(ids, y, self, 1),
+        });
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Kernels of the LSTM: one matrix product per time step for all gates, one fused loop for gates and states.
 
 use super::{
-    Context, Kernel, KernelError,
+    Context, Kernel, KernelError, Result,
     elementwise::sigmoid,
     gemm::{Matrix, gemm, gemm_few_rows},
     read, write,
@@ -47,7 +47,7 @@ impl Kernel for Lstm {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let Sizes { t, b, k, h } = Sizes::of(&inputs[0], &inputs[1]);
         let [gx, u] = [read::<T>(&inputs[0])?, read::<T>(&inputs[1])?];
         let [h0, c0] = [read::<T>(&inputs[2])?, read::<T>(&inputs[3])?];
@@ -102,7 +102,7 @@ impl Kernel for LstmGrad {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let Sizes { t, b, k, h } = Sizes::of(&inputs[5], &inputs[0]);
         let [u, h0, c0] = [read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, read::<T>(&inputs[2])?];
         let [y, c, gates] = [read::<T>(&inputs[3])?, read::<T>(&inputs[4])?, read::<T>(&inputs[5])?];

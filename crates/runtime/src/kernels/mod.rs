@@ -29,9 +29,10 @@ mod unfold;
 mod vector;
 mod window;
 
+use self::vector::vectorised;
 use crate::tensor::{Element, Elements, ElementsMut, Float, Value, View, ViewMut};
-use half::{bf16, f16};
-use shardwright_graph::{DType, Op};
+use half::{bf16, slice::HalfFloatSliceExt};
+use shardwright_graph::{DType, Op, ops};
 
 /// Why a kernel could not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +41,9 @@ pub enum KernelError {
     #[error("{0}")]
     BadValue(String),
 }
+
+/// What kernels return.
+pub(crate) type Result<T = (), E = KernelError> = std::result::Result<T, E>;
 
 /// What kernels need besides their operands: the step number, and memory to work in.
 #[derive(Default)]
@@ -70,13 +74,17 @@ impl Scratch {
 /// The kernel of an op kind. `T` is the float type that the call computes in; other element types are
 /// taken from the views.
 pub(crate) trait Kernel {
+    /// Whether the kernel takes 16-bit floats as they are, as those that only move elements do. Others are
+    /// given `f32` instead.
+    const TAKES_NARROW: bool = false;
+
     /// Reads `inputs`, writes every element of `outputs`.
     fn run<T: Float>(
         &self,
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError>;
+    ) -> Result;
 }
 
 /// One line per op kind: all have their kernel by the [`Kernel`] trait.
@@ -87,8 +95,12 @@ macro_rules! kernels {
             inputs: &[View<'_>],
             outputs: &mut [ViewMut<'_>],
             context: &mut Context,
-        ) -> Result<(), KernelError> {
+        ) -> Result {
             match op { $(Op::$kind(op) => op.run::<T>(inputs, outputs, context)),* }
+        }
+
+        fn takes_narrow(op: &Op) -> bool {
+            match op { $(Op::$kind(_) => <ops::$kind as Kernel>::TAKES_NARROW),* }
         }
     };
 }
@@ -144,16 +156,11 @@ kernels! {
 }
 
 /// Runs one op: reads `inputs`, writes every element of `outputs`.
-pub fn run(
-    op: &Op,
-    inputs: &[View<'_>],
-    outputs: &mut [ViewMut<'_>],
-    context: &mut Context,
-) -> Result<(), KernelError> {
+pub fn run(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], context: &mut Context) -> Result {
     let input_types = inputs.iter().map(|v| v.data.dtype());
     let mut types = outputs.iter().map(|v| v.data.dtype()).chain(input_types);
     let narrow = |dtype: DType| matches!(dtype, DType::Bf16 | DType::F16);
-    if types.clone().any(narrow) {
+    if types.clone().any(narrow) && !takes_narrow(op) {
         return run_widened(op, inputs, outputs, context);
     }
     match types.find(|d| d.is_float()) {
@@ -163,12 +170,7 @@ pub fn run(
 }
 
 /// Runs one op on 16-bit floats: widens them to `f32`, computes, rounds once at the end.
-fn run_widened(
-    op: &Op,
-    inputs: &[View<'_>],
-    outputs: &mut [ViewMut<'_>],
-    context: &mut Context,
-) -> Result<(), KernelError> {
+fn run_widened(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], context: &mut Context) -> Result {
     let wide_inputs: Vec<Option<Vec<f32>>> = inputs.iter().map(|v| widen(v.data)).collect();
     let views: Vec<View<'_>> = inputs
         .iter()
@@ -199,8 +201,10 @@ fn run_widened(
     for (v, wide) in outputs.iter_mut().zip(wide_outputs) {
         let Some(wide) = wide else { continue };
         match &mut v.data {
-            ElementsMut::Bf16(x) => x.iter_mut().zip(wide).for_each(|(x, w)| *x = bf16::from_f32(w)),
-            ElementsMut::F16(x) => x.iter_mut().zip(wide).for_each(|(x, w)| *x = f16::from_f32(w)),
+            ElementsMut::Bf16(x) => vectorised!({
+                x.iter_mut().zip(&wide).for_each(|(x, &w)| *x = bf16::from_f32(w));
+            }),
+            ElementsMut::F16(x) => x.convert_from_f32_slice(&wide),
             _ => {}
         }
     }
@@ -209,19 +213,23 @@ fn run_widened(
 
 fn widen(data: Elements<'_>) -> Option<Vec<f32>> {
     match data {
-        Elements::Bf16(x) => Some(x.iter().map(|v| v.to_f32()).collect()),
-        Elements::F16(x) => Some(x.iter().map(|v| v.to_f32()).collect()),
+        Elements::Bf16(x) => Some(vectorised!(x.iter().map(|v| v.to_f32()).collect())),
+        Elements::F16(x) => {
+            let mut wide = vec![0.0; x.len()];
+            x.convert_to_f32_slice(&mut wide);
+            Some(wide)
+        }
         _ => None,
     }
 }
 
 /// The elements of a view as `E`.
-pub(crate) fn read<'a, E: Element>(view: &View<'a>) -> Result<&'a [E], KernelError> {
+pub(crate) fn read<'a, E: Element>(view: &View<'a>) -> Result<&'a [E]> {
     E::of(view.data).ok_or_else(|| mismatch::<E>(view.data.dtype()))
 }
 
 /// The elements of a view as `E`, to be written.
-pub(crate) fn write<'a, E: Element>(view: &'a mut ViewMut<'_>) -> Result<&'a mut [E], KernelError> {
+pub(crate) fn write<'a, E: Element>(view: &'a mut ViewMut<'_>) -> Result<&'a mut [E]> {
     let dtype = view.data.dtype();
     E::of_mut(&mut view.data).ok_or_else(|| mismatch::<E>(dtype))
 }
@@ -231,7 +239,7 @@ fn mismatch<E: Element>(found: DType) -> KernelError {
 }
 
 /// Runs one op on owned values; makes its outputs.
-pub fn evaluate(op: &Op, inputs: &[&Value], context: &mut Context) -> Result<Vec<Value>, KernelError> {
+pub fn evaluate(op: &Op, inputs: &[&Value], context: &mut Context) -> Result<Vec<Value>> {
     let types: Vec<_> = inputs.iter().map(|v| v.ty()).collect();
     let output_types = op.operator().infer(&types).map_err(|e| KernelError::BadValue(e.to_string()))?;
     let mut outputs: Vec<Value> = output_types.iter().map(Value::zeros).collect();

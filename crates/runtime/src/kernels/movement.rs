@@ -6,7 +6,7 @@
 //! and element by element otherwise.
 
 use super::{
-    KernelError,
+    Result,
     loops::{Loop, Loops, for_each_index},
 };
 use crate::tensor::{Element, Elements, ElementsMut};
@@ -23,7 +23,7 @@ macro_rules! with_same_type {
             (Elements::I32($a), ElementsMut::I32($b)) => $body,
             (Elements::I64($a), ElementsMut::I64($b)) => $body,
             (Elements::Bool($a), ElementsMut::Bool($b)) => $body,
-            _ => return Err(KernelError::BadValue("element types differ".into())),
+            _ => return Err($crate::kernels::KernelError::BadValue("element types differ".into())),
         }
     };
 }
@@ -64,7 +64,7 @@ impl Movement {
     }
 
     /// Moves the elements; both tensors must be of the same type.
-    pub fn run(&self, x: Elements<'_>, y: &mut ElementsMut<'_>) -> Result<(), KernelError> {
+    pub fn run(&self, x: Elements<'_>, y: &mut ElementsMut<'_>) -> Result {
         with_same_type!(x, y, |x, y| self.copy(x, y));
         Ok(())
     }

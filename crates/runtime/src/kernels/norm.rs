@@ -1,7 +1,7 @@
 //! Kernels of the norms, forward and backward; their loops are in [`super::norm_rows`].
 
 use super::{
-    Context, Kernel, KernelError,
+    Context, Kernel, KernelError, Result,
     norm_rows::{Layout, Operands, Point, map, sum_to_params, sum_to_stats, with_moving},
     read, write,
 };
@@ -45,7 +45,7 @@ impl Kernel for Variance {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let layout = Layout::new(inputs[0].shape, &self.axes, &[]);
         let x = read::<T>(&inputs[0])?;
         let y = write::<T>(&mut outputs[0])?;
@@ -76,7 +76,7 @@ struct Given<'a, T> {
 
 impl<'a, T: Float> Given<'a, T> {
     /// Reads what follows `x`, which is `inputs[0]`.
-    fn read(norm: &Normalize, inputs: &[View<'a>], gamma: bool) -> Result<Self, KernelError> {
+    fn read(norm: &Normalize, inputs: &[View<'a>], gamma: bool) -> Result<Self> {
         let mean = if norm.centered { Some(read::<T>(&inputs[1])?) } else { None };
         let at = 1 + usize::from(norm.centered);
         let var = read::<T>(&inputs[at])?;
@@ -91,7 +91,7 @@ impl Kernel for Normalize {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let shape = inputs[0].shape;
         let layout = Layout::new(shape, &self.axes, &self.params);
         let Given { mean, var, gamma, count } = Given::<T>::read(self, inputs, true)?;
@@ -121,7 +121,7 @@ impl Kernel for NormGradStats {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let norm = &self.norm;
         let shape = inputs[0].shape;
         let layout = Layout::new(shape, &norm.axes, &norm.params);
@@ -160,7 +160,7 @@ impl Kernel for NormGradParams {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let norm = &self.norm;
         let shape = inputs[0].shape;
         let layout = Layout::new(shape, &norm.axes, &norm.params);
@@ -194,7 +194,7 @@ impl Kernel for NormGradInput {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let norm = &self.norm;
         let shape = inputs[0].shape;
         let layout = Layout::new(shape, &norm.axes, &norm.params);

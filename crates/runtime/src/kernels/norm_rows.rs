@@ -5,9 +5,10 @@
 //! row along which statistics and parameters each stand still or move in step: layer norm (statistics
 //! still, parameters moving), batch norm of images (both still) and of vectors (both moving) share one code.
 
-use super::vector::{LANES, sums, vectorised};
+use super::vector::{STRIP, sum, vectorised_fn};
 use crate::tensor::Float;
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// How far `x`, statistics and parameters move per step of a joined dimension.
 #[derive(Clone, Copy)]
@@ -55,31 +56,41 @@ impl Layout {
         Self { outer, row, moving }
     }
 
-    /// Calls `visit` for every row, in order.
+    /// Where every row begins, in order.
     #[inline(always)]
-    fn for_rows(&self, mut visit: impl FnMut(Place)) {
-        let mut index: SmallVec<[usize; 4]> = SmallVec::from_elem(0, self.outer.len());
-        let mut place = [0; 3];
-        loop {
-            visit(place);
-            let mut d = self.outer.len();
-            loop {
-                if d == 0 {
-                    return;
-                }
-                d -= 1;
-                let Joined { size, strides } = self.outer[d];
-                index[d] += 1;
-                let back = if index[d] == size { size } else { 0 };
-                for i in 0..3 {
-                    place[i] = place[i] + strides[i] - back * strides[i];
-                }
-                if back == 0 {
-                    break;
-                }
-                index[d] = 0;
+    fn rows(&self) -> Rows<'_> {
+        Rows { outer: &self.outer, index: SmallVec::from_elem(0, self.outer.len()), next: Some([0; 3]) }
+    }
+}
+
+/// Walks through the rows of a [`Layout`].
+struct Rows<'a> {
+    outer: &'a [Joined],
+    index: SmallVec<[usize; 4]>,
+    next: Option<Place>,
+}
+
+impl Iterator for Rows<'_> {
+    type Item = Place;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Place> {
+        let place = self.next?;
+        let mut after = place;
+        self.next = None;
+        for (index, Joined { size, strides }) in self.index.iter_mut().zip(self.outer).rev() {
+            *index += 1;
+            let back = if *index == *size { *size } else { 0 };
+            for i in 0..3 {
+                after[i] = after[i] + strides[i] - back * strides[i];
             }
+            if back == 0 {
+                self.next = Some(after);
+                break;
+            }
+            *index = 0;
         }
+        Some(place)
     }
 }
 
@@ -98,11 +109,6 @@ fn part_mut<const MOVING: bool, T>(tensor: &mut [T], at: usize, row: usize) -> &
 #[inline(always)]
 fn pick<const MOVING: bool, T: Copy>(part: &[T], j: usize) -> T {
     if MOVING { part[j] } else { part[0] }
-}
-
-#[inline(always)]
-fn pick_chunk<const MOVING: bool, T: Copy>(part: &[T], i: usize) -> [T; LANES] {
-    if MOVING { part.as_chunks().0[i] } else { [part[0]; LANES] }
 }
 
 /// What the norms read: whole tensors, with zeros or ones where an operand is left out.
@@ -149,6 +155,23 @@ impl<'a, T: Float> Operands<'a, T> {
         }
     }
 
+    /// Cuts a part out of a row.
+    #[inline(always)]
+    fn strip<const S: bool, const P: bool>(&self, part: Range<usize>) -> Operands<'a, T> {
+        let stat = if S { part.clone() } else { 0..1 };
+        let param = if P { part.clone() } else { 0..1 };
+        Operands {
+            dy: &self.dy[part.clone()],
+            x: &self.x[part],
+            mean: &self.mean[stat.clone()],
+            rstd: &self.rstd[stat.clone()],
+            gamma: &self.gamma[param.clone()],
+            beta: &self.beta[param],
+            s1: &self.s1[stat.clone()],
+            s2: &self.s2[stat],
+        }
+    }
+
     #[inline(always)]
     fn at<const S: bool, const P: bool>(&self, j: usize) -> Point<T> {
         Point {
@@ -177,43 +200,38 @@ macro_rules! with_moving {
 }
 pub(crate) use with_moving;
 
-/// `y = f(operands)` for every element.
-pub(crate) fn map<const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> T>(
-    layout: &Layout,
-    operands: Operands<'_, T>,
-    y: &mut [T],
-    f: F,
-) {
-    let row = layout.row;
-    vectorised(|| {
-        layout.for_rows(|place| {
+vectorised_fn! {
+    /// `y = f(operands)` for every element.
+    pub(crate) fn map[const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> T][S, P, T, F](
+        layout: &Layout, operands: Operands<'_, T>, y: &mut [T], f: F,
+    ) {
+        let row = layout.row;
+        for place in layout.rows() {
             let operands = operands.row::<S, P>(place, row);
             let y = &mut y[place[0]..place[0] + row];
             for (j, y) in y.iter_mut().enumerate() {
                 *y = f(operands.at::<S, P>(j));
             }
-        });
-    });
+        }
+    }
 }
 
-/// `stats[k] += f(operands)[k]` over everything that shares a statistic.
-pub(crate) fn sum_to_stats<const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> [T; 2]>(
-    layout: &Layout,
-    operands: Operands<'_, T>,
-    stats: [&mut [T]; 2],
-    f: F,
-) {
-    vectorised(|| sum_rows::<S, P, S, T, F>(layout, operands, stats, 1, f));
+vectorised_fn! {
+    /// `stats[k] += f(operands)[k]` over everything that shares a statistic.
+    pub(crate) fn sum_to_stats[const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> [T; 2]][S, P, T, F](
+        layout: &Layout, operands: Operands<'_, T>, stats: [&mut [T]; 2], f: F,
+    ) {
+        sum_rows::<S, P, S, T, F>(layout, operands, stats, 1, f);
+    }
 }
 
-/// `params[k] += f(operands)[k]` over everything that shares a parameter.
-pub(crate) fn sum_to_params<const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> [T; 2]>(
-    layout: &Layout,
-    operands: Operands<'_, T>,
-    params: [&mut [T]; 2],
-    f: F,
-) {
-    vectorised(|| sum_rows::<S, P, P, T, F>(layout, operands, params, 2, f));
+vectorised_fn! {
+    /// `params[k] += f(operands)[k]` over everything that shares a parameter.
+    pub(crate) fn sum_to_params[const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> [T; 2]][S, P, T, F](
+        layout: &Layout, operands: Operands<'_, T>, params: [&mut [T]; 2], f: F,
+    ) {
+        sum_rows::<S, P, P, T, F>(layout, operands, params, 2, f);
+    }
 }
 
 /// Adds `f` to two results that lie at `place[which]` and move along the row if `R`.
@@ -228,44 +246,38 @@ fn sum_rows<const S: bool, const P: bool, const R: bool, T: Float, F: Fn(Point<T
     a.fill(T::ZERO);
     b.fill(T::ZERO);
     let row = layout.row;
-    layout.for_rows(|place| {
+    for place in layout.rows() {
         let operands = operands.row::<S, P>(place, row);
         let a = part_mut::<R, T>(a, place[which], row);
         let b = part_mut::<R, T>(b, place[which], row);
         if R {
-            for (j, (a, b)) in a.iter_mut().zip(b).enumerate() {
-                let [da, db] = f(operands.at::<S, P>(j));
-                *a += da;
-                *b += db;
-            }
-            return;
+            add_terms::<S, P, T, F>(operands, a, b, &f);
+            continue;
         }
-        let chunk = |i: usize| {
-            let dy = pick_chunk::<true, T>(operands.dy, i);
-            let x = pick_chunk::<true, T>(operands.x, i);
-            let mean = pick_chunk::<S, T>(operands.mean, i);
-            let rstd = pick_chunk::<S, T>(operands.rstd, i);
-            let gamma = pick_chunk::<P, T>(operands.gamma, i);
-            let mut terms = [[T::ZERO; LANES]; 2];
-            for k in 0..LANES {
-                let [da, db] = f(Point {
-                    dy: dy[k],
-                    x: x[k],
-                    mean: mean[k],
-                    rstd: rstd[k],
-                    gamma: gamma[k],
-                    // No sum needs these.
-                    beta: T::ZERO,
-                    s1: T::ZERO,
-                    s2: T::ZERO,
-                });
-                terms[0][k] = da;
-                terms[1][k] = db;
-            }
-            terms
-        };
-        let [da, db] = sums(row, chunk, |j| f(operands.at::<S, P>(j)));
-        a[0] += da;
-        b[0] += db;
-    });
+        // Partial sums side by side, so that the same simple loop makes them.
+        let mut strips = [[T::ZERO; STRIP]; 2];
+        let [first, second] = &mut strips;
+        for start in (0..row).step_by(STRIP) {
+            let operands = operands.strip::<S, P>(start..row.min(start + STRIP));
+            let length = operands.x.len();
+            add_terms::<S, P, T, F>(operands, &mut first[..length], &mut second[..length], &f);
+        }
+        a[0] += sum(first);
+        b[0] += sum(second);
+    }
+}
+
+/// `a[j], b[j] += f(operands at j)`.
+#[inline(always)]
+fn add_terms<const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> [T; 2]>(
+    operands: Operands<'_, T>,
+    a: &mut [T],
+    b: &mut [T],
+    f: &F,
+) {
+    for (j, (a, b)) in a.iter_mut().zip(b).enumerate() {
+        let [da, db] = f(operands.at::<S, P>(j));
+        *a += da;
+        *b += db;
+    }
 }

@@ -1,6 +1,6 @@
 //! Kernels of the weight updates.
 
-use super::{Context, Kernel, KernelError, read, vector::vectorised, write};
+use super::{Context, Kernel, KernelError, Result, read, vector::vectorised, write};
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{Adam, Momentum, Sgd};
 
@@ -9,16 +9,11 @@ fn missing() -> KernelError {
 }
 
 impl Kernel for Sgd {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let (w, g) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let lr = T::from_f64(self.lr.0);
         let new = write::<T>(&mut outputs[0])?;
-        vectorised(|| {
+        vectorised!({
             for ((new, &w), &g) in new.iter_mut().zip(w).zip(g) {
                 *new = w - lr * g;
             }
@@ -28,17 +23,12 @@ impl Kernel for Sgd {
 }
 
 impl Kernel for Momentum {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let (w, g, v) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, read::<T>(&inputs[2])?);
         let [new_w, new_v] = outputs else { return Err(missing()) };
         let (new_w, new_v) = (write::<T>(new_w)?, write::<T>(new_v)?);
         let (lr, momentum) = (T::from_f64(self.lr.0), T::from_f64(self.momentum.0));
-        vectorised(|| {
+        vectorised!({
             for ((((new_w, new_v), &w), &g), &v) in new_w.iter_mut().zip(new_v).zip(w).zip(g).zip(v) {
                 *new_v = momentum * v + g;
                 *new_w = w - lr * *new_v;
@@ -54,7 +44,7 @@ impl Kernel for Adam {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let (w, g) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
         let (m, v) = (read::<T>(&inputs[2])?, read::<T>(&inputs[3])?);
         let [new_w, new_m, new_v] = outputs else { return Err(missing()) };
@@ -66,7 +56,7 @@ impl Kernel for Adam {
         let correction = T::from_f64(1.0 / (1.0 - beta2.powf(t)));
         let [a1, b1, a2, b2, eps] = [beta1, 1.0 - beta1, beta2, 1.0 - beta2, self.eps.0].map(T::from_f64);
         let new = new_w.iter_mut().zip(new_m).zip(new_v);
-        vectorised(|| {
+        vectorised!({
             for ((((((new_w, new_m), new_v), &w), &g), &m), &v) in new.zip(w).zip(g).zip(m).zip(v) {
                 *new_m = a1 * m + b1 * g;
                 *new_v = a2 * v + b2 * (g * g);

@@ -1,21 +1,16 @@
 //! Kernels of pooling and its derivatives: rows of outputs at a time, so that the inner loops run along rows.
 
-use super::{Context, Kernel, KernelError, read, window::Windows, write};
+use super::{Context, Kernel, KernelError, Result, read, window::Windows, write};
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, PoolGeometry};
 
-fn windows(geometry: &PoolGeometry, x: &[u64], y: &[u64]) -> Result<Windows, KernelError> {
+fn windows(geometry: &PoolGeometry, x: &[u64], y: &[u64]) -> Result<Windows> {
     let slides = geometry.slides().map_err(|e| KernelError::BadValue(e.to_string()))?;
     Ok(Windows::new(&slides, &x[2..], &y[2..]))
 }
 
 impl Kernel for MaxPool {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let windows = windows(&self.geometry, inputs[0].shape, outputs[0].shape)?;
         let stride = windows.axes[2].stride;
         let x = read::<T>(&inputs[0])?;
@@ -43,12 +38,7 @@ impl Kernel for MaxPool {
 }
 
 impl Kernel for MaxPoolGrad {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let windows = windows(&self.geometry, outputs[0].shape, inputs[0].shape)?;
         let [depth, height, width] = windows.axes;
         let (dy, index) = (read::<T>(&inputs[0])?, read::<i32>(&inputs[1])?);
@@ -79,12 +69,7 @@ impl Kernel for MaxPoolGrad {
 }
 
 impl Kernel for AvgPool {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let windows = windows(&self.geometry, inputs[0].shape, outputs[0].shape)?;
         let stride = windows.axes[2].stride;
         let scale = T::from_f64(1.0 / windows.positions() as f64);
@@ -103,12 +88,7 @@ impl Kernel for AvgPool {
 }
 
 impl Kernel for AvgPoolGrad {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let windows = windows(&self.geometry, outputs[0].shape, inputs[0].shape)?;
         let stride = windows.axes[2].stride;
         let scale = T::from_f64(1.0 / windows.positions() as f64);

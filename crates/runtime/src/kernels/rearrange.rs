@@ -1,7 +1,7 @@
 //! Kernels of the ops that only move elements: transpose, slice, pad, concat.
 
 use super::{
-    Context, Kernel, KernelError,
+    Context, Kernel, Result,
     elementwise::fill,
     loops::{count, strides},
     movement::Movement,
@@ -10,12 +10,9 @@ use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{Concat, Pad, Slice, Transpose, TransposeGrad};
 
 impl Kernel for Transpose {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    const TAKES_NARROW: bool = true;
+
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let (from, to) = (strides(inputs[0].shape), strides(outputs[0].shape));
         let movement = Movement::new(outputs[0].shape, 0, 0, |d| [from[self.perm[d]], to[d]]);
         movement.run(inputs[0].data, &mut outputs[0].data)
@@ -23,12 +20,14 @@ impl Kernel for Transpose {
 }
 
 impl Kernel for TransposeGrad {
+    const TAKES_NARROW: bool = true;
+
     fn run<T: Float>(
         &self,
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         self.as_transpose().run::<T>(inputs, outputs, context)
     }
 }
@@ -39,12 +38,9 @@ fn index(position: &[u64], strides: &[usize]) -> usize {
 }
 
 impl Kernel for Slice {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    const TAKES_NARROW: bool = true;
+
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let (from, to) = (strides(inputs[0].shape), strides(outputs[0].shape));
         let start = index(&self.start, &from);
         let step = |d: usize| [from[d] * self.stride[d] as usize, to[d]];
@@ -53,12 +49,9 @@ impl Kernel for Slice {
 }
 
 impl Kernel for Pad {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    const TAKES_NARROW: bool = true;
+
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let (from, to) = (strides(inputs[0].shape), strides(outputs[0].shape));
         if inputs[0].shape != outputs[0].shape {
             fill(&mut outputs[0].data, self.value.0);
@@ -70,12 +63,9 @@ impl Kernel for Pad {
 }
 
 impl Kernel for Concat {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    const TAKES_NARROW: bool = true;
+
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let to = strides(outputs[0].shape);
         let mut start = 0;
         for x in inputs {

@@ -3,7 +3,7 @@
 //! Neighbouring dimensions that are all kept or all reduced are joined first, so that the common cases (last
 //! dimensions, first dimensions) run over long contiguous rows.
 
-use super::{Context, Kernel, KernelError, read, vector::vectorised, write};
+use super::{Context, Kernel, Result, read, vector::vectorised, write};
 use crate::tensor::{Element, Float, View, ViewMut};
 use shardwright_graph::{
     DType,
@@ -12,12 +12,7 @@ use shardwright_graph::{
 use smallvec::SmallVec;
 
 impl Kernel for Reduce {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let (x, y) = (&inputs[0], &mut outputs[0]);
         match (self.f, x.data.dtype()) {
             (ReduceFn::Sum, DType::I32) => reduce(x, y, &self.axes, 0, i32::wrapping_add),
@@ -50,7 +45,7 @@ fn reduce<E: Element>(
     axes: &[usize],
     start: E,
     join: impl Fn(E, E) -> E + Copy,
-) -> Result<(), KernelError> {
+) -> Result {
     let mut runs: SmallVec<[Run; 6]> = SmallVec::new();
     for (d, &size) in x.shape.iter().enumerate().filter(|(_, n)| **n != 1) {
         let kept = !axes.contains(&d);
@@ -70,12 +65,12 @@ fn reduce<E: Element>(
 fn fold<E: Element>(x: &[E], y: &mut [E], runs: &[Run], join: impl Fn(E, E) -> E + Copy) {
     match *runs {
         [] => y[0] = join(y[0], x[0]),
-        [Run { kept: true, .. }] => vectorised(|| {
+        [Run { kept: true, .. }] => vectorised!({
             for (y, &x) in y.iter_mut().zip(x) {
                 *y = join(*y, x);
             }
         }),
-        [Run { kept: false, .. }] => y[0] = join(y[0], vectorised(|| fold_row(x, join))),
+        [Run { kept: false, .. }] => y[0] = join(y[0], vectorised!(fold_row(x, join))),
         [Run { size, kept }, ref inner @ ..] => {
             let inner_x = x.len() / size;
             let inner_y = if kept { y.len() / size } else { 0 };

@@ -1,6 +1,6 @@
 //! Kernels that go along one dimension: running sums and the mask of the largest elements.
 
-use super::{Context, Kernel, KernelError, loops::count, read, write};
+use super::{Context, Kernel, Result, loops::count, read, write};
 use crate::tensor::{Element, Float, View, ViewMut};
 use shardwright_graph::{
     DType,
@@ -9,12 +9,7 @@ use shardwright_graph::{
 use std::cmp::Ordering;
 
 impl Kernel for Cumsum {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        _: &mut Context,
-    ) -> Result<(), KernelError> {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let (x, y) = (&inputs[0], &mut outputs[0]);
         match x.data.dtype() {
             DType::I32 => running_sum(self, x, y, 0, i32::wrapping_add),
@@ -30,7 +25,7 @@ fn running_sum<E: Element>(
     y: &mut ViewMut<'_>,
     zero: E,
     add: impl Fn(E, E) -> E,
-) -> Result<(), KernelError> {
+) -> Result {
     let size = x.shape[op.axis] as usize;
     let inner = count(&x.shape[op.axis + 1..]);
     let (x, y) = (read::<E>(x)?, write::<E>(y)?);
@@ -69,7 +64,7 @@ impl Kernel for TopKMask {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let row = inputs[0].shape.last().map_or(1, |&n| n as usize);
         let (x, mask) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
         let order = context.scratch.take::<u64>(row);

@@ -4,8 +4,8 @@
 //! once, so that both run over contiguous memory.
 
 use super::{
-    Context, Kernel, KernelError, read,
-    vector::{dot, largest, sum, vectorised},
+    Context, Kernel, Result, read,
+    vector::{dot, exp_less, largest, sum, sum_exp, vectorised_fn},
     write,
 };
 use crate::tensor::{Float, View, ViewMut};
@@ -35,49 +35,56 @@ impl Kernel for Softmax {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let layout = Layout::new(inputs[0].shape, self.axis);
         let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
-        let blocks = x.chunks_exact(layout.block()).zip(y.chunks_exact_mut(layout.block()));
         if layout.inner == 1 {
-            vectorised(|| {
-                for (x, y) in blocks {
-                    let max = largest(x);
-                    y.iter_mut().zip(x).for_each(|(y, &x)| *y = (x - max).exp());
-                    let scale = T::ONE / sum(y, |y| y);
-                    y.iter_mut().for_each(|y| *y *= scale);
-                }
-            });
-            return Ok(());
+            softmax_rows(x, y, layout.size);
+        } else {
+            softmax_columns(x, y, layout, context.scratch.take(2 * layout.inner));
         }
-        let (max, total) = context.scratch.take::<T>(2 * layout.inner).split_at_mut(layout.inner);
-        vectorised(|| {
-            for (x, y) in blocks {
-                column_sums(x, max, total);
-                for (x, y) in x.chunks_exact(layout.inner).zip(y.chunks_exact_mut(layout.inner)) {
-                    for (((y, &x), &max), &total) in y.iter_mut().zip(x).zip(&*max).zip(&*total) {
-                        *y = (x - max).exp() / total;
-                    }
-                }
-            }
-        });
         Ok(())
     }
 }
 
-/// The maximum of each column, and the sum of the exponentials of the differences from it.
+vectorised_fn! {
+    fn softmax_rows[T: Float][T](x: &[T], y: &mut [T], size: usize) {
+        for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
+            exp_less(x, largest(x), y);
+            let scale = T::ONE / sum(y);
+            y.iter_mut().for_each(|y| *y *= scale);
+        }
+    }
+}
+
+vectorised_fn! {
+    fn softmax_columns[T: Float][T](x: &[T], y: &mut [T], layout: Layout, scratch: &mut [T]) {
+        let (max, total) = scratch.split_at_mut(layout.inner);
+        let blocks = x.chunks_exact(layout.block()).zip(y.chunks_exact_mut(layout.block()));
+        for (x, y) in blocks {
+            column_sums(x, y, max, total);
+            total.iter_mut().for_each(|t| *t = T::ONE / *t);
+            for y in y.chunks_exact_mut(layout.inner) {
+                y.iter_mut().zip(&*total).for_each(|(y, &scale)| *y *= scale);
+            }
+        }
+    }
+}
+
+/// The maximum of each column, the exponentials `y` of the differences from it, and their sums.
 #[inline(always)]
-fn column_sums<T: Float>(x: &[T], max: &mut [T], total: &mut [T]) {
+fn column_sums<T: Float>(x: &[T], y: &mut [T], max: &mut [T], total: &mut [T]) {
     let inner = max.len();
     max.fill(T::NEG_INFINITY);
     total.fill(T::ZERO);
     for x in x.chunks_exact(inner) {
         max.iter_mut().zip(x).for_each(|(max, &x)| *max = if x > *max { x } else { *max });
     }
-    for x in x.chunks_exact(inner) {
-        for ((total, &x), &max) in total.iter_mut().zip(x).zip(&*max) {
-            *total += (x - max).exp();
+    for (x, y) in x.chunks_exact(inner).zip(y.chunks_exact_mut(inner)) {
+        for ((y, &x), &max) in y.iter_mut().zip(x).zip(&*max) {
+            *y = (x - max).exp();
         }
+        total.iter_mut().zip(&*y).for_each(|(total, &y)| *total += y);
     }
 }
 
@@ -87,33 +94,41 @@ impl Kernel for LogSoftmax {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let layout = Layout::new(inputs[0].shape, self.axis);
         let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
-        let blocks = x.chunks_exact(layout.block()).zip(y.chunks_exact_mut(layout.block()));
         if layout.inner == 1 {
-            vectorised(|| {
-                for (x, y) in blocks {
-                    let max = largest(x);
-                    let log = sum(x, |x| (x - max).exp()).ln();
-                    y.iter_mut().zip(x).for_each(|(y, &x)| *y = (x - max) - log);
-                }
-            });
-            return Ok(());
+            log_softmax_rows(x, y, layout.size);
+        } else {
+            log_softmax_columns(x, y, layout, context.scratch.take(2 * layout.inner));
         }
-        let (max, total) = context.scratch.take::<T>(2 * layout.inner).split_at_mut(layout.inner);
-        vectorised(|| {
-            for (x, y) in blocks {
-                column_sums(x, max, total);
-                total.iter_mut().for_each(|t| *t = t.ln());
-                for (x, y) in x.chunks_exact(layout.inner).zip(y.chunks_exact_mut(layout.inner)) {
-                    for (((y, &x), &max), &log) in y.iter_mut().zip(x).zip(&*max).zip(&*total) {
-                        *y = (x - max) - log;
-                    }
+        Ok(())
+    }
+}
+
+vectorised_fn! {
+    fn log_softmax_rows[T: Float][T](x: &[T], y: &mut [T], size: usize) {
+        for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
+            let max = largest(x);
+            let log = sum_exp(x, max).ln();
+            y.iter_mut().zip(x).for_each(|(y, &x)| *y = (x - max) - log);
+        }
+    }
+}
+
+vectorised_fn! {
+    fn log_softmax_columns[T: Float][T](x: &[T], y: &mut [T], layout: Layout, scratch: &mut [T]) {
+        let (max, total) = scratch.split_at_mut(layout.inner);
+        let blocks = x.chunks_exact(layout.block()).zip(y.chunks_exact_mut(layout.block()));
+        for (x, y) in blocks {
+            column_sums(x, y, max, total);
+            total.iter_mut().for_each(|t| *t = t.ln());
+            for (x, y) in x.chunks_exact(layout.inner).zip(y.chunks_exact_mut(layout.inner)) {
+                for (((y, &x), &max), &log) in y.iter_mut().zip(x).zip(&*max).zip(&*total) {
+                    *y = (x - max) - log;
                 }
             }
-        });
-        Ok(())
+        }
     }
 }
 
@@ -126,24 +141,38 @@ fn backward<T: Float>(
     sum_of: impl Fn(&[T], &[T]) -> T,
     term: impl Fn(T, T) -> T,
     finish: impl Fn(T, T, T) -> T,
-) -> Result<(), KernelError> {
+) -> Result {
     let layout = Layout::new(inputs[0].shape, axis);
     let (y, dy) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?);
     let dx = write::<T>(&mut outputs[0])?;
-    let block = layout.block();
-    let blocks = y.chunks_exact(block).zip(dy.chunks_exact(block)).zip(dx.chunks_exact_mut(block));
     if layout.inner == 1 {
-        vectorised(|| {
-            for ((y, dy), dx) in blocks {
-                let sum = sum_of(y, dy);
-                dx.iter_mut().zip(y).zip(dy).for_each(|((dx, &y), &dy)| *dx = finish(y, dy, sum));
-            }
-        });
-        return Ok(());
+        backward_rows(y, dy, dx, layout.size, sum_of, finish);
+    } else {
+        backward_columns(y, dy, dx, layout, context.scratch.take(layout.inner), term, finish);
     }
-    let inner = layout.inner;
-    let sums = context.scratch.take::<T>(inner);
-    vectorised(|| {
+    Ok(())
+}
+
+vectorised_fn! {
+    fn backward_rows[T: Float, S: Fn(&[T], &[T]) -> T, F: Fn(T, T, T) -> T][T, S, F](
+        y: &[T], dy: &[T], dx: &mut [T], size: usize, sum_of: S, finish: F,
+    ) {
+        let blocks = y.chunks_exact(size).zip(dy.chunks_exact(size)).zip(dx.chunks_exact_mut(size));
+        for ((y, dy), dx) in blocks {
+            let sum = sum_of(y, dy);
+            for ((dx, &y), &dy) in dx.iter_mut().zip(y).zip(dy) {
+                *dx = finish(y, dy, sum);
+            }
+        }
+    }
+}
+
+vectorised_fn! {
+    fn backward_columns[T: Float, S: Fn(T, T) -> T, F: Fn(T, T, T) -> T][T, S, F](
+        y: &[T], dy: &[T], dx: &mut [T], layout: Layout, sums: &mut [T], term: S, finish: F,
+    ) {
+        let (block, inner) = (layout.block(), layout.inner);
+        let blocks = y.chunks_exact(block).zip(dy.chunks_exact(block)).zip(dx.chunks_exact_mut(block));
         for ((y, dy), dx) in blocks {
             sums.fill(T::ZERO);
             for (y, dy) in y.chunks_exact(inner).zip(dy.chunks_exact(inner)) {
@@ -156,8 +185,7 @@ fn backward<T: Float>(
                 }
             }
         }
-    });
-    Ok(())
+    }
 }
 
 impl Kernel for SoftmaxGrad {
@@ -166,7 +194,7 @@ impl Kernel for SoftmaxGrad {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let finish = |y: T, dy: T, sum: T| y * (dy - sum);
         backward(self.axis, inputs, outputs, context, dot::<T>, |y, dy| y * dy, finish)
     }
@@ -178,8 +206,8 @@ impl Kernel for LogSoftmaxGrad {
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let finish = |y: T, dy: T, sum: T| dy - y.exp() * sum;
-        backward(self.axis, inputs, outputs, context, |_, dy| sum(dy, |g: T| g), |_, dy| dy, finish)
+        backward(self.axis, inputs, outputs, context, |_, dy| sum(dy), |_, dy| dy, finish)
     }
 }

@@ -144,7 +144,7 @@ fn labels_that_no_class_has_are_refused() {
         let inputs = [&logits, &labels, &m, &s];
         let op = CrossEntropy { base: 0, classes: 5 }.into();
         let error = evaluate(&op, &inputs, &mut Context::default()).unwrap_err();
-        assert_eq!(error, KernelError::BadValue(format!("label {bad} of row 1 is not in 0..=4")));
+        assert_eq!(error, KernelError::BadValue(format!("id {bad} at place 1 is outside 0..5")));
         let op = CrossEntropyGrad { base: 0, classes: 5 }.into();
         assert!(evaluate(&op, &[&logits, &labels, &m, &s, &m], &mut Context::default()).is_err());
     }
