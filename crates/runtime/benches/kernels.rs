@@ -128,6 +128,13 @@ fn linear(name: &str, batch: u64, from: u64, to: u64) {
     compare(&format!("{name} grad weight"), op("mk,mn->nk"), [&x, &y], Bare::new([t, f, b], true, false), 1);
 }
 
+/// A product of few rows with weights stored `[from, to]`.
+fn few_rows(rows: u64, from: u64, to: u64) {
+    let bare = Bare::new([rows, to, from].map(|n| n as usize), false, false);
+    let op = Contract::parse("mk,kn->mn").expect("an einsum").into();
+    compare(&format!("few rows {rows}x{from} to {to}"), op, [&[rows, from], &[from, to]], bare, 1);
+}
+
 /// A convolution that keeps the image's size; `kernel` is odd.
 fn conv(name: &str, images: u64, from: u64, to: u64, size: u64, kernel: u64) {
     let half = (kernel / 2) as i64;
@@ -172,6 +179,9 @@ fn main() {
     linear("linear 64x1024 to 1024", 64, 1024, 1024);
     linear("linear 32x25088 to 4096", 32, 25_088, 4096);
     linear("linear 512x768 to 3072", 512, 768, 3072);
+    for (rows, size) in [(16, 512), (16, 2048), (64, 512), (64, 2048), (256, 512), (256, 2048)] {
+        few_rows(rows, size, size);
+    }
     conv("vgg conv1_1 3 to 64, 224", 1, 3, 64, 224, 3);
     conv("vgg conv1_2 64 to 64, 224", 1, 64, 64, 224, 3);
     conv("vgg conv2_1 64 to 128, 112", 1, 64, 128, 112, 3);
