@@ -7,13 +7,13 @@
 //! | `pase` | everything (PaSE's iteration space) | PaSE's dynamic program |
 //! | `optcnn` | splits of the output's dimensions only | OptCNN's eliminations |
 //! | `data` | the batch on every axis | |
-//! | `model` | weights' output dimensions on every axis; layers without weights follow their input | |
+//! | `model` | weights' output dimensions on every axis; layers without weights follow their largest input | |
 //! | `owt` | one weird trick: `data` for layers with spatial dimensions, `model` for products with weights | |
 //! | `megatron` | products with weights split by columns and rows in turn inside the innermost level, the batch outside | |
 
 use crate::{error::PlanError, problem::Problem};
 use shardwright_cost::{Layout, Placement};
-use shardwright_graph::{FactorIndex, FactorKind, LayerId, Role, Rule, factor_kinds};
+use shardwright_graph::{FactorIndex, FactorKind, LayerId, Role, Rule, TensorId, factor_kinds};
 use shardwright_machine::AxisId;
 use shardwright_search::{Network, NetworkBuilder, VarId};
 use shardwright_space::{AxisUse, Config};
@@ -194,7 +194,7 @@ impl Baseline {
             Some(split_axes(problem, layer, |axis| guide.factor(axis)))
         };
         let weighted = reads_weight(problem, layer);
-        let product = weighted && kinds.contains(&FactorKind::Reduction);
+        let product = is_product(problem, layer, kinds);
         let spatial = kinds.contains(&FactorKind::Attribute);
         match self {
             Baseline::Data => sample(),
@@ -216,7 +216,7 @@ fn of_kind(kinds: &[FactorKind], kind: FactorKind) -> Option<FactorIndex> {
 fn megatron(problem: &Problem<'_>, layer: LayerId, kinds: &[FactorKind], chosen: &[Option<u32>]) -> Config {
     let guide = Guide::of(problem, layer, chosen);
     let innermost = problem.mesh().axes().last().map(|axis| axis.level);
-    let product = reads_weight(problem, layer) && kinds.contains(&FactorKind::Reduction);
+    let product = is_product(problem, layer, kinds);
     let rows = |f: FactorIndex| kinds[f as usize] == FactorKind::Reduction;
     split_axes(problem, layer, |axis| {
         if Some(problem.mesh().axis(axis).level) != innermost {
@@ -231,6 +231,15 @@ fn megatron(problem: &Problem<'_>, layer: LayerId, kinds: &[FactorKind], chosen:
 fn reads_weight(problem: &Problem<'_>, layer: LayerId) -> bool {
     let node = problem.graph.node(problem.layers.splits[layer.index()].forward());
     node.inputs.iter().any(|&t| problem.graph.tensor(t).role == Role::Parameter)
+}
+
+/// Whether the layer's forward op multiplies data by a weight and sums. An embedding does not: what it reads
+/// beside its table are ids.
+fn is_product(problem: &Problem<'_>, layer: LayerId, kinds: &[FactorKind]) -> bool {
+    let node = problem.graph.node(problem.layers.splits[layer.index()].forward());
+    let tensor = |t: &TensorId| problem.graph.tensor(*t);
+    let data = |t: &TensorId| tensor(t).role != Role::Parameter && tensor(t).ty.dtype.is_float();
+    reads_weight(problem, layer) && kinds.contains(&FactorKind::Reduction) && node.inputs.iter().any(data)
 }
 
 /// Splits for each axis the factor that is asked for, where it divides; the rest repeats.
@@ -263,17 +272,20 @@ struct Guide<'p> {
 }
 
 impl<'p> Guide<'p> {
-    /// The layer's first input that another layer with a choice makes.
+    /// The layer's largest input that a layer with a choice makes; the first of equals. A mask is no guide.
     fn of(problem: &'p Problem<'_>, layer: LayerId, chosen: &[Option<u32>]) -> Option<Self> {
         let op = problem.layers.splits[layer.index()].forward();
         let inputs = problem.graph.node(op).inputs.iter().enumerate();
-        inputs.filter(|(_, t)| problem.graph.tensor(**t).producer.is_some()).find_map(|(input, t)| {
+        let made = inputs.filter(|(_, t)| problem.graph.tensor(**t).producer.is_some());
+        let guides = made.filter_map(|(input, t)| {
             let home = problem.transfers.homes[t.index()]?;
             let choice = chosen[home.layer as usize]?;
             let configs = &problem.choices[home.layer as usize][choice as usize].configs;
             let layout = home.layout(&problem.layers, &problem.shapes, configs, problem.mesh());
-            Some(Self { rule: &problem.shapes[op.index()].rule, input, layout })
-        })
+            let elements = problem.graph.tensor(*t).ty.shape.elements();
+            Some((elements, Self { rule: &problem.shapes[op.index()].rule, input, layout }))
+        });
+        guides.max_by_key(|(elements, guide)| (*elements, std::cmp::Reverse(guide.input))).map(|(_, g)| g)
     }
 
     /// The factor that keeps the input as it lies on an axis.

@@ -283,3 +283,19 @@ fn wishes_are_granted_at_the_least_cost_and_priced_or_refused_with_a_reason() {
     );
     assert!(refused("conv*=n4").contains("no layer has such a name"));
 }
+
+#[test]
+fn megatron_splits_columns_then_rows_inside_a_node_and_samples_outside() {
+    use shardwright_frontend::zoo::{BuildOptions, build};
+    let options = BuildOptions { batch: Some(16), ..BuildOptions::default() };
+    let graph = build("gpt:layers=1,hidden=64,heads=4,seq=16,vocab=512", &options).unwrap();
+    let machine = builtin("p100x16").unwrap();
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let plan =
+        plan(&problem, strategy::find("megatron").unwrap(), &Demands::default(), &Control::new()).unwrap();
+    let config = |end: &str| &plan.layers.iter().find(|l| l.name.ends_with(end)).unwrap().config[..];
+    assert_eq!((config("mlp.fc1"), config("mlp.fc2")), ("n4·o4", "n4·c4"));
+    assert_eq!((config("attn.q"), config("attn.scores")), ("n4·h4", "n4·h4"));
+    assert!(config("attn.out").starts_with("n4·h4"), "rows of the output projection: {}", config("attn.out"));
+    assert_eq!((config("ln1"), config("mlp.residual")), ("d0=4", "d0=4"));
+}
