@@ -129,3 +129,20 @@ fn a_memory_limit_is_kept_or_the_answer_says_what_would_do() {
     let text = String::from_utf8(none.stderr).unwrap();
     assert!(none.stdout.is_empty() && text.contains("the smallest plan found needs"), "{text}");
 }
+
+#[test]
+fn toulbar2_finds_the_same_optimum_where_it_is_installed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("n.cfn");
+    let path = path.to_str().unwrap();
+    let written = shardwright(&["network", MODEL, "--machine", "flat:4", "--format", "cfn", "-o", path]);
+    assert!(written.status.success());
+    let Ok(run) = std::process::Command::new("toulbar2").arg(path).output() else {
+        println!("skipped: toulbar2 is not installed");
+        return;
+    };
+    let text = String::from_utf8_lossy(&run.stdout).into_owned();
+    let optimum = text.lines().find_map(|line| line.strip_prefix("Optimum: ")?.split(' ').next());
+    let plan = json(&["plan", MODEL, "--machine", "flat:4", "--json"]);
+    assert_eq!(optimum, Some(plan["objective"].to_string().as_str()), "{text}");
+}

@@ -1,0 +1,90 @@
+"""Prints the tables of docs/benchmarks.md, section "Planning": predicted steps and search times.
+
+Runs the release build's `shardwright plan --json`. Predicted times are the cost model's; search times are wall time
+of building and solving the problem on this machine, with the processor time of the whole program beside them.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "target/release/shardwright"
+
+
+def plan(model, machine, batch, program):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [program, "plan", model, "--machine", machine, "--batch", str(batch), "--json"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, command))}: {run.stderr}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    answer = json.loads(run.stdout)
+    answer["cpu"] = after.ru_utime - before.ru_utime
+    return answer
+
+
+def milliseconds(seconds):
+    return f"{seconds * 1e3:.1f}"
+
+
+def optcnn(program):
+    print("| model | exact, ms (computing + communicating) | data | model | owt | sent by exact, GB | by data | by owt |")
+    print("|---|---|---|---|---|---|---|---|")
+    for model in ["alexnet", "vgg16", "inception_v3"]:
+        p = plan(model, "p100x16", 512, program)
+        base, times = p["baselines"], p["simulated"]
+        step = times["step_seconds"]
+        ratio = lambda name: f"{milliseconds(base[name]['step_seconds'])} ({base[name]['step_seconds'] / step:.2f}x)"
+        print(
+            f"| {model} | {milliseconds(step)} ({milliseconds(times['compute_seconds'])} + "
+            f"{milliseconds(times['exposed_comm_seconds'])}) | {ratio('data')} | {ratio('model')} | {ratio('owt')} | "
+            f"{p['traffic_bytes'] / 1e9:.2f} | {base['data']['traffic_bytes'] / 1e9:.2f} | "
+            f"{base['owt']['traffic_bytes'] / 1e9:.2f} |",
+            flush=True,
+        )
+
+
+def pase(program):
+    print("| machine | model | 4 | 8 | 16 | 32 | 64 |")
+    print("|---|---|---|---|---|---|---|")
+    for machine in ["1080tix64", "2080tix64"]:
+        for model, batch in [("alexnet", 128), ("inception_v3", 128), ("rnnlm", 64), ("transformer", 64)]:
+            cells = []
+            for devices in [4, 8, 16, 32, 64]:
+                p = plan(model, f"{machine}:{devices}", batch, program)
+                ratio = p["baselines"]["data"]["step_seconds"] / p["simulated"]["step_seconds"]
+                cells.append(f"{ratio:.2f}" + ("" if p["proved_optimal"] else "?"))
+            print(f"| {machine} | {model} | {' | '.join(cells)} |", flush=True)
+
+
+def search(program):
+    print("| model | 4 devices | 16 | 64 | gap |")
+    print("|---|---|---|---|---|")
+    models = [("alexnet", 512), ("vgg16", 512), ("inception_v3", 512), ("resnet101", 512), ("rnnlm", 512)]
+    models += [("transformer", 512), ("bert", 512), ("gpt", 512)]
+    for model, batch in models:
+        cells, gaps = [], []
+        for devices in [4, 16, 64]:
+            p = plan(model, f"a100x64:{devices}", batch, program)
+            cells.append(f"{p['search_seconds']:.2f} s ({p['cpu']:.2f})" + ("" if p["space"]["prime_axes"] else " g"))
+            gaps.append(p["gap"])
+        print(f"| {model} | {' | '.join(cells)} | {max(gaps):.2%} |", flush=True)
+
+
+def main():
+    tables = {"optcnn": optcnn, "pase": pase, "search": search}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=tables)
+    parser.add_argument("--program", default=PROGRAM, help="the program to run")
+    args = parser.parse_args()
+    for name, table in tables.items():
+        if args.only in (None, name):
+            print(f"\n{name}\n")
+            table(args.program)
+
+
+if __name__ == "__main__":
+    main()
