@@ -11,21 +11,40 @@ use crate::outcome::Control;
 use crate::pairwise::{Pair, Pairwise};
 use crate::pase;
 
-/// Most additions worth spending before anything else has been tried: a second or two.
-const MOST_WORK: f64 = 2e9;
+/// Additions that are worth spending per round of the search: about a tenth of a second. Elimination is cheap
+/// where it is tried first, and its turn comes later where bounds and search have not ended it by then.
+const WORK_PER_ROUND: f64 = 1e8;
 
-/// The least cost of a core without rows and an assignment that has it, if the tables are small enough.
-/// The cost is [`INF`] or more where everything is forbidden.
-pub fn eliminate(core: &Core, control: &Control<'_>) -> Option<(i64, Vec<u32>)> {
-    if !core.slack.is_empty() {
-        return None;
+/// A core without rows, and what eliminating it would take.
+#[derive(Clone, Debug)]
+pub struct Elimination {
+    costs: Pairwise,
+    constant: i64,
+    work: f64,
+}
+
+impl Elimination {
+    /// Prepares the elimination of a core, if it has no rows and the tables fit the memory.
+    pub fn of(core: &Core, control: &Control<'_>) -> Option<Self> {
+        if !core.slack.is_empty() {
+            return None;
+        }
+        let (costs, constant) = costs(core);
+        let work = pase::work(&costs, control)?;
+        Some(Elimination { costs, constant, work })
     }
-    let (costs, constant) = costs(core);
-    if pase::work(&costs, control)? > MOST_WORK {
-        return None;
+
+    /// Whether it is its turn.
+    pub fn due(&self, round: u64) -> bool {
+        self.work <= WORK_PER_ROUND * (round + 1) as f64
     }
-    let (optimum, x) = pase::minimise(&costs, control).ok()?;
-    Some((if optimum >= INFINITE { INF } else { optimum.checked_add(constant)? }, x))
+
+    /// The least cost and an assignment that has it, unless time is up before. The cost is [`INF`] where
+    /// everything is forbidden.
+    pub fn run(&self, control: &Control<'_>) -> Option<(i64, Vec<u32>)> {
+        let (optimum, x) = pase::minimise(&self.costs, control).ok()?;
+        Some((if optimum >= INFINITE { INF } else { optimum.checked_add(self.constant)? }, x))
+    }
 }
 
 /// The core's costs from zero up, and what was taken off to make them so.

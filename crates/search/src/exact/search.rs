@@ -8,7 +8,7 @@
 use super::ascent::Pace;
 use super::branch::Branch;
 use super::cross::cross;
-use super::eliminate::eliminate;
+use super::eliminate::Elimination;
 use super::island::Island;
 use super::model::{INF, Model};
 use super::stage::Stage;
@@ -52,8 +52,8 @@ pub struct Search {
     settled: bool,
     round: u64,
     seed: u64,
-    /// How many values the stage had when elimination was last tried.
-    eliminated_at: usize,
+    /// Elimination of the stage, if it can be, and how many values the stage had when it was prepared.
+    elimination: Option<(usize, Option<Elimination>)>,
 }
 
 impl Search {
@@ -61,7 +61,7 @@ impl Search {
     pub fn new(model: Model, seed: u64) -> Self {
         let stage = Stage::new(model);
         let islands = islands(&stage, seed);
-        Search { stage, islands, best: None, tree: None, settled: false, round: 0, seed, eliminated_at: 0 }
+        Search { stage, islands, best: None, tree: None, settled: false, round: 0, seed, elimination: None }
     }
 
     /// Runs rounds until proved or stopped.
@@ -105,7 +105,7 @@ impl Search {
         }
     }
 
-    /// Solves what is left by elimination if that is cheap: tried anew whenever the stage was narrowed.
+    /// Solves what is left by elimination, if that is possible and its turn.
     fn eliminate(
         &mut self,
         control: &Control<'_>,
@@ -113,10 +113,11 @@ impl Search {
         publish: &Publish<'_>,
     ) -> Option<StopReason> {
         let values = self.stage.core.value_count();
-        if std::mem::replace(&mut self.eliminated_at, values) == values {
-            return None;
+        if self.elimination.as_ref().is_none_or(|e| e.0 != values) {
+            self.elimination = Some((values, Elimination::of(&self.stage.core, control)));
         }
-        let (cost, x) = eliminate(&self.stage.core, control)?;
+        let due = self.elimination.as_ref()?.1.as_ref().filter(|e| e.due(self.round))?;
+        let (cost, x) = due.run(control)?;
         if cost < INF {
             publish(&self.stage.lift(&x), recorder, self.round, "elimination");
             // The network itself has the last word; if it disagrees, nothing is proved.
