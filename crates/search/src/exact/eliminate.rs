@@ -11,9 +11,9 @@ use crate::outcome::Control;
 use crate::pairwise::{Pair, Pairwise};
 use crate::pase;
 
-/// Additions that are worth spending per round of the search: about a tenth of a second. Elimination is cheap
+/// Additions that are worth spending per round of the search: a few hundredths of a second. Elimination is cheap
 /// where it is tried first, and its turn comes later where bounds and search have not ended it by then.
-const WORK_PER_ROUND: f64 = 1e8;
+const WORK_PER_ROUND: f64 = 1e7;
 
 /// A core without rows, and what eliminating it would take.
 #[derive(Clone, Debug)]
