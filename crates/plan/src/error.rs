@@ -28,6 +28,20 @@ pub enum PlanError {
         /// What is wrong.
         source: LayoutError,
     },
+    /// A config that an op cannot have.
+    #[error("op `{op}`: {reason}")]
+    Config {
+        /// The op, or the model.
+        op: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A plan of something else.
+    #[error("the plan does not fit: {reason}")]
+    Mismatch {
+        /// What differs, and what to do.
+        reason: String,
+    },
     /// More ways to split an op than can be searched.
     #[error(
         "op `{op}` has more than {most} ways to be split over the {levels} levels of machine {machine}; plan for fewer devices (`{machine}:N`)"

@@ -1,16 +1,15 @@
-//! What one assignment of choices costs, in all the detail that a plan reports.
+//! What one assignment of configs to ops costs, in all the detail that a plan reports.
 //!
-//! The sum of everything here equals the network's objective, which a test holds it to.
+//! Any assignment will do, whether the search offers it or not. Times add up to the network's objective, which a
+//! test holds them to. Traffic is what the running program sends: there, everything that needs a tensor in the same
+//! layout shares one re-layout (of a weight: one per pass), while the objective has every layer pay for its own.
 
-use crate::{
-    error::PlanError,
-    problem::{Problem, needs},
-    tables::Tables,
-};
+use crate::{error::PlanError, problem::Problem, tables::Tables, transfer::End};
+use rustc_hash::FxHashSet;
 use shardwright_cost::{Layout, Lifetimes, Placement, Tally, Traffic};
 use shardwright_graph::TensorId;
 use shardwright_machine::{AxisId, Bytes};
-use shardwright_space::halos;
+use shardwright_space::{Config, halos};
 
 /// What a layer costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,54 +51,71 @@ pub fn local_bytes(problem: &Problem<'_>, tensor: TensorId, layout: &Layout) -> 
     problem.graph.tensor(tensor).ty.bytes() / u64::from(problem.mesh().group_size(sharded)).max(1)
 }
 
-/// Evaluates one choice per layer.
-pub fn evaluate(problem: &Problem<'_>, choices: &[u32]) -> Result<Costs, PlanError> {
-    let chosen: Vec<_> = problem.choices.iter().zip(choices).map(|(all, &c)| &all[c as usize]).collect();
-    let (layers, shapes, mesh) = (&problem.layers, &problem.shapes[..], problem.mesh());
+/// Evaluates any assignment of one config per op, in the graph's order.
+///
+/// # Errors
+/// Where there is not one config for every op, or an op cannot be split as its config says.
+pub fn evaluate(problem: &Problem<'_>, configs: &[Config]) -> Result<Costs, PlanError> {
+    check(problem, configs)?;
+    let (graph, shapes, mesh) = (problem.graph, &problem.shapes[..], problem.mesh());
     let comm = problem.relayouts.comm();
     let times = problem.times()?;
-    let tables = Tables::new(problem.graph, &problem.relayouts);
-    let mut costs: Vec<LayerCost> =
-        chosen.iter().map(|c| LayerCost { compute: c.compute, comm: c.comm }).collect();
+    let mut costs = vec![LayerCost::default(); graph.layers.len()];
     let mut traffic = Traffic::default();
     let mut tally = Tally::default();
-    for op in problem.graph.op_ids() {
-        let (layer, member) = layers.place[op.index()];
-        let config = &chosen[layer as usize].configs[member as usize];
+    for (op, config) in graph.op_ids().zip(configs) {
         let (workload, estimate) = times.estimate(op, config);
         tally.record(&workload, estimate.source);
+        let layer = &mut costs[graph.node(op).layer.index()];
+        layer.compute += times.compute(op, config);
+        layer.comm += times.halo(comm, op, config);
         for i in 0..shapes[op.index()].inputs.len() {
             for halo in halos(&shapes[op.index()], i, config, mesh) {
                 traffic.merge(&comm.halo_traffic(halo.axes, halo.down, halo.up));
             }
         }
     }
+    let layout = |end: &End| end.layout(shapes, &configs[end.op.index()], mesh);
+    let tables = Tables::new(graph, &problem.relayouts);
+    let mut sent = FxHashSet::default();
     for transfer in &problem.transfers.all {
-        let maker = &chosen[transfer.from.layer as usize].configs;
-        let reader = &chosen[transfer.reader() as usize].configs;
-        let from = transfer.from.layout(layers, shapes, maker, mesh);
-        let needs = needs(transfer, layers, shapes, reader, mesh);
-        if !transfer.is_internal() {
-            costs[transfer.reader() as usize].comm += tables.time(transfer.tensor, &from, &needs)?;
-        }
-        let tensor = problem.relayouts.tensor(tables.shape(transfer.tensor)?);
-        for to in &needs {
-            let way = problem.relayouts.find(&tensor, &from, to).map_err(|source| PlanError::Tensor {
-                tensor: problem.graph.tensor(transfer.tensor).name.clone(),
+        let (from, to) = (layout(&transfer.from), layout(&transfer.to));
+        let reader = graph.node(transfer.to.op);
+        costs[reader.layer.index()].comm += tables.time(transfer.tensor, &from, &to)?;
+        let home = problem.transfers.homes[transfer.tensor.index()].map_or(from, |home| layout(&home));
+        // Weights are fetched once per pass, everything else once.
+        let pass = graph.tensor(transfer.tensor).producer.is_none().then_some(reader.phase);
+        if home != to && sent.insert((transfer.tensor, to, pass)) {
+            let tensor = problem.relayouts.tensor(tables.shape(transfer.tensor)?);
+            let way = problem.relayouts.find(&tensor, &home, &to).map_err(|source| PlanError::Tensor {
+                tensor: graph.tensor(transfer.tensor).name.clone(),
                 source,
             })?;
             traffic.merge(&way.traffic);
         }
     }
     let held = |t: TensorId| {
-        let layout = problem.transfers.homes[t.index()]
-            .map(|home| home.layout(layers, shapes, &chosen[home.layer as usize].configs, mesh));
+        let layout = problem.transfers.homes[t.index()].map(|home| layout(&home));
         let replicated = Layout::replicated(mesh.len());
         Bytes(local_bytes(problem, t, &layout.unwrap_or(replicated)))
     };
-    let peak = Lifetimes::of(problem.graph).peak(problem.graph, held, |_| Bytes(0));
+    let peak = Lifetimes::of(graph).peak(graph, held, |_| Bytes(0));
     let peak_memory = peak.map_or(Bytes(0), |peak| peak.held.total());
     Ok(Costs { layers: costs, traffic, peak_memory, tally })
+}
+
+/// Whether every op has a config that it can have.
+fn check(problem: &Problem<'_>, configs: &[Config]) -> Result<(), PlanError> {
+    let graph = problem.graph;
+    let error = |op: &str, reason: String| PlanError::Config { op: op.to_string(), reason };
+    if configs.len() != graph.ops.len() {
+        let reason = format!("there are {} configs for {} ops", configs.len(), graph.ops.len());
+        return Err(error(&graph.name, reason));
+    }
+    for ((node, shapes), config) in graph.ops.iter().zip(&problem.shapes).zip(configs) {
+        config.check(&shapes.rule, problem.mesh()).map_err(|reason| error(&node.name, reason))?;
+    }
+    Ok(())
 }
 
 /// Names of the axes' uses: the factor that each axis splits, none where it repeats.

@@ -28,6 +28,7 @@ mod memory;
 mod plan;
 mod planner;
 mod problem;
+mod recall;
 pub mod strategy;
 mod tables;
 mod times;

@@ -26,7 +26,8 @@ pub fn limited(problem: &Problem<'_>, limit: Bytes) -> Result<Network, PlanError
         let alive = lifetimes.interval(t);
         if !alive.is_empty() {
             let home = problem.transfers.homes[t.index()];
-            let group = home.map_or(&mut homeless, |home| &mut groups[home.layer as usize]);
+            let group = home
+                .map_or(&mut homeless, |home| &mut groups[problem.layers.place[home.op.index()].0 as usize]);
             group.entry((alive.start, alive.end)).or_default().push(t);
         }
     }
@@ -80,8 +81,9 @@ fn group_sizes(problem: &Problem<'_>, layer: usize, tensors: &[TensorId]) -> Vec
     let mut sizes = vec![0i64; problem.choices[layer].len()];
     for &t in tensors {
         let Some(home) = problem.transfers.homes[t.index()] else { continue };
+        let (_, member) = problem.layers.place[home.op.index()];
         for (total, choice) in sizes.iter_mut().zip(&problem.choices[layer]) {
-            let layout = home.layout(&problem.layers, &problem.shapes, &choice.configs, problem.mesh());
+            let layout = home.layout(&problem.shapes, &choice.configs[member as usize], problem.mesh());
             *total = total.saturating_add(size(local_bytes(problem, t, &layout)));
         }
     }

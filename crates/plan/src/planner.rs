@@ -9,12 +9,14 @@ use crate::{
         StepTimes,
     },
     problem::Problem,
+    recall::model_hash,
     strategy::{Space, Strategy, baselines, restrict},
     wish::Wish,
 };
 use shardwright_cost::TimeSource;
 use shardwright_machine::{Bytes, LevelId};
 use shardwright_search::{Control, Network, StopReason, registry};
+use shardwright_space::Config;
 
 /// What a plan has to keep, whatever it costs.
 #[derive(Clone, Debug, Default)]
@@ -28,8 +30,8 @@ pub struct Demands {
 /// What a strategy found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Per layer: which choice.
-    pub choices: Vec<u32>,
+    /// The config of every op, in the graph's order.
+    pub configs: Vec<Config>,
     /// Its cost in picoseconds.
     pub objective: i64,
     /// No choice in the strategy's space costs less.
@@ -90,14 +92,15 @@ fn attempt(
     };
     let Some(solver) = strategy.solver.and_then(registry::find) else {
         let choices: Vec<u32> = allowed.iter().map(|only| only[0]).collect();
+        let configs = problem.configs(&choices);
         if let Some(limit) = memory {
-            let peak = evaluate(problem, &choices)?.peak_memory;
+            let peak = evaluate(problem, &configs)?.peak_memory;
             if peak > limit {
                 return Err(too_large(i64::try_from(peak.0).ok()));
             }
         }
         let objective = cost(&problem.network, &choices)?;
-        return Ok(Found { choices, objective, bound: objective, stop_reason: StopReason::Exhausted });
+        return Ok(Found { configs, objective, bound: objective, stop_reason: StopReason::Exhausted });
     };
     let part = match strategy.space {
         Space::All if demands.wishes.is_empty() => None,
@@ -109,7 +112,8 @@ fn attempt(
         let chosen = choice.iter().take(layers).zip(&allowed);
         let choices: Vec<u32> = chosen.map(|(&c, allowed)| allowed[c as usize]).collect();
         let objective = cost(&problem.network, &choices)?;
-        return Ok(Found { choices, objective, bound: outcome.bound, stop_reason: outcome.stop_reason });
+        let configs = problem.configs(&choices);
+        return Ok(Found { configs, objective, bound: outcome.bound, stop_reason: outcome.stop_reason });
     }
     let least = outcome.least_overflow.map(|(overflow, _)| overflow);
     Err(match (outcome.stop_reason, network.usage_limit()) {
@@ -127,13 +131,6 @@ fn seconds(picoseconds: i64) -> f64 {
     picoseconds as f64 / 1e12
 }
 
-/// FNV-1a, 64 bits.
-fn fnv(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}
-
 /// Runs the baselines and evaluates them.
 pub fn baseline_costs(
     problem: &Problem<'_>,
@@ -142,7 +139,7 @@ pub fn baseline_costs(
     baselines()
         .map(|baseline| {
             let found = search(problem, baseline, &Demands::default(), control)?;
-            let costs = evaluate(problem, &found.choices)?;
+            let costs = evaluate(problem, &found.configs)?;
             let cost = BaselineCost {
                 step_seconds: seconds(found.objective),
                 compute_seconds: seconds(costs.compute()),
@@ -163,7 +160,7 @@ pub fn plan(
     control: &Control<'_>,
 ) -> Result<Plan, PlanError> {
     let found = search(problem, strategy, demands, control)?;
-    let costs = evaluate(problem, &found.choices)?;
+    let costs = evaluate(problem, &found.configs)?;
     let baselines = baseline_costs(problem, control)?;
     let mut plan = describe(problem, strategy, control.seed, &found, &costs, baselines);
     plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
@@ -195,13 +192,8 @@ fn describe(
     } else {
         0.0
     };
-    let config = |op: usize| {
-        let (layer, member) = problem.layers.place[op];
-        let choice = &problem.choices[layer as usize][found.choices[layer as usize] as usize];
-        &choice.configs[member as usize]
-    };
-    let ops = graph.op_ids().map(|id| {
-        let (node, rule, config) = (graph.node(id), &problem.shapes[id.index()].rule, config(id.index()));
+    let ops = graph.op_ids().zip(&found.configs).map(|(id, config)| {
+        let (node, rule) = (graph.node(id), &problem.shapes[id.index()].rule);
         PlanOp {
             name: node.name.clone(),
             kind: node.op.kind().to_string(),
@@ -211,11 +203,11 @@ fn describe(
             axes: axis_names(problem, id.index(), config),
         }
     });
-    let layers = problem.layers.splits.iter().zip(&costs.layers).map(|(layer, cost)| {
-        let op = layer.forward();
+    let layers = graph.layers.iter().zip(&costs.layers).map(|(layer, cost)| {
+        let op = layer.forward;
         PlanLayer {
             name: graph.node(op).name.clone(),
-            config: config(op.index()).show(&problem.shapes[op.index()].rule, mesh),
+            config: found.configs[op.index()].show(&problem.shapes[op.index()].rule, mesh),
             compute_seconds: seconds(cost.compute),
             comm_seconds: seconds(cost.comm),
         }
@@ -228,7 +220,7 @@ fn describe(
         format_version: FORMAT_VERSION,
         shardwright_version: env!("CARGO_PKG_VERSION").to_string(),
         model: graph.name.clone(),
-        model_hash: format!("{:016x}", fnv(&graph.to_json())),
+        model_hash: model_hash(graph),
         machine: machine.name().to_string(),
         machine_fingerprint: machine.fingerprint().to_string(),
         devices: machine.devices(),

@@ -2,16 +2,15 @@
 //!
 //! A variable is a layer, a choice is a config of its forward op ([`shardwright_space::LayerSplit`] says what the
 //! other ops do). Unary: the time of all the layer's ops on one device, the exchange of windows' rows, and
-//! re-layouts of tensors that are made and read in the layer (a weight's gradient on its way to the update: the
-//! all-reduce of data parallelism). Pairwise: re-layouts of tensors that one layer makes and the other reads,
-//! forwards and backwards. All in picoseconds, nothing overlaps: the objective of OptCNN and PaSE.
+//! transfers inside the layer (a weight's gradient on its way to the update: the all-reduce of data parallelism).
+//! Pairwise: transfers between layers, forwards and backwards ([`crate::transfer`] says who fetches what from where). All in picoseconds, nothing overlaps: the objective of OptCNN and PaSE.
 
 use crate::{
     error::PlanError,
     layers::Layers,
-    tables::{Distinct, Needs, Tables},
+    tables::{Distinct, Tables},
     times::OpTimes,
-    transfer::{Transfer, Transfers},
+    transfer::{End, Transfer, Transfers},
 };
 use rayon::prelude::*;
 use shardwright_cost::{CostFile, Layout, OperatorTimes, Relayouts};
@@ -69,7 +68,7 @@ struct Priced {
     /// The maker's choices.
     from: Distinct<Layout>,
     /// The reader's choices.
-    needs: Distinct<Needs>,
+    to: Distinct<Layout>,
     table: Arc<[i64]>,
     maker: u32,
     reader: u32,
@@ -102,7 +101,7 @@ impl<'a> Problem<'a> {
             return Err(too_many(graph, machine, &layers, &shapes, &grain.mesh));
         }
         let relayouts = Relayouts::new(machine, &grain.mesh);
-        let transfers = Transfers::of(graph, &layers);
+        let transfers = Transfers::of(graph);
         let (choices, network) = {
             let times = OpTimes::new(OperatorTimes::new(&device, costs)?, graph, &shapes, &grain.mesh);
             let make =
@@ -149,6 +148,15 @@ impl<'a> Problem<'a> {
         &self.choices[layer][choice as usize].configs[member as usize]
     }
 
+    /// The config of every op, in the graph's order, under one choice per layer.
+    pub fn configs(&self, choices: &[u32]) -> Vec<Config> {
+        let chosen = |&(layer, member): &(u32, u32)| {
+            let choice = &self.choices[layer as usize][choices[layer as usize] as usize];
+            choice.configs[member as usize].clone()
+        };
+        self.layers.place.iter().map(chosen).collect()
+    }
+
     /// The choice of a layer whose forward op has this config.
     pub fn find_choice(&self, layer: usize, config: &Config) -> Option<u32> {
         let count = self.choices[layer].len() as u32;
@@ -182,25 +190,14 @@ struct Maker<'p> {
     times: OpTimes<'p>,
 }
 
-/// The layouts that a transfer's reader needs under the configs of its ops.
-pub(crate) fn needs(
-    transfer: &Transfer,
-    layers: &Layers,
-    shapes: &[OpShapes],
-    configs: &[Config],
-    mesh: &Mesh,
-) -> Needs {
-    let mut layouts: Needs = transfer.to.iter().map(|to| to.layout(layers, shapes, configs, mesh)).collect();
-    layouts.sort_unstable();
-    layouts.dedup();
-    layouts
-}
-
 impl Maker<'_> {
     fn choices(&self, transfers: &Transfers, tables: &Tables<'_>) -> Result<Vec<Vec<Choice>>, PlanError> {
         let mut internal: Vec<Vec<&Transfer>> = vec![Vec::new(); self.layers.splits.len()];
-        for transfer in transfers.all.iter().filter(|t| t.is_internal()) {
-            internal[transfer.reader() as usize].push(transfer);
+        for transfer in &transfers.all {
+            let (maker, reader) = self.ends(transfer);
+            if maker == reader {
+                internal[reader as usize].push(transfer);
+            }
         }
         let layer = |(layer, inside): (usize, Vec<&Transfer>)| {
             let split = &self.layers.splits[layer];
@@ -227,9 +224,11 @@ impl Maker<'_> {
             comm += self.times.halo(self.relayouts.comm(), op, config);
         }
         for transfer in inside {
-            let from = transfer.from.layout(self.layers, self.shapes, &configs, self.mesh);
-            let needs = needs(transfer, self.layers, self.shapes, &configs, self.mesh);
-            comm += tables.time(transfer.tensor, &from, &needs)?;
+            let layout = |end: &End| {
+                let (_, member) = self.layers.place[end.op.index()];
+                end.layout(self.shapes, &configs[member as usize], self.mesh)
+            };
+            comm += tables.time(transfer.tensor, &layout(&transfer.from), &layout(&transfer.to))?;
         }
         Ok(Choice { configs, compute, comm })
     }
@@ -243,7 +242,10 @@ impl Maker<'_> {
         let priced: Vec<Priced> = transfers
             .all
             .par_iter()
-            .filter(|t| !t.is_internal())
+            .filter(|t| {
+                let (maker, reader) = self.ends(t);
+                maker != reader
+            })
             .map(|t| self.price(t, tables, choices))
             .collect::<Result<_, _>>()?;
         let mut pairs: BTreeMap<(u32, u32), Vec<&Priced>> = BTreeMap::new();
@@ -279,33 +281,39 @@ impl Maker<'_> {
         tables: &Tables<'_>,
         choices: &[Vec<Choice>],
     ) -> Result<Priced, PlanError> {
-        let (maker, reader) = (transfer.from.layer, transfer.reader());
-        let made = choices[maker as usize].iter();
-        let from =
-            Distinct::of(made.map(|c| transfer.from.layout(self.layers, self.shapes, &c.configs, self.mesh)));
-        let read = choices[reader as usize].iter();
-        let needs =
-            Distinct::of(read.map(|c| needs(transfer, self.layers, self.shapes, &c.configs, self.mesh)));
-        let table = tables.table(transfer.tensor, &from, &needs)?;
-        Ok(Priced { from, needs, table, maker, reader })
+        let (maker, reader) = self.ends(transfer);
+        let layouts = |end: &End| {
+            let (layer, member) = self.layers.place[end.op.index()];
+            let choices = choices[layer as usize].iter();
+            Distinct::of(choices.map(|c| end.layout(self.shapes, &c.configs[member as usize], self.mesh)))
+        };
+        let (from, to) = (layouts(&transfer.from), layouts(&transfer.to));
+        let table = tables.table(transfer.tensor, &from, &to)?;
+        Ok(Priced { from, to, table, maker, reader })
+    }
+
+    /// The layers that a transfer leads from and to.
+    fn ends(&self, transfer: &Transfer) -> (u32, u32) {
+        let layer = |end: &End| self.layers.place[end.op.index()].0;
+        (layer(&transfer.from), layer(&transfer.to))
     }
 }
 
 impl Priced {
     /// Adds the times to a table of the two layers' choices, the lower layer's major.
     fn add_to(&self, table: &mut [i64], columns: usize) {
-        let width = self.needs.values.len();
+        let width = self.to.values.len();
         if self.maker < self.reader {
             for (row, &from) in table.chunks_mut(columns).zip(&self.from.of) {
                 let times = &self.table[from as usize * width..][..width];
-                for (cell, &needs) in row.iter_mut().zip(&self.needs.of) {
-                    *cell += times[needs as usize];
+                for (cell, &to) in row.iter_mut().zip(&self.to.of) {
+                    *cell += times[to as usize];
                 }
             }
         } else {
-            for (row, &needs) in table.chunks_mut(columns).zip(&self.needs.of) {
+            for (row, &to) in table.chunks_mut(columns).zip(&self.to.of) {
                 for (cell, &from) in row.iter_mut().zip(&self.from.of) {
-                    *cell += self.table[from as usize * width + needs as usize];
+                    *cell += self.table[from as usize * width + to as usize];
                 }
             }
         }

@@ -279,9 +279,9 @@ impl<'p> Guide<'p> {
         let made = inputs.filter(|(_, t)| problem.graph.tensor(**t).producer.is_some());
         let guides = made.filter_map(|(input, t)| {
             let home = problem.transfers.homes[t.index()]?;
-            let choice = chosen[home.layer as usize]?;
-            let configs = &problem.choices[home.layer as usize][choice as usize].configs;
-            let layout = home.layout(&problem.layers, &problem.shapes, configs, problem.mesh());
+            let (layer, member) = problem.layers.place[home.op.index()];
+            let choice = &problem.choices[layer as usize][chosen[layer as usize]? as usize];
+            let layout = home.layout(&problem.shapes, &choice.configs[member as usize], problem.mesh());
             let elements = problem.graph.tensor(*t).ty.shape.elements();
             Some((elements, Self { rule: &problem.shapes[op.index()].rule, input, layout }))
         });

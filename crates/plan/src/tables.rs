@@ -1,5 +1,4 @@
-//! Tables of transfer times: from every layout that a tensor is made in to every set of layouts that a layer
-//! needs it in.
+//! Tables of transfer times: from every layout that a tensor is made in to every layout that an op needs it in.
 //!
 //! Many choices of a layer leave a tensor in the same layout, so tables are made over distinct layouts and spread
 //! over choices afterwards; equal tables (layers that repeat) are made once.
@@ -9,9 +8,6 @@ use rustc_hash::FxHashMap;
 use shardwright_cost::{Layout, Relayouts, TensorShape};
 use shardwright_graph::{Graph, TensorId};
 use std::sync::{Arc, RwLock};
-
-/// The layouts that a layer needs a tensor in under one choice; sorted, no two alike.
-pub type Needs = Vec<Layout>;
 
 /// Distinct values, and which of them each choice has.
 pub struct Distinct<T> {
@@ -38,7 +34,7 @@ impl<T: std::hash::Hash + Eq + Clone> Distinct<T> {
     }
 }
 
-type Key = (TensorShape, Vec<Layout>, Vec<Needs>);
+type Key = (TensorShape, Vec<Layout>, Vec<Layout>);
 
 /// Makes and remembers tables.
 pub struct Tables<'a> {
@@ -63,33 +59,34 @@ impl<'a> Tables<'a> {
         PlanError::Tensor { tensor: self.graph.tensor(tensor).name.clone(), source }
     }
 
-    /// Picoseconds from one layout to all that are needed.
-    pub fn time(&self, tensor: TensorId, from: &Layout, needs: &Needs) -> Result<i64, PlanError> {
+    /// Picoseconds from one layout to another.
+    pub fn time(&self, tensor: TensorId, from: &Layout, to: &Layout) -> Result<i64, PlanError> {
+        if from == to {
+            return Ok(0);
+        }
         let ready = self.relayouts.tensor(self.shape(tensor)?);
-        let error = |source| self.error(tensor, source);
-        let times = self.relayouts.times(&ready, from).map_err(error)?;
-        needs.iter().map(|to| times.to(to).map(picoseconds).map_err(error)).sum()
+        let times = self.relayouts.times(&ready, from).and_then(|times| times.to(to));
+        times.map(picoseconds).map_err(|source| self.error(tensor, source))
     }
 
-    /// Picoseconds from each layout (rows) to each set of needs (columns).
+    /// Picoseconds from each layout (rows) to each layout (columns).
     pub fn table(
         &self,
         tensor: TensorId,
         from: &Distinct<Layout>,
-        needs: &Distinct<Needs>,
+        to: &Distinct<Layout>,
     ) -> Result<Arc<[i64]>, PlanError> {
-        let key = (self.shape(tensor)?, from.values.clone(), needs.values.clone());
+        let key = (self.shape(tensor)?, from.values.clone(), to.values.clone());
         if let Some(table) = self.known.read().ok().as_ref().and_then(|known| known.get(&key)) {
             return Ok(table.clone());
         }
         let ready = self.relayouts.tensor(key.0);
         let error = |source| self.error(tensor, source);
-        let mut cells = Vec::with_capacity(from.values.len() * needs.values.len());
+        let mut cells = Vec::with_capacity(from.values.len() * to.values.len());
         for from in &from.values {
             let times = self.relayouts.times(&ready, from).map_err(error)?;
-            for needs in &needs.values {
-                let sum: Result<i64, _> = needs.iter().map(|to| times.to(to).map(picoseconds)).sum();
-                cells.push(sum.map_err(error)?);
+            for to in &to.values {
+                cells.push(picoseconds(times.to(to).map_err(error)?));
             }
         }
         let table: Arc<[i64]> = cells.into();

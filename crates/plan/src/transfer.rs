@@ -1,13 +1,18 @@
 //! Which tensors travel: from where they are made or stored to where they are read.
 //!
 //! A tensor that an op makes starts in the layout which that op's config leaves it in. A weight, or optimizer
-//! state, is stored in the layout that its first reader needs, and its updated value has to get back there. Data
-//! and constants are delivered wherever they are needed, at no cost. Every layer that reads a tensor
-//! fetches it once per layout that it needs; layers do not share what they fetched.
+//! state, is stored in the layout that its update works in, and its updated value has to get back there; one that is
+//! never updated is stored as its first reader needs it. Data and constants are delivered wherever they are needed,
+//! at no cost.
+//!
+//! The first op of a layer that reads a tensor fetches it from there; the layer's other ops take it from
+//! the first one's copy, which is free where they need the same layout. Copies of weights are the exception: they are
+//! dropped at the end of a pass (forward, backward), so that the backward pass fetches them anew, as FSDP does, and
+//! a device never holds more than a few layers' whole weights. What is fetched is shared inside a layer only: two
+//! layers that need a tensor in the same layout both pay for it in the objective.
 
-use crate::layers::Layers;
 use shardwright_cost::Layout;
-use shardwright_graph::{Graph, OpId, Role, TensorId};
+use shardwright_graph::{Graph, LayerId, OpId, Phase, Role, TensorId};
 use shardwright_machine::Mesh;
 use shardwright_space::{Config, OpShapes, input_layout, output_layout};
 use std::collections::BTreeMap;
@@ -15,10 +20,8 @@ use std::collections::BTreeMap;
 /// A place where a tensor has a layout: a result or an operand of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct End {
-    /// The op's layer.
-    pub layer: u32,
-    /// Which of the layer's ops.
-    pub member: u32,
+    /// The op.
+    pub op: OpId,
     /// Which operand or result.
     pub slot: u32,
     /// Whether it is a result.
@@ -26,11 +29,9 @@ pub struct End {
 }
 
 impl End {
-    /// The tensor's layout there, under the configs of the layer's ops.
-    pub fn layout(&self, layers: &Layers, shapes: &[OpShapes], configs: &[Config], mesh: &Mesh) -> Layout {
-        let member = self.member as usize;
-        let op = layers.splits[self.layer as usize].ops[member];
-        let (shapes, config) = (&shapes[op.index()], &configs[member]);
+    /// The tensor's layout there, under the op's config.
+    pub fn layout(&self, shapes: &[OpShapes], config: &Config, mesh: &Mesh) -> Layout {
+        let shapes = &shapes[self.op.index()];
         if self.made {
             output_layout(shapes, self.slot as usize, config, mesh)
         } else {
@@ -39,27 +40,15 @@ impl End {
     }
 }
 
-/// A tensor on its way to one layer.
-#[derive(Clone, Debug)]
+/// A tensor on its way to one op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The tensor.
     pub tensor: TensorId,
-    /// Where it comes from.
+    /// Where it is taken from: its home, or the operand of an earlier op of the layer.
     pub from: End,
-    /// Where it is needed; all in one layer.
-    pub to: Vec<End>,
-}
-
-impl Transfer {
-    /// The layer that reads.
-    pub fn reader(&self) -> u32 {
-        self.to[0].layer
-    }
-
-    /// Whether maker and reader are one layer.
-    pub fn is_internal(&self) -> bool {
-        self.from.layer == self.reader()
-    }
+    /// Where it is needed.
+    pub to: End,
 }
 
 /// Where every tensor starts, and all transfers.
@@ -72,43 +61,55 @@ pub struct Transfers {
 
 impl Transfers {
     /// Those of a graph.
-    pub fn of(graph: &Graph, layers: &Layers) -> Self {
+    pub fn of(graph: &Graph) -> Self {
         let consumers = graph.consumers();
-        let end = |op: OpId, slot: usize, made: bool| {
-            let (layer, member) = layers.place[op.index()];
-            End { layer, member, slot: slot as u32, made }
-        };
         let readers = |t: TensorId| -> Vec<End> {
             let mut ops = consumers.of(t).to_vec();
             ops.dedup();
-            let slots = |op: &OpId| {
-                let inputs = graph.node(*op).inputs.iter().enumerate();
-                let op = *op;
-                inputs.filter(move |(_, input)| **input == t).map(move |(i, _)| end(op, i, false))
+            let slots = |&op: &OpId| {
+                let inputs = graph.node(op).inputs.iter().enumerate();
+                inputs.filter(move |(_, input)| **input == t).map(move |(i, _)| End {
+                    op,
+                    slot: i as u32,
+                    made: false,
+                })
             };
             ops.iter().flat_map(slots).collect()
         };
+        // The op that makes a stored tensor's next value.
+        let mut updates: Vec<Option<OpId>> = vec![None; graph.tensors.len()];
+        for carry in &graph.carries {
+            updates[carry.old.index()] = graph.tensor(carry.new).producer;
+        }
         let home = |t: TensorId| match graph.tensor(t).producer {
             Some(op) => {
-                graph.node(op).outputs.iter().position(|&output| output == t).map(|o| end(op, o, true))
+                let made = graph.node(op).outputs.iter().position(|&output| output == t);
+                made.map(|o| End { op, slot: o as u32, made: true })
             }
-            None => readers(t).first().copied(),
+            None => {
+                let readers = readers(t);
+                let update = updates[t.index()];
+                readers.iter().find(|end| Some(end.op) == update).or(readers.first()).copied()
+            }
         };
         let homes: Vec<Option<End>> = graph.tensor_ids().map(home).collect();
-        let mut all = Vec::new();
         let mut back: Vec<Option<End>> = vec![None; graph.tensors.len()];
         for carry in &graph.carries {
             back[carry.new.index()] = homes[carry.old.index()];
         }
+        let mut all = Vec::new();
         for t in graph.tensor_ids() {
             let tensor = graph.tensor(t);
-            let free = tensor.producer.is_none() && matches!(tensor.role, Role::Input | Role::Constant);
-            let Some(from) = homes[t.index()].filter(|_| !free) else { continue };
-            let mut by_layer: BTreeMap<u32, Vec<End>> = BTreeMap::new();
-            for to in readers(t).into_iter().chain(back[t.index()]).filter(|&to| to != from) {
-                by_layer.entry(to.layer).or_default().push(to);
+            let stored = tensor.producer.is_none();
+            let free = stored && matches!(tensor.role, Role::Input | Role::Constant);
+            let Some(home) = homes[t.index()].filter(|_| !free) else { continue };
+            let mut first: BTreeMap<(LayerId, Option<Phase>), End> = BTreeMap::new();
+            for to in readers(t).into_iter().filter(|&to| to != home) {
+                let node = graph.node(to.op);
+                let from = *first.entry((node.layer, stored.then_some(node.phase))).or_insert(to);
+                all.push(Transfer { tensor: t, from: if from == to { home } else { from }, to });
             }
-            all.extend(by_layer.into_values().map(|to| Transfer { tensor: t, from, to }));
+            all.extend(back[t.index()].map(|to| Transfer { tensor: t, from: home, to }));
         }
         Self { homes, all }
     }

@@ -10,6 +10,7 @@ use shardwright_graph::{
 use shardwright_machine::{Bytes, Seconds, builtin};
 use shardwright_plan::{Demands, Plan, PlanError, Problem, Wish, evaluate, limited, plan, search, strategy};
 use shardwright_search::{Control, registry};
+use shardwright_space::Config;
 
 const INIT: Init = Init::Normal(Real(1.0));
 
@@ -88,7 +89,7 @@ fn data_parallel_mlp_on_two_devices_costs_what_it_does_by_hand() {
     };
     // Both weights' gradients are added up over the devices; nothing else moves.
     let moved = reduce(16 * 32) + reduce(32 * 4);
-    let costs = evaluate(&problem, &found.choices).unwrap();
+    let costs = evaluate(&problem, &found.configs).unwrap();
     assert_eq!((costs.compute(), costs.comm()), (compute.iter().sum(), moved));
     assert_eq!(found.objective, compute.iter().sum::<i64>() + moved);
     // Each device sends all of both gradients once (two halves there and back).
@@ -107,7 +108,7 @@ fn column_then_row_needs_one_sum_forwards_and_none_for_weights() {
             .unwrap()
     };
     let choices = [choice("fc1", "o2"), choice("fc2", "c2"), choice("loss", "whole")];
-    let costs = evaluate(&problem, &choices).unwrap();
+    let costs = evaluate(&problem, &problem.configs(&choices)).unwrap();
     // The 8 x 4 results of the second product are added up over both devices; the hidden layer stays split,
     // forwards and backwards, and both weights are where they are needed.
     let comm = Comm::new(&machine, machine.mesh());
@@ -126,6 +127,37 @@ fn a_plan_survives_its_json_and_other_versions_are_refused() {
     let other = plan.to_json().replacen("\"format_version\": 1", "\"format_version\": 9", 1);
     assert!(Plan::from_json(other.as_bytes()).unwrap_err().contains("version 9"));
     assert!(strategy::find("best").is_err_and(|e| e.to_string().contains("owt")));
+}
+
+#[test]
+fn a_plan_is_recalled_as_the_configs_that_it_was_made_of_and_only_for_its_graph_and_machine() {
+    use shardwright_frontend::zoo::{BuildOptions, build};
+    let model = "mlp:batch=64,hidden=256,layers=3";
+    let graph = build(model, &BuildOptions::default()).unwrap();
+    for machine in ["flat:4", "p100x16", "flat:64"] {
+        let machine = builtin(machine).unwrap();
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let (auto, control) = (strategy::find("auto").unwrap(), Control::new());
+        let found = search(&problem, auto, &Demands::default(), &control).unwrap();
+        let plan = plan(&problem, auto, &Demands::default(), &control).unwrap();
+        let mesh = plan.mesh(&machine).unwrap();
+        assert_eq!(mesh.axes(), problem.mesh().axes());
+        assert_eq!(plan.configs(&graph, &mesh).unwrap(), found.configs);
+        assert!(plan.mesh(&builtin("flat:2").unwrap()).unwrap_err().to_string().contains("plan again"));
+        let other = build("mlp:batch=64,hidden=512,layers=3", &BuildOptions::default()).unwrap();
+        let error = plan.configs(&other, &mesh).unwrap_err().to_string();
+        assert!(error.contains("differs in shapes"), "{error}");
+        let other = build("mlp:batch=64,hidden=256,layers=4", &BuildOptions::default()).unwrap();
+        let error = plan.configs(&other, &mesh).unwrap_err().to_string();
+        assert!(error.contains("same model with the same options"), "{error}");
+        let mut wrong = plan.clone();
+        wrong.ops[0].axes[0] = Some("zz".into());
+        let error = wrong.configs(&graph, &mesh).unwrap_err().to_string();
+        assert!(error.contains("no factor `zz`"), "{error}");
+        wrong.ops[0].axes.pop();
+        assert!(wrong.configs(&graph, &mesh).is_err());
+        assert!(evaluate(&problem, &found.configs[1..]).is_err());
+    }
 }
 
 /// What a random graph does next.
@@ -187,7 +219,7 @@ proptest! {
         for strategy in strategy::STRATEGIES {
             let other = search(&problem, strategy, &Demands::default(), &control).unwrap();
             prop_assert!(exact.objective <= other.objective, "{}", strategy.name);
-            let costs = evaluate(&problem, &other.choices).unwrap();
+            let costs = evaluate(&problem, &other.configs).unwrap();
             prop_assert_eq!(costs.compute() + costs.comm(), other.objective, "{}", strategy.name);
         }
         let assignments = problem.choices.iter().map(|c| c.len() as f64).product::<f64>();
@@ -213,9 +245,9 @@ fn a_memory_limit_is_kept_at_the_least_cost_and_an_impossible_one_says_what_woul
     let control = Control::new().iteration_limit(1000);
     let exact = strategy::find("exact").unwrap();
     let free = search(&problem, exact, &Demands::default(), &control).unwrap();
-    let peak = |choices: &[u32]| evaluate(&problem, choices).unwrap().peak_memory;
+    let peak = |configs: &[Config]| evaluate(&problem, configs).unwrap().peak_memory;
     // Without a limit worth the name the plan is the same.
-    let same = search(&problem, exact, &holding(peak(&free.choices)), &control).unwrap();
+    let same = search(&problem, exact, &holding(peak(&free.configs)), &control).unwrap();
     assert_eq!(same.objective, free.objective);
     let Err(PlanError::DoesNotFit { least: Some(least), .. }) =
         search(&problem, exact, &holding(Bytes(1000)), &control)
@@ -224,11 +256,11 @@ fn a_memory_limit_is_kept_at_the_least_cost_and_an_impossible_one_says_what_woul
     };
     // What is said to do does.
     let tight = search(&problem, exact, &holding(Bytes(least)), &control).unwrap();
-    assert!(peak(&tight.choices) <= Bytes(least));
+    assert!(peak(&tight.configs) <= Bytes(least));
     assert!(tight.objective >= free.objective);
     // Data parallelism repeats the weights on every device.
     let data = search(&problem, strategy::find("data").unwrap(), &Demands::default(), &control).unwrap();
-    assert!(peak(&data.choices) > Bytes(least));
+    assert!(peak(&data.configs) > Bytes(least));
     assert!(search(&problem, strategy::find("data").unwrap(), &holding(Bytes(least)), &control).is_err());
 }
 
@@ -246,7 +278,7 @@ proptest! {
         let problem = Problem::new(&graph, &machine, None).unwrap();
         let choices: Vec<u32> =
             problem.choices.iter().zip(&picks).map(|(all, pick)| pick.index(all.len()) as u32).collect();
-        let peak = evaluate(&problem, &choices).unwrap().peak_memory.0;
+        let peak = evaluate(&problem, &problem.configs(&choices)).unwrap().peak_memory.0;
         // With every layer fixed, a limit is kept exactly from the peak on.
         let solve = |limit: u64| {
             let network = limited(&problem, Bytes(limit)).unwrap();

@@ -80,6 +80,27 @@ impl Config {
         seen.into_iter().map(|f| (rule.factors[f as usize].name, parts[f as usize])).collect()
     }
 
+    /// Whether an op of this rule can be run so on the mesh: one use per axis, factors that exist and divide. The
+    /// reason, where it cannot.
+    pub fn check(&self, rule: &Rule, mesh: &Mesh) -> Result<(), String> {
+        if self.0.len() != mesh.len() {
+            return Err(format!("the config speaks of {} axes, the mesh has {}", self.0.len(), mesh.len()));
+        }
+        let mut parts: SmallVec<[u64; 6]> = SmallVec::from_elem(1, rule.factors.len());
+        for (used, axis) in self.0.iter().zip(mesh.axes()) {
+            let AxisUse::Split(f) = *used else { continue };
+            let Some(factor) = rule.factors.get(f as usize) else {
+                return Err(format!("axis {} splits factor {f}, which the op lacks", axis.name));
+            };
+            if !divides(rule, f, parts[f as usize], axis.size) {
+                let (name, size) = (factor.name, factor.size);
+                return Err(format!("axis {} cannot split factor {name} of size {size}", axis.name));
+            }
+            parts[f as usize] *= u64::from(axis.size);
+        }
+        Ok(())
+    }
+
     /// For people: `n4·c4`, `d0=4` where the factor's name ends in a digit; `whole` where nothing is split.
     pub fn show(&self, rule: &Rule, mesh: &Mesh) -> String {
         let degrees = self.degrees(rule, mesh);

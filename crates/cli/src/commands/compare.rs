@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             match search(&problem, strategy, &args.planning.demands(), &control) {
                 Ok(found) => {
                     row.search_seconds = start.elapsed().as_secs_f64();
-                    let costs = evaluate(&problem, &found.choices)?;
+                    let costs = evaluate(&problem, &found.configs)?;
                     row.step_seconds = Some(found.objective as f64 / 1e12);
                     row.traffic_bytes = Some(costs.traffic.total().0);
                     row.peak_memory_bytes = Some(costs.peak_memory.0);
