@@ -1,0 +1,179 @@
+//! The recursion: cut the devices in two, then both halves in the same way, until every device is alone.
+//!
+//! The groups of devices after a cut are alike, so one of them stands for all: after `i` cuts every count is for one
+//! of `2^i` groups, and the total is `Σ 2^(i-1) δ_i`. The first cut is made on the machine's outermost axis, where
+//! links are slowest, since the total traffic of cuts grows from the first to the last.
+
+use crate::{
+    eliminate, levels,
+    one_cut::{Answer, OneCut, Regions, Request},
+    share::Tiling,
+    step::{Step, Unit},
+};
+use shardwright_graph::{Graph, TensorId};
+use shardwright_machine::Mesh;
+use shardwright_search::{Control, NetworkError};
+use shardwright_space::{AxisUse, Config, OpShapes};
+
+/// Why there is no tiling.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SoyBeanError {
+    /// Cuts are binary.
+    #[error(
+        "SoyBean cuts devices in two, again and again, and {devices} is not a power of two (axis {axis} has {size} devices); plan for fewer devices (`NAME:K`) or use another solver"
+    )]
+    NotBinary {
+        /// How many devices there are.
+        devices: u32,
+        /// The axis that cannot be halved.
+        axis: String,
+        /// Its size.
+        size: u32,
+    },
+    /// The search problem of a cut cannot be built.
+    #[error("cut {cut} cannot be searched: {source}")]
+    Network {
+        /// Which cut, from one.
+        cut: usize,
+        /// Why not.
+        source: NetworkError,
+    },
+    /// The time ran out.
+    #[error("the time ran out before cut {cut} had a tiling; give it more (--time)")]
+    Time {
+        /// Which cut, from one.
+        cut: usize,
+    },
+}
+
+/// What the cuts came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cuts {
+    /// Elements that each cut moves in one of the groups that it cuts, first cut first.
+    pub cuts: Vec<u64>,
+    /// Per tensor: how each cut divides it.
+    pub tilings: Vec<Vec<Tiling>>,
+    /// Per op: which factor each axis splits.
+    pub configs: Vec<Config>,
+    /// Whether every cut moves the least that it can, given those before.
+    pub proved: bool,
+}
+
+impl Cuts {
+    /// Elements moved by all devices together: `Σ 2^(i-1) δ_i`.
+    pub fn total_elements(&self) -> u64 {
+        let weighed = self.cuts.iter().enumerate().map(|(i, &cut)| cut.saturating_mul(1 << i.min(63)));
+        weighed.fold(0, u64::saturating_add)
+    }
+}
+
+fn binary(mesh: &Mesh) -> Result<(), SoyBeanError> {
+    match mesh.axes().iter().find(|axis| axis.size != 2) {
+        None => Ok(()),
+        Some(axis) => Err(SoyBeanError::NotBinary {
+            devices: mesh.axes().iter().map(|a| a.size).product(),
+            axis: axis.name.clone(),
+            size: axis.size,
+        }),
+    }
+}
+
+/// The tilings that move the least, cut by cut.
+///
+/// `shapes` has rule and types of every op of the graph, in its order; every axis of the mesh has size two.
+///
+/// # Errors
+/// Where the devices are not a power of two, or the search of a cut ends without an answer.
+pub fn solve(
+    graph: &Graph,
+    shapes: &[OpShapes],
+    mesh: &Mesh,
+    control: &Control<'_>,
+) -> Result<Cuts, SoyBeanError> {
+    run(Step::new(graph, shapes, None), mesh, |_, _| None, control)
+}
+
+/// What given configs move by SoyBean's measure: their requests, with the best tilings for them.
+///
+/// The measure compares ways to do all work exactly once, so an op that a config repeats on an axis is counted as
+/// split there in the way that moves the least.
+///
+/// # Errors
+/// As [`solve`].
+pub fn count(
+    graph: &Graph,
+    shapes: &[OpShapes],
+    mesh: &Mesh,
+    configs: &[Config],
+    control: &Control<'_>,
+) -> Result<Cuts, SoyBeanError> {
+    let forced = |unit: &Unit, axis: usize| -> Option<Request> {
+        let used = configs[unit.ops[0].index()].uses()[axis];
+        let AxisUse::Split(factor) = used else { return None };
+        unit.loops.iter().position(|l| l[0] == factor).map(|l| Some(l as u32))
+    };
+    run(Step::new(graph, shapes, Some(configs)), mesh, forced, control)
+}
+
+fn run(
+    step: Step<'_>,
+    mesh: &Mesh,
+    forced: impl Fn(&Unit, usize) -> Option<Request>,
+    control: &Control<'_>,
+) -> Result<Cuts, SoyBeanError> {
+    binary(mesh)?;
+    let loss = step.graph.loss().and_then(|t| step.graph.tensor(t).producer);
+    let root = step.units.iter().position(|unit| unit.ops.iter().any(|&op| Some(op) == loss)).unwrap_or(0);
+    let mut regions = Regions::whole(&step);
+    let mut found = Cuts {
+        cuts: Vec::new(),
+        tilings: vec![Vec::new(); step.graph.tensors.len()],
+        configs: vec![Config::replicated(mesh.len()); step.graph.ops.len()],
+        proved: true,
+    };
+    for (at, axis) in mesh.all().iter().enumerate() {
+        let cut = regions.cut(&step, |unit| forced(unit, at));
+        let answer = best(&cut, root, at + 1, control)?;
+        for t in step.graph.tensor_ids() {
+            found.tilings[t.index()].push(tiling(&step, &cut, &answer, t));
+        }
+        for ((unit, choice), &chosen) in step.units.iter().zip(&cut.units).zip(&answer.requests) {
+            let Some(which) = choice.requests[chosen as usize] else { continue };
+            for (op, &f) in unit.ops.iter().zip(&unit.loops[which as usize]) {
+                found.configs[op.index()].set(axis, AxisUse::Split(f));
+            }
+        }
+        for update in &step.updates {
+            let rule = &step.shapes[update.op.index()].rule;
+            let Tiling::Cut(dim) =
+                cut.tilings[update.group as usize][answer.tilings[update.group as usize] as usize]
+            else {
+                continue;
+            };
+            let led = rule.inputs.first().and_then(|map| rule.leading(map.dims.get(usize::from(dim))?));
+            if let Some(f) = led {
+                found.configs[update.op.index()].set(axis, AxisUse::Split(f));
+            }
+        }
+        found.cuts.push(answer.cost);
+        found.proved &= answer.proved;
+        regions.narrow(&step, &cut, &answer);
+    }
+    Ok(found)
+}
+
+fn tiling(step: &Step<'_>, cut: &OneCut, answer: &Answer, tensor: TensorId) -> Tiling {
+    let group = step.group[tensor.index()] as usize;
+    cut.tilings[group][answer.tilings[group] as usize]
+}
+
+/// By levels where they are narrow, else by elimination.
+fn best(cut: &OneCut, root: usize, number: usize, control: &Control<'_>) -> Result<Answer, SoyBeanError> {
+    if let Some(answer) = levels::solve(cut, root) {
+        return Ok(answer);
+    }
+    let answer =
+        eliminate::solve(cut, control).map_err(|source| SoyBeanError::Network { cut: number, source })?;
+    answer.ok_or(SoyBeanError::Time { cut: number })
+}
