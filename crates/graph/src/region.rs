@@ -73,7 +73,10 @@ impl<'a> Region<'a> {
 
     fn dim_range(&self, dim: &DimMap, size: u64) -> Range<u64> {
         if let Some(window) = dim.window {
-            return window.range(&self.parts[dim.factors[0] as usize], size);
+            let (part, factor) = (&self.parts[dim.factors[0] as usize], dim.factors[0] as usize);
+            // Uncut it stays whole, positions that no window covers included: nothing need be copied.
+            let uncut = *part == (0..self.rule.factors[factor].size);
+            return if uncut { 0..size } else { window.range(part, size) };
         }
         // Only the leading factor can be narrowed (a rule invariant), so the block is contiguous.
         match self.rule.leading(dim) {

@@ -118,7 +118,7 @@ fn check(problem: &Problem<'_>, configs: &[Config]) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Names of the axes' uses: the factor that each axis splits, none where it repeats.
+/// Names of the axes' uses: the factor that each axis splits, `@` and the digit of a pin, none where it repeats.
 pub fn axis_names(
     problem: &Problem<'_>,
     op: usize,
@@ -128,6 +128,7 @@ pub fn axis_names(
     let name = |axis: usize| match config.get(AxisId(axis as u32)) {
         shardwright_space::AxisUse::Split(f) => Some(rule.factors[f as usize].name.to_string()),
         shardwright_space::AxisUse::Replicate => None,
+        shardwright_space::AxisUse::Pin(digit) => Some(format!("@{digit}")),
     };
     (0..problem.mesh().len()).map(name).collect()
 }

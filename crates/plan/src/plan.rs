@@ -159,7 +159,7 @@ pub struct PlanOp {
     pub config: String,
     /// Into how many parts each split factor is cut.
     pub degrees: BTreeMap<String, u64>,
-    /// Per mesh axis: the factor that it splits, null where it repeats the op.
+    /// Per mesh axis: the factor that it splits, `@` and the digit that it pins the op to, null where it repeats the op.
     pub axes: Vec<Option<String>>,
 }
 

@@ -140,7 +140,7 @@ impl Space {
                     };
                     match used {
                         AxisUse::Split(f) => splits(*f),
-                        AxisUse::Replicate => true,
+                        AxisUse::Replicate | AxisUse::Pin(_) => true,
                     }
                 };
                 let fits = |layer: usize, c: u32| {

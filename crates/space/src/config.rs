@@ -3,7 +3,8 @@
 //! Axes of one level that have the same size and lie in the same dimension of its grid are interchangeable,
 //! so only assignments that are sorted by factor along them are listed. Every degree of parallelism that the
 //! mesh offers is still there; what is given up is that two layers with *several different* splits inside one
-//! level choose their order freely.
+//! level choose their order freely. Pins are listed only where they are asked for: they multiply the choices, and
+//! only searches that place whole ops want them.
 
 use shardwright_graph::{FactorIndex, Rule};
 use shardwright_machine::{Axis, AxisId, AxisSet, Mesh};
@@ -16,6 +17,8 @@ pub enum AxisUse {
     Split(FactorIndex),
     /// Every digit computes the same.
     Replicate,
+    /// Only this digit computes anything; the op's tensors are absent from the others.
+    Pin(u16),
 }
 
 /// What every mesh axis does to an op, outermost first.
@@ -80,39 +83,48 @@ impl Config {
         seen.into_iter().map(|f| (rule.factors[f as usize].name, parts[f as usize])).collect()
     }
 
-    /// Whether an op of this rule can be run so on the mesh: one use per axis, factors that exist and divide. The
-    /// reason, where it cannot.
+    /// Whether an op of this rule can be run so on the mesh: one use per axis, factors that exist and divide, digits
+    /// that exist. The reason, where it cannot.
     pub fn check(&self, rule: &Rule, mesh: &Mesh) -> Result<(), String> {
         if self.0.len() != mesh.len() {
             return Err(format!("the config speaks of {} axes, the mesh has {}", self.0.len(), mesh.len()));
         }
         let mut parts: SmallVec<[u64; 6]> = SmallVec::from_elem(1, rule.factors.len());
         for (used, axis) in self.0.iter().zip(mesh.axes()) {
-            let AxisUse::Split(f) = *used else { continue };
-            let Some(factor) = rule.factors.get(f as usize) else {
-                return Err(format!("axis {} splits factor {f}, which the op lacks", axis.name));
-            };
-            if !divides(rule, f, parts[f as usize], axis.size) {
-                let (name, size) = (factor.name, factor.size);
-                return Err(format!("axis {} cannot split factor {name} of size {size}", axis.name));
+            match *used {
+                AxisUse::Split(f) => {
+                    let Some(factor) = rule.factors.get(f as usize) else {
+                        return Err(format!("axis {} splits factor {f}, which the op lacks", axis.name));
+                    };
+                    if !divides(rule, f, parts[f as usize], axis.size) {
+                        let (name, size) = (factor.name, factor.size);
+                        return Err(format!("axis {} cannot split factor {name} of size {size}", axis.name));
+                    }
+                    parts[f as usize] *= u64::from(axis.size);
+                }
+                AxisUse::Replicate => {}
+                AxisUse::Pin(digit) if u32::from(digit) < axis.size => {}
+                AxisUse::Pin(digit) => return Err(format!("axis {} has no digit {digit}", axis.name)),
             }
-            parts[f as usize] *= u64::from(axis.size);
         }
         Ok(())
     }
 
-    /// For people: `n4·c4`, `d0=4` where the factor's name ends in a digit; `whole` where nothing is split.
+    /// For people: `n4·c4`, `d0=4` where the factor's name ends in a digit, `@node.0=1` for a pin; `whole` where
+    /// nothing is split or pinned.
     pub fn show(&self, rule: &Rule, mesh: &Mesh) -> String {
-        let degrees = self.degrees(rule, mesh);
-        if degrees.is_empty() {
-            return "whole".into();
-        }
         let text = |(name, degree): &(&'static str, u64)| {
             // A name that ends in a digit (`d1`) needs something between itself and the degree.
             let equals = if name.ends_with(|c: char| c.is_ascii_digit()) { "=" } else { "" };
             format!("{name}{equals}{degree}")
         };
-        degrees.iter().map(text).collect::<Vec<_>>().join("·")
+        let mut shown: Vec<String> = self.degrees(rule, mesh).iter().map(text).collect();
+        for (used, axis) in self.0.iter().zip(mesh.axes()) {
+            if let AxisUse::Pin(digit) = used {
+                shown.push(format!("@{}={digit}", axis.name));
+            }
+        }
+        if shown.is_empty() { "whole".into() } else { shown.join("·") }
     }
 }
 
@@ -128,15 +140,16 @@ fn interchangeable(a: &Axis, b: &Axis) -> bool {
 }
 
 /// Walks all configs in order; `visit` returns whether to go on.
-fn walk(rule: &Rule, mesh: &Mesh, visit: &mut impl FnMut(&Config) -> bool) {
+fn walk(rule: &Rule, mesh: &Mesh, pins: bool, visit: &mut impl FnMut(&Config) -> bool) {
     let mut parts: SmallVec<[u64; 6]> = SmallVec::from_elem(1, rule.factors.len());
     let mut config = Config(SmallVec::new());
-    step(rule, mesh, &mut parts, &mut config, visit);
+    step(rule, mesh, pins, &mut parts, &mut config, visit);
 }
 
 fn step(
     rule: &Rule,
     mesh: &Mesh,
+    pins: bool,
     parts: &mut SmallVec<[u64; 6]>,
     config: &mut Config,
     visit: &mut impl FnMut(&Config) -> bool,
@@ -144,6 +157,8 @@ fn step(
     let at = config.0.len();
     let Some(axis) = mesh.axes().get(at) else { return visit(config) };
     let least = match at.checked_sub(1) {
+        // Digits of two axes name different devices in either order.
+        Some(before) if matches!(config.0[before], AxisUse::Pin(_)) => AxisUse::Split(0),
         Some(before) if interchangeable(&mesh.axes()[before], axis) => config.0[before],
         _ => AxisUse::Split(0),
     };
@@ -154,33 +169,48 @@ fn step(
         }
         parts[factor as usize] *= u64::from(axis.size);
         config.0.push(used);
-        let go_on = step(rule, mesh, parts, config, visit);
+        let go_on = step(rule, mesh, pins, parts, config, visit);
         config.0.pop();
         parts[factor as usize] /= u64::from(axis.size);
         if !go_on {
             return false;
         }
     }
-    config.0.push(AxisUse::Replicate);
-    let go_on = step(rule, mesh, parts, config, visit);
-    config.0.pop();
-    go_on
+    let pinned = (0..if pins { axis.size } else { 0 }).map(|digit| AxisUse::Pin(digit as u16));
+    for used in std::iter::once(AxisUse::Replicate).chain(pinned) {
+        config.0.push(used);
+        let go_on = step(rule, mesh, pins, parts, config, visit);
+        config.0.pop();
+        if !go_on {
+            return false;
+        }
+    }
+    true
 }
 
-/// All configs of an op, splits first.
+/// All configs of an op without pins, splits first.
 pub fn configs(rule: &Rule, mesh: &Mesh) -> Vec<Config> {
+    list(rule, mesh, false)
+}
+
+/// All configs of an op, those that pin it to one side of some axes included.
+pub fn configs_with_pins(rule: &Rule, mesh: &Mesh) -> Vec<Config> {
+    list(rule, mesh, true)
+}
+
+fn list(rule: &Rule, mesh: &Mesh, pins: bool) -> Vec<Config> {
     let mut all = Vec::new();
-    walk(rule, mesh, &mut |config| {
+    walk(rule, mesh, pins, &mut |config| {
         all.push(config.clone());
         true
     });
     all
 }
 
-/// How many configs an op has, counted up to `most` and one more.
+/// How many configs without pins an op has, counted up to `most` and one more.
 pub fn count_configs(rule: &Rule, mesh: &Mesh, most: usize) -> usize {
     let mut count = 0;
-    walk(rule, mesh, &mut |_| {
+    walk(rule, mesh, false, &mut |_| {
         count += 1;
         count <= most
     });
@@ -228,6 +258,38 @@ mod tests {
         let mut rule = Rule::default();
         rule.whole_factor("s", 8);
         assert_eq!(configs(&rule, machine.mesh()), [Config::replicated(1)]);
+    }
+
+    #[test]
+    fn pins_reach_every_device_and_are_shown_by_axis() {
+        let machine = builtin("flat:4").unwrap();
+        let rule = rule(&[("n", 2)]);
+        let all = configs_with_pins(&rule, machine.mesh());
+        let shown: Vec<_> = all.iter().map(|c| c.show(&rule, machine.mesh())).collect();
+        assert_eq!(shown.iter().filter(|s| s.matches('@').count() == 2).count(), 4, "{shown:?}");
+        assert!(shown.contains(&"n2·@gpu.0=1".to_string()), "{shown:?}");
+        assert!(shown.contains(&"@gpu.0=1·@gpu.1=0".to_string()), "{shown:?}");
+        for config in &all {
+            assert_eq!(config.check(&rule, machine.mesh()), Ok(()));
+        }
+    }
+
+    #[test]
+    fn configs_that_cannot_be_are_refused() {
+        let machine = builtin("flat:4").unwrap();
+        let mut rule = rule(&[("n", 6)]);
+        rule.whole_factor("s", 4);
+        let (n, r) = (AxisUse::Split(0), AxisUse::Replicate);
+        for (uses, why) in [
+            (vec![n], "speaks of 1 axes"),
+            (vec![n, n], "cannot split factor n of size 6"),
+            (vec![AxisUse::Split(1), r], "cannot split factor s"),
+            (vec![AxisUse::Split(2), r], "which the op lacks"),
+            (vec![r, AxisUse::Pin(2)], "has no digit 2"),
+        ] {
+            let error = Config::new(uses).check(&rule, machine.mesh()).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]

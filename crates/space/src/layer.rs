@@ -3,7 +3,7 @@
 //! Backward ops share their forward op's factor names, so an axis that splits `o` forwards splits `o`
 //! backwards. Ops without the name (sums of gradients, updates) take what an axis does to a tensor that
 //! the layer has already laid out: the factor that leads the sharded dimension. Where neither says anything, or the
-//! factor does not divide, the axis repeats the op.
+//! factor does not divide, the axis repeats the op. A pin holds for the whole layer.
 
 use crate::{
     config::{AxisUse, Config, divides},
@@ -128,7 +128,11 @@ impl LayerSplit {
                 break;
             }
         }
-        found.into_iter().map(|config| config.unwrap_or_else(|| Config::replicated(mesh.len()))).collect()
+        let alone = Config::new(forward.uses().iter().map(|&used| match used {
+            AxisUse::Split(_) => AxisUse::Replicate,
+            other => other,
+        }));
+        found.into_iter().map(|config| config.unwrap_or_else(|| alone.clone())).collect()
     }
 
     /// The config of one op: by name, else by the tensors that are known.
@@ -138,7 +142,10 @@ impl LayerSplit {
         let mut parts: SmallVec<[u64; 6]> = SmallVec::from_elem(1, rule.factors.len());
         for (a, axis) in mesh.axes().iter().enumerate() {
             let id = AxisId(a as u32);
-            let AxisUse::Split(factor) = forward.get(id) else { continue };
+            let AxisUse::Split(factor) = forward.get(id) else {
+                config.set(id, forward.get(id));
+                continue;
+            };
             let fits = |f: &FactorIndex| divides(rule, *f, parts[*f as usize], axis.size);
             let by_name = member.by_name[factor as usize].filter(fits);
             let chosen = by_name.or_else(|| {

@@ -1,7 +1,8 @@
 //! How an op's tensors lie on the mesh under its config, and what its windows reach for.
 //!
 //! An axis that splits a factor shards the dimension which the factor leads; an output without the factor is
-//! a partial result; an input without it is needed whole. An input read through a window is stored in equal
+//! a partial result; an input without it is needed whole. An axis that pins the op leaves its tensors on one
+//! digit only. An input read through a window is stored in equal
 //! blocks like any other, and the rows that the windows reach beyond their block are fetched from the
 //! neighbours ([`halos`]). Where such an input does not divide into equal blocks, it is needed whole.
 
@@ -56,19 +57,22 @@ fn layout(
     let mut layout = Layout::replicated(mesh.len());
     let mut blocks: SmallVec<[u64; 8]> = SmallVec::from_elem(1, ty.rank());
     for (at, (used, axis)) in config.uses().iter().zip(mesh.axes()).enumerate() {
-        let AxisUse::Split(factor) = *used else { continue };
-        let placement = match map.dim_led_by(factor, rule) {
-            None => without,
-            Some(dim) => {
-                let finer = blocks[dim] * u64::from(axis.size);
-                // Only a window's dimension may fail to divide: others are multiples of their leading factor.
-                if ty.shape[dim].is_multiple_of(finer) {
-                    blocks[dim] = finer;
-                    Placement::Shard(dim as u8)
-                } else {
-                    Placement::Replicated
+        let placement = match *used {
+            AxisUse::Replicate => Placement::Replicated,
+            AxisUse::Pin(digit) => Placement::Absent(digit),
+            AxisUse::Split(factor) => match map.dim_led_by(factor, rule) {
+                None => without,
+                Some(dim) => {
+                    let finer = blocks[dim] * u64::from(axis.size);
+                    // Only a window's dimension may fail to divide: others are multiples of their leading factor.
+                    if ty.shape[dim].is_multiple_of(finer) {
+                        blocks[dim] = finer;
+                        Placement::Shard(dim as u8)
+                    } else {
+                        Placement::Replicated
+                    }
                 }
-            }
+            },
         };
         layout = layout.with(AxisId(at as u32), placement);
     }
@@ -171,6 +175,15 @@ mod tests {
         check("m", ["S0", "R", "S0"]);
         check("n", ["R", "S1", "S1"]);
         check("k", ["S1", "S0", "P+"]);
+    }
+
+    #[test]
+    fn a_pinned_op_leaves_its_tensors_on_one_side() {
+        let mesh = builtin("flat:4").unwrap().mesh().clone();
+        let s = shapes(Contract::parse("mk,kn->mn").unwrap().into(), &[&[4, 6], &[6, 8]]);
+        let config = Config::new([AxisUse::Pin(1), AxisUse::Split(s.rule.find("k").unwrap())]);
+        assert_eq!(format!("{:?}", input_layout(&s, 0, &config, &mesh)), "@1 S1");
+        assert_eq!(format!("{:?}", output_layout(&s, 0, &config, &mesh)), "@1 P+");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What each axis of a mesh may do to each op of a training step, and how tensors lie when it does.
 //!
-//! A [`Config`] says for every mesh axis whether it splits one of the op's factors or repeats the op.
+//! A [`Config`] says for every mesh axis whether it splits one of the op's factors, repeats the op or pins it.
 //! [`configs`] lists an op's configs, [`Grain`] finds the finest mesh on which they are few enough to search,
 //! [`LayerSplit`] carries the config of a layer's forward op over to its backward and update ops, and
 //! [`input_layout`], [`output_layout`] and [`halos`] say where every tensor lies. What any of it costs is not
@@ -27,7 +27,7 @@ mod grain;
 mod layer;
 mod layout;
 
-pub use config::{AxisUse, Config, configs, count_configs};
+pub use config::{AxisUse, Config, configs, configs_with_pins, count_configs};
 pub use grain::Grain;
 pub use layer::LayerSplit;
 pub use layout::{Halo, OpShapes, halos, input_layout, output_layout};
