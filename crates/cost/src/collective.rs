@@ -340,18 +340,6 @@ impl Comm {
         })
     }
 
-    /// Bytes of a halo exchange, over all devices: between neighbouring parts, nothing around the ends.
-    pub fn halo_traffic(&self, axes: AxisSet, down: Bytes, up: Bytes) -> Traffic {
-        let mut traffic = Traffic::default();
-        let mut outer = self.groups(axes, AxisSet::EMPTY);
-        for axis in axes.iter() {
-            let size = u128::from(self.mesh.axis(axis).size);
-            traffic.add(axis, outer * (size - 1) * (u128::from(down.0) + u128::from(up.0)));
-            outer *= size;
-        }
-        traffic
-    }
-
     /// How many groups along the axes take part.
     fn groups(&self, axes: AxisSet, absent: AxisSet) -> u128 {
         u128::from(self.mesh.group_size(self.mesh.all().minus(axes).minus(absent)))

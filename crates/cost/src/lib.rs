@@ -51,6 +51,7 @@ mod rates;
 pub mod relayout;
 mod roofline;
 mod space;
+mod spread;
 pub mod step;
 mod workloads;
 
@@ -61,6 +62,7 @@ pub use memory::{Lifetimes, MemoryUse, Peak};
 pub use operator_time::{Estimate, OperatorTimes, Tally, TimeSource, WrongDevice};
 pub use relayout::{Relayout, Relayouts, Tensor, Times};
 pub use roofline::roofline;
+pub use spread::{Branch, spread_traffic};
 pub use step::{Action, Step};
 pub use workloads::{Sample, WorkloadSet};
 

@@ -1,15 +1,14 @@
 //! What one assignment of configs to ops costs, in all the detail that a plan reports.
 //!
 //! Any assignment will do, whether the search offers it or not. Times add up to the network's objective, which a
-//! test holds them to. Traffic is what the running program sends: there, everything that needs a tensor in the same
-//! layout shares one re-layout (of a weight: one per pass), while the objective has every layer pay for its own.
+//! test holds them to. Traffic is what the running program sends: there, all that need a tensor share what is fetched
+//! (of a weight: once per pass), while the objective has every layer pay for its own.
 
 use crate::{error::PlanError, problem::Problem, tables::Tables, transfer::End};
-use rustc_hash::FxHashSet;
-use shardwright_cost::{Layout, Lifetimes, Placement, Tally, Traffic};
+use shardwright_cost::{Layout, Lifetimes, Placement, Tally, Traffic, spread_traffic};
 use shardwright_graph::TensorId;
 use shardwright_machine::{AxisId, Bytes};
-use shardwright_space::{Config, halos};
+use shardwright_space::{Config, halos, place};
 
 /// What a layer costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,27 +70,25 @@ pub fn evaluate(problem: &Problem<'_>, configs: &[Config]) -> Result<Costs, Plan
         layer.comm += times.halo(comm, op, config);
         for i in 0..shapes[op.index()].inputs.len() {
             for halo in halos(&shapes[op.index()], i, config, mesh) {
-                traffic.merge(&comm.halo_traffic(halo.axes, halo.down, halo.up));
+                traffic.merge(&halo.traffic);
             }
         }
     }
     let layout = |end: &End| end.layout(shapes, &configs[end.op.index()], mesh);
     let tables = Tables::new(graph, &problem.relayouts);
-    let mut sent = FxHashSet::default();
     for transfer in &problem.transfers.all {
         let (from, to) = (layout(&transfer.from), layout(&transfer.to));
         let reader = graph.node(transfer.to.op);
         costs[reader.layer.index()].comm += tables.time(transfer.tensor, &from, &to)?;
-        let home = problem.transfers.homes[transfer.tensor.index()].map_or(from, |home| layout(&home));
-        // Weights are fetched once per pass, everything else once.
-        let pass = graph.tensor(transfer.tensor).producer.is_none().then_some(reader.phase);
-        if home != to && sent.insert((transfer.tensor, to, pass)) {
-            let tensor = problem.relayouts.tensor(tables.shape(transfer.tensor)?);
-            let way = problem.relayouts.find(&tensor, &home, &to).map_err(|source| PlanError::Tensor {
-                tensor: graph.tensor(transfer.tensor).name.clone(),
-                source,
-            })?;
-            traffic.merge(&way.traffic);
+    }
+    for (t, placed) in graph.tensor_ids().zip(place(graph, shapes, configs, mesh)) {
+        let Some(home) = placed.home.filter(|_| !placed.delivered) else { continue };
+        let tensor = problem.relayouts.tensor(tables.shape(t)?);
+        for fetch in &placed.fetches {
+            let branches = problem.relayouts.spread(&tensor, &home, &fetch.layouts);
+            let branches = branches
+                .map_err(|source| PlanError::Tensor { tensor: graph.tensor(t).name.clone(), source })?;
+            traffic.merge(&spread_traffic(&branches));
         }
     }
     let held = |t: TensorId| {

@@ -1,15 +1,15 @@
-//! How an op's tensors lie on the mesh under its config, and what its windows reach for.
+//! How an op's tensors lie on the mesh under its config.
 //!
 //! An axis that splits a factor shards the dimension which the factor leads; an output without the factor is
 //! a partial result; an input without it is needed whole. An axis that pins the op leaves its tensors on one
 //! digit only. An input read through a window is stored in equal
-//! blocks like any other, and the rows that the windows reach beyond their block are fetched from the
-//! neighbours ([`halos`]). Where such an input does not divide into equal blocks, it is needed whole.
+//! blocks like any other, and the rows that the windows reach beyond their block are fetched from those
+//! who store them ([`crate::halos`]). Where such an input does not divide into equal blocks, it is needed whole.
 
 use crate::config::{AxisUse, Config};
 use shardwright_cost::{Layout, Placement, Reduction};
 use shardwright_graph::{Combine, Graph, OpId, Rule, TensorMap, TensorType};
-use shardwright_machine::{AxisId, AxisSet, Bytes, Mesh};
+use shardwright_machine::{AxisId, Mesh};
 use smallvec::SmallVec;
 
 /// An op's rule and types, made once.
@@ -79,60 +79,8 @@ fn layout(
     layout
 }
 
-/// Rows that neighbouring parts of a windowed input exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Halo {
-    /// The axes along which neighbours lie.
-    pub axes: AxisSet,
-    /// What every part sends to the part before it.
-    pub down: Bytes,
-    /// What every part sends to the part after it.
-    pub up: Bytes,
-}
-
-/// What the parts of an op's `i`-th input exchange before the op can run: one exchange per windowed dimension.
-///
-/// Each is the largest that any part needs. Corners, which a split of two windowed dimensions would add, are left
-/// out; windows that reach past the neighbouring block are counted as if it held the rows.
-pub fn halos(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -> SmallVec<[Halo; 2]> {
-    let (map, ty) = (&shapes.rule.inputs[i], &shapes.inputs[i]);
-    if map.dims.iter().all(|d| d.window.is_none()) {
-        return SmallVec::new();
-    }
-    let stored = input_layout(shapes, i, config, mesh);
-    let parts = config.parts(&shapes.rule, mesh);
-    let blocks = |dim: usize| u64::from(mesh.group_size(stored.shards(dim as u8)));
-    let mut found = SmallVec::new();
-    for (d, dim) in map.dims.iter().enumerate() {
-        let (Some(window), Some(&factor)) = (dim.window, dim.factors.first()) else { continue };
-        let axes = stored.shards(d as u8);
-        if axes.is_empty() {
-            continue;
-        }
-        let (size, held, parts) = (ty.shape[d], blocks(d), parts[factor as usize]);
-        let (part, block) = (shapes.rule.factors[factor as usize].size / parts, size / held);
-        let (mut down, mut up) = (0, 0);
-        for at in 0..parts {
-            let needed = window.range(&(at * part..(at + 1) * part), size);
-            let start = at / (parts / held).max(1) * block;
-            up = up.max(start.saturating_sub(needed.start));
-            down = down.max(needed.end.saturating_sub(start + block));
-        }
-        let others = (0..ty.rank()).filter(|&other| other != d).map(|other| ty.shape[other] / blocks(other));
-        let row = others.fold(ty.dtype.bytes(), u64::saturating_mul);
-        if down > 0 || up > 0 {
-            found.push(Halo {
-                axes,
-                down: Bytes(row.saturating_mul(down)),
-                up: Bytes(row.saturating_mul(up)),
-            });
-        }
-    }
-    found
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::config::configs;
     use proptest::prelude::*;
@@ -147,7 +95,7 @@ mod tests {
         OpShapes { rule: op.rule(&inputs, &outputs), inputs, outputs }
     }
 
-    fn conv(size: u64, kernel: u64, stride: u64, pad: u64) -> OpShapes {
+    pub(crate) fn conv(size: u64, kernel: u64, stride: u64, pad: u64) -> OpShapes {
         let op = shardwright_graph::ops::Conv {
             geometry: shardwright_graph::ops::ConvGeometry {
                 stride: [stride; 2].into_iter().collect(),
@@ -184,29 +132,6 @@ mod tests {
         let config = Config::new([AxisUse::Pin(1), AxisUse::Split(s.rule.find("k").unwrap())]);
         assert_eq!(format!("{:?}", input_layout(&s, 0, &config, &mesh)), "@1 S1");
         assert_eq!(format!("{:?}", output_layout(&s, 0, &config, &mesh)), "@1 P+");
-    }
-
-    #[test]
-    fn a_three_by_three_window_reaches_one_row_each_way() {
-        let mesh = builtin("flat:2").unwrap().mesh().clone();
-        let s = conv(8, 3, 1, 1);
-        let config = Config::new([AxisUse::Split(s.rule.find("h").unwrap())]);
-        assert_eq!(format!("{:?}", input_layout(&s, 0, &config, &mesh)), "S2");
-        // One row of 4 samples, 2 channels, 8 columns of floats.
-        let row = Bytes(4 * 2 * 8 * 4);
-        assert_eq!(halos(&s, 0, &config, &mesh)[..], [Halo { axes: mesh.all(), down: row, up: row }]);
-        assert!(halos(&s, 1, &config, &mesh).is_empty(), "the weight has no windows");
-    }
-
-    #[test]
-    fn an_input_that_does_not_divide_is_needed_whole() {
-        let mesh = builtin("flat:2").unwrap().mesh().clone();
-        // Nine rows make four windows of three with stride two: the windows can be halved, the rows cannot.
-        let s = conv(9, 3, 2, 0);
-        let config = Config::new([AxisUse::Split(s.rule.find("h").unwrap())]);
-        assert_eq!(format!("{:?}", input_layout(&s, 0, &config, &mesh)), "R");
-        assert_eq!(format!("{:?}", output_layout(&s, 0, &config, &mesh)), "S2");
-        assert!(halos(&s, 0, &config, &mesh).is_empty());
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 //! A [`Config`] says for every mesh axis whether it splits one of the op's factors, repeats the op or pins it.
 //! [`configs`] lists an op's configs, [`Grain`] finds the finest mesh on which they are few enough to search,
 //! [`LayerSplit`] carries the config of a layer's forward op over to its backward and update ops, and
-//! [`input_layout`], [`output_layout`] and [`halos`] say where every tensor lies. What any of it costs is not
+//! [`input_layout`], [`output_layout`], [`place`] and [`halos`] say where every tensor lies. What any of it costs is not
 //! known here.
 //!
 //! ```
@@ -26,8 +26,12 @@ mod config;
 mod grain;
 mod layer;
 mod layout;
+mod placed;
+mod window;
 
 pub use config::{AxisUse, Config, configs, configs_with_pins, count_configs};
 pub use grain::Grain;
 pub use layer::LayerSplit;
-pub use layout::{Halo, OpShapes, halos, input_layout, output_layout};
+pub use layout::{OpShapes, input_layout, output_layout};
+pub use placed::{Fetch, Placed, place};
+pub use window::{Halo, WindowCut, halos, window_cuts};
