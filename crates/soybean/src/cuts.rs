@@ -3,6 +3,8 @@
 //! The groups of devices after a cut are alike, so one of them stands for all: after `i` cuts every count is for one
 //! of `2^i` groups, and the total is `Σ 2^(i-1) δ_i`. The first cut is made on the machine's outermost axis, where
 //! links are slowest, since the total traffic of cuts grows from the first to the last.
+//!
+//! [`Objective::Time`] is ours, not the paper's: what moves is weighed by its bytes and by the links that it crosses.
 
 use crate::{
     eliminate, levels,
@@ -10,10 +12,22 @@ use crate::{
     share::Tiling,
     step::{Step, Unit},
 };
+use shardwright_cost::{Collective, Comm};
 use shardwright_graph::{Graph, TensorId};
-use shardwright_machine::Mesh;
+use shardwright_machine::{AxisId, AxisSet, Bytes, Mesh};
 use shardwright_search::{Control, NetworkError};
 use shardwright_space::{AxisUse, Config, OpShapes};
+
+/// What a cut minimises.
+#[derive(Clone, Copy)]
+pub enum Objective<'m> {
+    /// Elements moved: the paper's.
+    Elements,
+    /// Seconds of moving them over the axis of the cut, one conversion after the other: each takes as long as an
+    /// all-gather that brings every device its share of what moves. Latency counts, so small tensors
+    /// are moved less often, and tensors of narrow elements are cheaper.
+    Time(&'m Comm),
+}
 
 /// Why there is no tiling.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,9 +103,10 @@ pub fn solve(
     graph: &Graph,
     shapes: &[OpShapes],
     mesh: &Mesh,
+    objective: Objective<'_>,
     control: &Control<'_>,
 ) -> Result<Cuts, SoyBeanError> {
-    run(Step::new(graph, shapes, None), mesh, |_, _| None, control)
+    run(Step::new(graph, shapes, None), mesh, objective, |_, _| None, control)
 }
 
 /// What given configs move by SoyBean's measure: their requests, with the best tilings for them.
@@ -113,12 +128,13 @@ pub fn count(
         let AxisUse::Split(factor) = used else { return None };
         unit.loops.iter().position(|l| l[0] == factor).map(|l| Some(l as u32))
     };
-    run(Step::new(graph, shapes, Some(configs)), mesh, forced, control)
+    run(Step::new(graph, shapes, Some(configs)), mesh, Objective::Elements, forced, control)
 }
 
 fn run(
     step: Step<'_>,
     mesh: &Mesh,
+    objective: Objective<'_>,
     forced: impl Fn(&Unit, usize) -> Option<Request>,
     control: &Control<'_>,
 ) -> Result<Cuts, SoyBeanError> {
@@ -133,8 +149,16 @@ fn run(
         proved: true,
     };
     for (at, axis) in mesh.all().iter().enumerate() {
-        let cut = regions.cut(&step, |unit| forced(unit, at));
-        let answer = best(&cut, root, at + 1, control)?;
+        let cut = regions.cut(&step, |unit| forced(unit, at), |_, elements| elements);
+        let answer = match objective {
+            Objective::Elements => best(&cut, root, at + 1, control)?,
+            Objective::Time(comm) => {
+                let time = |t: TensorId, elements| {
+                    picoseconds(comm, axis, step.graph.tensor(t).ty.dtype.bytes(), elements)
+                };
+                best(&regions.cut(&step, |unit| forced(unit, at), time), root, at + 1, control)?
+            }
+        };
         for t in step.graph.tensor_ids() {
             found.tilings[t.index()].push(tiling(&step, &cut, &answer, t));
         }
@@ -156,7 +180,7 @@ fn run(
                 found.configs[update.op.index()].set(axis, AxisUse::Split(f));
             }
         }
-        found.cuts.push(answer.cost);
+        found.cuts.push(cut.cost(&answer));
         found.proved &= answer.proved;
         regions.narrow(&step, &cut, &answer);
     }
@@ -166,6 +190,17 @@ fn run(
 fn tiling(step: &Step<'_>, cut: &OneCut, answer: &Answer, tensor: TensorId) -> Tiling {
     let group = step.group[tensor.index()] as usize;
     cut.tilings[group][answer.tilings[group] as usize]
+}
+
+/// How long it takes to move so many elements between the sides of a cut on this axis, in every group at once.
+fn picoseconds(comm: &Comm, axis: AxisId, element_bytes: u64, elements: u64) -> u64 {
+    if elements == 0 {
+        return 0;
+    }
+    // All axes further in have yet to be cut: so many pairs of devices share the work.
+    let pairs = 1u64 << comm.mesh().axes().len().saturating_sub(axis.index() + 1).min(63);
+    let bytes = elements.saturating_mul(element_bytes).div_ceil(pairs);
+    (comm.seconds(Collective::AllGather, AxisSet::of(axis), Bytes(bytes)).0 * 1e12).round() as u64
 }
 
 /// By levels where they are narrow, else by elimination.

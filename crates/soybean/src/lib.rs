@@ -12,13 +12,14 @@
 //! use shardwright_frontend::zoo::{BuildOptions, build};
 //! use shardwright_machine::builtin;
 //! use shardwright_search::Control;
+//! use shardwright_soybean::{Objective, solve};
 //! use shardwright_space::OpShapes;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let graph = build("mlp:batch=400,hidden=300,layers=5,loss=elementwise", &BuildOptions::default())?;
 //! let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(&graph, op)).collect();
 //! let machine = builtin("flat:4")?;
-//! let found = shardwright_soybean::solve(&graph, &shapes, machine.mesh(), &Control::new())?;
+//! let found = solve(&graph, &shapes, machine.mesh(), Objective::Elements, &Control::new())?;
 //! assert_eq!((&found.cuts[..], found.total_elements()), (&[780_000, 480_000][..], 1_740_000));
 //! # Ok(())
 //! # }
@@ -34,5 +35,5 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use cuts::{Cuts, SoyBeanError, count, solve};
+pub use cuts::{Cuts, Objective, SoyBeanError, count, solve};
 pub use share::Tiling;

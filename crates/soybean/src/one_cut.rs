@@ -50,10 +50,10 @@ pub(crate) struct OneCut {
     pub units: Vec<Choice>,
 }
 
-/// One answer: positions in the lists of [`OneCut`].
+/// One answer: positions in the lists of [`OneCut`]. Its cost is in elements, or in what `weigh` gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// Elements moved.
+    /// Elements moved, weighed.
     pub cost: u64,
     /// The total rank of the tilings.
     pub rank: u64,
@@ -83,6 +83,12 @@ impl Choice {
 }
 
 impl OneCut {
+    /// What an answer, perhaps to other costs, costs here.
+    pub fn cost(&self, answer: &Answer) -> u64 {
+        let chosen = self.units.iter().zip(&answer.requests);
+        chosen.map(|(unit, &r)| unit.cost(r as usize, |g| answer.tilings[g as usize])).sum()
+    }
+
     /// The answer that goes with a tiling of every group.
     pub fn answer(&self, tilings: Vec<u32>, proved: bool) -> Answer {
         let chosen = self.units.iter().map(|unit| unit.cheapest(|g| tilings[g as usize]));
@@ -111,8 +117,14 @@ impl Regions {
         }
     }
 
-    /// The next cut; `allowed` says which requests of a unit are open, and may leave none to mean all.
-    pub fn cut(&self, step: &Step<'_>, allowed: impl Fn(&Unit) -> Option<Request>) -> OneCut {
+    /// The next cut: `forced` may name the only request that a unit has, `weigh` says what it costs to move so many
+    /// elements of a tensor.
+    pub fn cut(
+        &self,
+        step: &Step<'_>,
+        forced: impl Fn(&Unit) -> Option<Request>,
+        weigh: impl Fn(TensorId, u64) -> u64,
+    ) -> OneCut {
         let tilings: Vec<Vec<Tiling>> = self.stored.iter().map(tilings).collect();
         let stored: Vec<Vec<Share>> = self
             .stored
@@ -125,13 +137,13 @@ impl Regions {
                 .filter(|&l| self.halves_evenly(unit, l))
                 .map(|l| Some(l as u32))
                 .collect();
-            if let Some(only) = allowed(unit).filter(|only| requests.contains(only)) {
+            if let Some(only) = forced(unit).filter(|only| requests.contains(only)) {
                 requests = vec![only];
             }
             if requests.is_empty() {
                 requests.push(None);
             }
-            let ends = self.ends(step, unit, &requests, &stored);
+            let ends = self.ends(step, unit, &requests, &stored, &weigh);
             Choice { requests, ends }
         };
         let units = step.units.iter().map(choice).collect();
@@ -155,7 +167,14 @@ impl Regions {
     }
 
     /// What a unit's requests cost, by group.
-    fn ends(&self, step: &Step<'_>, unit: &Unit, requests: &[Request], stored: &[Vec<Share>]) -> Vec<End> {
+    fn ends(
+        &self,
+        step: &Step<'_>,
+        unit: &Unit,
+        requests: &[Request],
+        stored: &[Vec<Share>],
+        weigh: &impl Fn(TensorId, u64) -> u64,
+    ) -> Vec<End> {
         let mut ends: Vec<End> = Vec::new();
         for (at, request) in requests.iter().enumerate() {
             // An operand that several ops of the unit want in the same way travels once.
@@ -180,7 +199,7 @@ impl Regions {
                     };
                     let row = &mut end.costs[at * shares.len()..(at + 1) * shares.len()];
                     for (cell, share) in row.iter_mut().zip(shares) {
-                        *cell += cost(share);
+                        *cell += weigh(t, cost(share));
                     }
                 };
                 for (i, &t) in node.inputs.iter().enumerate() {

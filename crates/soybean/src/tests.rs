@@ -129,7 +129,7 @@ fn element_wise_ops_are_split_along_any_dimension_and_never_repeated() {
     let graph = build("mlp:batch=8,hidden=16,layers=2,loss=elementwise", &BuildOptions::default()).unwrap();
     let shapes = shapes(&graph);
     let step = Step::new(&graph, &shapes, None);
-    let cut = Regions::whole(&step).cut(&step, |_| None);
+    let cut = Regions::whole(&step).cut(&step, |_| None, |_, elements| elements);
     for (unit, choice) in step.units.iter().zip(&cut.units) {
         let node = graph.node(unit.ops[0]);
         match node.op.kind() {
@@ -228,7 +228,7 @@ proptest! {
         let step = Step::new(&graph, &shapes, None);
         let mut regions = Regions::whole(&step);
         for _ in 0..3 {
-            let cut = regions.cut(&step, |_| None);
+            let cut = regions.cut(&step, |_| None, |_, elements| elements);
             let both = |a: &Answer| (a.cost, a.rank);
             let by_levels = levels::solve(&cut, 0).expect("narrow");
             let eliminated = eliminate::solve(&cut, &Control::new()).unwrap().expect("found");
@@ -252,7 +252,7 @@ fn whole_models_cut_alike_by_levels_and_by_elimination() {
         let step = Step::new(&graph, &shapes, None);
         let mut regions = Regions::whole(&step);
         for _ in 0..3 {
-            let cut = regions.cut(&step, |_| None);
+            let cut = regions.cut(&step, |_| None, |_, elements| elements);
             let eliminated = eliminate::solve(&cut, &Control::new()).unwrap().expect("found");
             let Some(answer) = levels::solve(&cut, 0) else { panic!("{model} is too wide") };
             assert_eq!((answer.cost, answer.rank), (eliminated.cost, eliminated.rank), "{model}");

@@ -1,11 +1,12 @@
 //! The golden values: MLPs of square layers, computed for several sizes by an independent implementation of the
 //! authors' formulas.
 
+use shardwright_cost::Comm;
 use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::Graph;
 use shardwright_machine::builtin;
 use shardwright_search::Control;
-use shardwright_soybean::{Cuts, SoyBeanError, Tiling, count, solve};
+use shardwright_soybean::{Cuts, Objective, SoyBeanError, Tiling, count, solve};
 use shardwright_space::{AxisUse, Config, OpShapes};
 
 fn mlp(batch: u64, hidden: u64, layers: u64) -> Graph {
@@ -19,7 +20,7 @@ fn shapes(graph: &Graph) -> Vec<OpShapes> {
 
 fn cuts(graph: &Graph, devices: u32) -> Result<Cuts, SoyBeanError> {
     let machine = builtin(&format!("flat:{devices}")).unwrap();
-    solve(graph, &shapes(graph), machine.mesh(), &Control::new())
+    solve(graph, &shapes(graph), machine.mesh(), Objective::Elements, &Control::new())
 }
 
 /// Every op split along its first loop, the samples; weights repeated.
@@ -107,4 +108,16 @@ fn a_weight_its_gradient_and_its_next_value_lie_alike() {
         assert_eq!(found.tilings[carry.old.index()], found.tilings[carry.new.index()]);
     }
     assert!(found.tilings[graph.carries[0].new.index()].iter().any(|t| *t != Tiling::Replicated));
+}
+
+#[test]
+fn weighing_by_time_changes_the_tilings_and_never_the_first_cuts_least_count() {
+    let graph = mlp(64, 16, 5);
+    let machine = builtin("k80x8").unwrap();
+    let comm = Comm::new(&machine, machine.mesh());
+    let by = |objective| solve(&graph, &shapes(&graph), machine.mesh(), objective, &Control::new()).unwrap();
+    let (elements, time) = (by(Objective::Elements), by(Objective::Time(&comm)));
+    // Layers this small are all latency: fewer, larger transfers win, and more elements are moved.
+    assert!(elements.cuts[0] <= time.cuts[0]);
+    assert_ne!(elements.configs, time.configs);
 }
