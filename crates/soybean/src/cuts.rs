@@ -45,6 +45,12 @@ pub enum SoyBeanError {
         /// Its size.
         size: u32,
     },
+    /// SoyBean always uses all devices.
+    #[error("op `{op}` runs on one side of the machine only, which SoyBean's measure does not know")]
+    Pinned {
+        /// The op.
+        op: String,
+    },
     /// The search problem of a cut cannot be built.
     #[error("cut {cut} cannot be searched: {source}")]
     Network {
@@ -115,7 +121,7 @@ pub fn solve(
 /// split there in the way that moves the least.
 ///
 /// # Errors
-/// As [`solve`].
+/// As [`solve`], and where an op is pinned.
 pub fn count(
     graph: &Graph,
     shapes: &[OpShapes],
@@ -123,6 +129,10 @@ pub fn count(
     configs: &[Config],
     control: &Control<'_>,
 ) -> Result<Cuts, SoyBeanError> {
+    let pinned = |config: &Config| config.uses().iter().any(|used| matches!(used, AxisUse::Pin(_)));
+    if let Some(at) = configs.iter().position(pinned) {
+        return Err(SoyBeanError::Pinned { op: graph.ops[at].name.clone() });
+    }
     let forced = |unit: &Unit, axis: usize| -> Option<Request> {
         let used = configs[unit.ops[0].index()].uses()[axis];
         let AxisUse::Split(factor) = used else { return None };

@@ -118,7 +118,7 @@ fn agree(given: Option<&[Config]>, loops: &[Loop], ops: &[OpId], more: OpId) -> 
     let Some(given) = given else { return true };
     let which = |member: usize, used: &AxisUse| match used {
         AxisUse::Split(f) => loops.iter().position(|l| l[member] == *f),
-        AxisUse::Replicate => None,
+        AxisUse::Replicate | AxisUse::Pin(_) => None,
     };
     let uses = |member: usize, op: OpId| -> Vec<Option<usize>> {
         given[op.index()].uses().iter().map(|used| which(member, used)).collect()
