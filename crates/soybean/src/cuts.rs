@@ -1,8 +1,8 @@
 //! The recursion: cut the devices in two, then both halves in the same way, until every device is alone.
 //!
 //! The groups of devices after a cut are alike, so one of them stands for all: after `i` cuts every count is for one
-//! of `2^i` groups, and the total is `Σ 2^(i-1) δ_i`. The first cut is made on the machine's outermost axis, where
-//! links are slowest, since the total traffic of cuts grows from the first to the last.
+//! of `2^i` groups, and the total is `Σ 2^(i-1) δ_i`. The first cut is made on the slowest axis, since the total
+//! traffic of cuts grows from the first to the last.
 //!
 //! [`Objective::Time`] is ours, not the paper's: what moves is weighed by its bytes and by the links that it crosses.
 
@@ -19,14 +19,14 @@ use shardwright_search::{Control, NetworkError};
 use shardwright_space::{AxisUse, Config, OpShapes};
 
 /// What a cut minimises.
-#[derive(Clone, Copy)]
-pub enum Objective<'m> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objective {
     /// Elements moved: the paper's.
     Elements,
     /// Seconds of moving them over the axis of the cut, one conversion after the other: each takes as long as an
     /// all-gather that brings every device its share of what moves. Latency counts, so small tensors
     /// are moved less often, and tensors of narrow elements are cheaper.
-    Time(&'m Comm),
+    Time,
 }
 
 /// Why there is no tiling.
@@ -101,18 +101,18 @@ fn binary(mesh: &Mesh) -> Result<(), SoyBeanError> {
 
 /// The tilings that move the least, cut by cut.
 ///
-/// `shapes` has rule and types of every op of the graph, in its order; every axis of the mesh has size two.
+/// `shapes` has rule and types of every op of the graph, in its order; every axis of `comm`'s mesh has size two.
 ///
 /// # Errors
 /// Where the devices are not a power of two, or the search of a cut ends without an answer.
 pub fn solve(
     graph: &Graph,
     shapes: &[OpShapes],
-    mesh: &Mesh,
-    objective: Objective<'_>,
+    comm: &Comm,
+    objective: Objective,
     control: &Control<'_>,
 ) -> Result<Cuts, SoyBeanError> {
-    run(Step::new(graph, shapes, None), mesh, objective, |_, _| None, control)
+    run(Step::new(graph, shapes, None), comm, objective, |_, _| None, control)
 }
 
 /// What given configs move by SoyBean's measure: their requests, with the best tilings for them.
@@ -125,7 +125,7 @@ pub fn solve(
 pub fn count(
     graph: &Graph,
     shapes: &[OpShapes],
-    mesh: &Mesh,
+    comm: &Comm,
     configs: &[Config],
     control: &Control<'_>,
 ) -> Result<Cuts, SoyBeanError> {
@@ -133,21 +133,22 @@ pub fn count(
     if let Some(at) = configs.iter().position(pinned) {
         return Err(SoyBeanError::Pinned { op: graph.ops[at].name.clone() });
     }
-    let forced = |unit: &Unit, axis: usize| -> Option<Request> {
-        let used = configs[unit.ops[0].index()].uses()[axis];
+    let forced = |unit: &Unit, axis: AxisId| -> Option<Request> {
+        let used = configs[unit.ops[0].index()].get(axis);
         let AxisUse::Split(factor) = used else { return None };
         unit.loops.iter().position(|l| l[0] == factor).map(|l| Some(l as u32))
     };
-    run(Step::new(graph, shapes, Some(configs)), mesh, Objective::Elements, forced, control)
+    run(Step::new(graph, shapes, Some(configs)), comm, Objective::Elements, forced, control)
 }
 
 fn run(
     step: Step<'_>,
-    mesh: &Mesh,
-    objective: Objective<'_>,
-    forced: impl Fn(&Unit, usize) -> Option<Request>,
+    comm: &Comm,
+    objective: Objective,
+    forced: impl Fn(&Unit, AxisId) -> Option<Request>,
     control: &Control<'_>,
 ) -> Result<Cuts, SoyBeanError> {
+    let mesh = comm.mesh();
     binary(mesh)?;
     let loss = step.graph.loss().and_then(|t| step.graph.tensor(t).producer);
     let root = step.units.iter().position(|unit| unit.ops.iter().any(|&op| Some(op) == loss)).unwrap_or(0);
@@ -158,19 +159,23 @@ fn run(
         configs: vec![Config::replicated(mesh.len()); step.graph.ops.len()],
         proved: true,
     };
-    for (at, axis) in mesh.all().iter().enumerate() {
-        let cut = regions.cut(&step, |unit| forced(unit, at), |_, elements| elements);
+    for (at, axis) in slowest_first(comm).into_iter().enumerate() {
+        // So many pairs of devices share what is moved between the sides.
+        let pairs = 1 << (mesh.len() - 1 - at);
+        let cut = regions.cut(&step, |unit| forced(unit, axis), |_, elements| elements);
         let answer = match objective {
             Objective::Elements => best(&cut, root, at + 1, control)?,
-            Objective::Time(comm) => {
-                let time = |t: TensorId, elements| {
-                    picoseconds(comm, axis, step.graph.tensor(t).ty.dtype.bytes(), elements)
+            Objective::Time => {
+                let bytes = |t: TensorId, elements: u64| {
+                    elements.saturating_mul(step.graph.tensor(t).ty.dtype.bytes()).div_ceil(pairs)
                 };
-                best(&regions.cut(&step, |unit| forced(unit, at), time), root, at + 1, control)?
+                let time = |t: TensorId, elements| picoseconds(comm, axis, bytes(t, elements));
+                best(&regions.cut(&step, |unit| forced(unit, axis), time), root, at + 1, control)?
             }
         };
-        for t in step.graph.tensor_ids() {
-            found.tilings[t.index()].push(tiling(&step, &cut, &answer, t));
+        let tiling = |group: u32| cut.tilings[group as usize][answer.tilings[group as usize] as usize];
+        for (tilings, &group) in found.tilings.iter_mut().zip(&step.group) {
+            tilings.push(tiling(group));
         }
         for ((unit, choice), &chosen) in step.units.iter().zip(&cut.units).zip(&answer.requests) {
             let Some(which) = choice.requests[chosen as usize] else { continue };
@@ -180,11 +185,7 @@ fn run(
         }
         for update in &step.updates {
             let rule = &step.shapes[update.op.index()].rule;
-            let Tiling::Cut(dim) =
-                cut.tilings[update.group as usize][answer.tilings[update.group as usize] as usize]
-            else {
-                continue;
-            };
+            let Tiling::Cut(dim) = tiling(update.group) else { continue };
             let led = rule.inputs.first().and_then(|map| rule.leading(map.dims.get(usize::from(dim))?));
             if let Some(f) = led {
                 found.configs[update.op.index()].set(axis, AxisUse::Split(f));
@@ -197,20 +198,20 @@ fn run(
     Ok(found)
 }
 
-fn tiling(step: &Step<'_>, cut: &OneCut, answer: &Answer, tensor: TensorId) -> Tiling {
-    let group = step.group[tensor.index()] as usize;
-    cut.tilings[group][answer.tilings[group] as usize]
-}
-
-/// How long it takes to move so many elements between the sides of a cut on this axis, in every group at once.
-fn picoseconds(comm: &Comm, axis: AxisId, element_bytes: u64, elements: u64) -> u64 {
-    if elements == 0 {
+/// How long an all-gather of so many bytes takes along an axis, in all groups at once.
+fn picoseconds(comm: &Comm, axis: AxisId, bytes: u64) -> u64 {
+    if bytes == 0 {
         return 0;
     }
-    // All axes further in have yet to be cut: so many pairs of devices share the work.
-    let pairs = 1u64 << comm.mesh().axes().len().saturating_sub(axis.index() + 1).min(63);
-    let bytes = elements.saturating_mul(element_bytes).div_ceil(pairs);
     (comm.seconds(Collective::AllGather, AxisSet::of(axis), Bytes(bytes)).0 * 1e12).round() as u64
+}
+
+/// The axes, slowest first; equals outermost first.
+fn slowest_first(comm: &Comm) -> Vec<AxisId> {
+    let mut axes: Vec<AxisId> = comm.mesh().all().iter().collect();
+    // Large enough for bandwidth alone to matter.
+    axes.sort_by_key(|&axis| std::cmp::Reverse(picoseconds(comm, axis, 1 << 30)));
+    axes
 }
 
 /// By levels where they are narrow, else by elimination.

@@ -9,6 +9,7 @@
 //! Nothing is measured and no time is predicted here: every op is always halved, so all tilings do the same work.
 //!
 //! ```
+//! use shardwright_cost::Comm;
 //! use shardwright_frontend::zoo::{BuildOptions, build};
 //! use shardwright_machine::builtin;
 //! use shardwright_search::Control;
@@ -19,7 +20,8 @@
 //! let graph = build("mlp:batch=400,hidden=300,layers=5,loss=elementwise", &BuildOptions::default())?;
 //! let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(&graph, op)).collect();
 //! let machine = builtin("flat:4")?;
-//! let found = solve(&graph, &shapes, machine.mesh(), Objective::Elements, &Control::new())?;
+//! let comm = Comm::new(&machine, machine.mesh());
+//! let found = solve(&graph, &shapes, &comm, Objective::Elements, &Control::new())?;
 //! assert_eq!((&found.cuts[..], found.total_elements()), (&[780_000, 480_000][..], 1_740_000));
 //! # Ok(())
 //! # }

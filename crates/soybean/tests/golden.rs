@@ -20,7 +20,7 @@ fn shapes(graph: &Graph) -> Vec<OpShapes> {
 
 fn cuts(graph: &Graph, devices: u32) -> Result<Cuts, SoyBeanError> {
     let machine = builtin(&format!("flat:{devices}")).unwrap();
-    solve(graph, &shapes(graph), machine.mesh(), Objective::Elements, &Control::new())
+    solve(graph, &shapes(graph), &Comm::new(&machine, machine.mesh()), Objective::Elements, &Control::new())
 }
 
 /// Every op split along its first loop, the samples; weights repeated.
@@ -34,7 +34,7 @@ fn data_parallel(graph: &Graph, devices: u32) -> Cuts {
         None => Config::replicated(mesh.len()),
     };
     let configs: Vec<Config> = shapes.iter().map(config).collect();
-    count(graph, &shapes, mesh, &configs, &Control::new()).unwrap()
+    count(graph, &shapes, &Comm::new(&machine, mesh), &configs, &Control::new()).unwrap()
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn weighing_by_time_changes_the_tilings_and_never_the_first_cuts_least_count() {
     let graph = mlp(64, 16, 5);
     let machine = builtin("k80x8").unwrap();
     let comm = Comm::new(&machine, machine.mesh());
-    let by = |objective| solve(&graph, &shapes(&graph), machine.mesh(), objective, &Control::new()).unwrap();
-    let (elements, time) = (by(Objective::Elements), by(Objective::Time(&comm)));
+    let by = |objective| solve(&graph, &shapes(&graph), &comm, objective, &Control::new()).unwrap();
+    let (elements, time) = (by(Objective::Elements), by(Objective::Time));
     // Layers this small are all latency: fewer, larger transfers win, and more elements are moved.
     assert!(elements.cuts[0] <= time.cuts[0]);
     assert_ne!(elements.configs, time.configs);
