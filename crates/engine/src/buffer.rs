@@ -142,10 +142,14 @@ impl Pool {
         }
     }
 
-    /// Takes a buffer back, for use once nobody reads it any more.
+    /// Takes a buffer back, for use once nobody reads it any more. One that several values share may be given back
+    /// for each of them.
     pub fn give(&mut self, buffer: Arc<Buffer>) {
         let at = self.idle.partition_point(|b| b.len() < buffer.len());
-        self.idle.insert(at, buffer);
+        let mut same_size = self.idle[at..].iter().take_while(|b| b.len() == buffer.len());
+        if !same_size.any(|b| Arc::ptr_eq(b, &buffer)) {
+            self.idle.insert(at, buffer);
+        }
     }
 
     /// Bytes that this pool has asked the system for.
@@ -171,6 +175,17 @@ mod tests {
         drop(reader);
         assert_eq!(pool.take(1010).bytes().as_ptr(), address, "same cache lines");
         assert_eq!(pool.held(), 2048);
+    }
+
+    #[test]
+    fn a_buffer_that_was_given_back_twice_is_there_once() {
+        let mut pool = Pool::default();
+        let buffer = pool.take(100);
+        pool.give(buffer.clone());
+        assert!(!Arc::ptr_eq(&pool.take(100), &buffer), "one of the two is still in use");
+        let address = buffer.bytes().as_ptr();
+        pool.give(buffer);
+        assert_eq!(pool.take(100).bytes().as_ptr(), address);
     }
 
     #[test]

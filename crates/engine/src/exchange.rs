@@ -107,6 +107,27 @@ impl Exchange {
         Ok(Self { dtype, combine, members, takes })
     }
 
+    /// An exchange whose takes are known; each must cover what its member wants.
+    pub fn new(
+        dtype: DType,
+        combine: Option<Combine>,
+        members: Vec<Member>,
+        takes: Vec<Vec<Take>>,
+    ) -> Result<Self, ExchangeError> {
+        for (at, (member, takes)) in members.iter().zip(&takes).enumerate() {
+            let wanted = member.wants.as_ref().map_or(0, volume);
+            let held = |take: &Take| {
+                let inside = |&m: &usize| members[m].holds.as_ref().is_some_and(|h| contains(h, &take.block));
+                take.from.iter().all(inside)
+            };
+            let found = takes.iter().filter(|take| held(take)).map(|take| volume(&take.block)).sum();
+            if found != wanted {
+                return Err(ExchangeError::NotHeld { member: at, wanted, found });
+            }
+        }
+        Ok(Self { dtype, combine, members, takes })
+    }
+
     /// The block that `from` gives to `to`: never more than one.
     pub fn given(&self, from: usize, to: usize) -> Option<&Block> {
         self.takes[to].iter().find(|take| take.from.contains(&from)).map(|take| &take.block)

@@ -15,18 +15,28 @@
 //! assert_eq!(gather.traffic(), 2 * 3 * 4, "each fetches the other's row");
 //! # Ok::<(), shardwright_engine::ExchangeError>(())
 //! ```
+//!
+//! [`run`] trains a lowered program for some steps and returns losses, weights and times.
 
 mod bell;
 mod buffer;
 mod exchange;
 mod fabric;
+mod outcome;
+mod prepare;
 mod role;
+mod run;
 mod slot;
 mod walk;
+mod worker;
 
 pub use bell::{Alarm, Bell};
 pub use buffer::{Buffer, Pool};
 pub use exchange::{Exchange, ExchangeError, Member, Take, all_reduce, extents};
 pub use fabric::{Edge, Fabric};
+pub use outcome::{Outcome, assemble};
+pub use prepare::{DeviceProgram, Job, Local, PrepareError, Prepared, SourceBlock, Task};
 pub use role::{Progress, Role};
+pub use run::{DeviceOutcome, EngineError, Options, run, run_devices};
 pub use walk::{Combine, Place, Walk};
+pub use worker::{Event, Spent};

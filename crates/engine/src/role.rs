@@ -114,6 +114,18 @@ impl Progress {
         self.done.resize(role.parts.len(), false);
     }
 
+    /// Gives `own` to those who wait for it and have taken the last step's.
+    pub fn announce(&mut self, role: &Role, fabric: &Fabric, own: Option<&Arc<Buffer>>) {
+        while self.sent < role.sends.len() && own.is_some_and(|own| fabric.send(role.sends[self.sent], own)) {
+            self.sent += 1;
+        }
+    }
+
+    /// How many parts of the result are done.
+    pub fn assembled(&self) -> usize {
+        self.assembled
+    }
+
     /// Does what can be done, now that `own` is there; true once all is done.
     pub fn advance(
         &mut self,
@@ -122,9 +134,7 @@ impl Progress {
         own: Option<&Arc<Buffer>>,
         pool: &mut Pool,
     ) -> bool {
-        while self.sent < role.sends.len() && own.is_some_and(|own| fabric.send(role.sends[self.sent], own)) {
-            self.sent += 1;
-        }
+        self.announce(role, fabric, own);
         if self.assembled < role.parts.len() {
             for (message, &edge) in self.messages.iter_mut().zip(&role.receives) {
                 if let Message::Awaited = message

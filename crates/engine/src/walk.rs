@@ -4,6 +4,7 @@
 //! Dimensions that lie behind each other in every tensor concerned are taken as one, so runs are as long as can be.
 
 use half::{bf16, f16};
+use shardwright_cost::Reduction;
 use shardwright_graph::{DType, Dims};
 use smallvec::SmallVec;
 
@@ -14,6 +15,14 @@ pub enum Combine {
     Sum,
     /// The largest wins.
     Max,
+}
+
+/// The cost model's name for it.
+pub(crate) fn combine_of(reduction: Reduction) -> Combine {
+    match reduction {
+        Reduction::Sum => Combine::Sum,
+        Reduction::Max => Combine::Max,
+    }
 }
 
 /// A block of one tensor: where it starts in it, and the tensor's shape.
