@@ -163,9 +163,12 @@ fn work(
 }
 
 /// The first values, each block made once however many devices hold it.
-struct Sources(BTreeMap<(TensorId, Vec<(u64, u64)>), OnceLock<Arc<Buffer>>>);
+struct Sources(BTreeMap<Key, OnceLock<Arc<Buffer>>>);
 
-fn key(tensor: TensorId, block: &Block) -> (TensorId, Vec<(u64, u64)>) {
+/// A tensor, and where a block of it starts and ends in each dimension.
+type Key = (TensorId, Vec<(u64, u64)>);
+
+fn key(tensor: TensorId, block: &Block) -> Key {
     (tensor, block.iter().map(|r| (r.start, r.end)).collect())
 }
 
