@@ -74,4 +74,5 @@ pub use program::{
     Carry, Instruction, InstructionId, LocalOpId, Output, ParallelGraph, Relayout, Source, Value, ValueId,
     Work,
 };
+pub use shardwright_cost::Reduction;
 pub use text::Listing;

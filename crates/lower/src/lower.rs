@@ -54,6 +54,15 @@ pub enum LowerError {
 /// Ways from one layout to several, for tensors of one shape.
 type Ways = FxHashMap<(TensorShape, Layout, Vec<Layout>), Rc<[Branch]>>;
 
+/// A tensor in another layout than its home.
+#[derive(Clone)]
+struct Copy {
+    /// The pass that it is for, if it lives for one only.
+    pass: Option<Phase>,
+    layout: Layout,
+    value: ValueId,
+}
+
 struct Lowering<'a> {
     graph: &'a Graph,
     relayouts: &'a Relayouts,
@@ -62,8 +71,8 @@ struct Lowering<'a> {
     placed: Vec<Placed>,
     /// Per tensor: as it is made, stored or (data) first read, once it is there.
     homes: Vec<Option<ValueId>>,
-    /// Per tensor: the copies in other layouts that exist so far, with the pass that they are for.
-    copies: Vec<SmallVec<[(Option<Phase>, Layout, ValueId); 1]>>,
+    /// Per tensor: the copies in other layouts that exist so far.
+    copies: Vec<SmallVec<[Copy; 1]>>,
     known_ways: Ways,
     local_ids: FxHashMap<Op, LocalOpId>,
     program: ParallelGraph,
@@ -179,8 +188,8 @@ impl<'a> Lowering<'a> {
         let shared = delivered || self.graph.tensor(tensor).producer.is_some();
         let pass = (!shared).then_some(phase);
         let mut copies = self.copies[tensor.index()].iter();
-        if let Some((.., value)) = copies.find(|(of, at, _)| (of, at) == (&pass, layout)) {
-            return Ok(*value);
+        if let Some(copy) = copies.find(|copy| copy.pass == pass && copy.layout == *layout) {
+            return Ok(copy.value);
         }
         let ways = if delivered { Rc::from([]) } else { self.ways(tensor, pass)? };
         let value = match ways.iter().find(|branch| branch.to == *layout) {
@@ -191,7 +200,7 @@ impl<'a> Lowering<'a> {
                 self.carry_out(from, branch)
             }
         };
-        self.copies[tensor.index()].push((pass, *layout, value));
+        self.copies[tensor.index()].push(Copy { pass, layout: *layout, value });
         Ok(value)
     }
 

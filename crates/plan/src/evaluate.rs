@@ -1,14 +1,14 @@
 //! What one assignment of configs to ops costs, in all the detail that a plan reports.
 //!
 //! Any assignment will do, whether the search offers it or not. Times add up to the network's objective, which a
-//! test holds them to. Traffic is what the running program sends: there, all that need a tensor share what is fetched
-//! (of a weight: once per pass), while the objective has every layer pay for its own.
+//! test holds them to. Traffic is what the running program sends ([`crate::predicted_traffic`]): there, all that need a
+//! tensor share what is fetched, while the objective has every layer pay for its own.
 
-use crate::{error::PlanError, problem::Problem, tables::Tables, transfer::End};
-use shardwright_cost::{Layout, Lifetimes, Placement, Tally, Traffic, spread_traffic};
+use crate::{error::PlanError, problem::Problem, tables::Tables, traffic::predicted_traffic, transfer::End};
+use shardwright_cost::{Layout, Lifetimes, Placement, Tally, Traffic};
 use shardwright_graph::TensorId;
 use shardwright_machine::{AxisId, Bytes};
-use shardwright_space::{Config, halos, place};
+use shardwright_space::Config;
 
 /// What a layer costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub fn evaluate(problem: &Problem<'_>, configs: &[Config]) -> Result<Costs, Plan
     let comm = problem.relayouts.comm();
     let times = problem.times()?;
     let mut costs = vec![LayerCost::default(); graph.layers.len()];
-    let mut traffic = Traffic::default();
+    let traffic = predicted_traffic(graph, shapes, &problem.relayouts, configs)?;
     let mut tally = Tally::default();
     for (op, config) in graph.op_ids().zip(configs) {
         let (workload, estimate) = times.estimate(op, config);
@@ -68,11 +68,6 @@ pub fn evaluate(problem: &Problem<'_>, configs: &[Config]) -> Result<Costs, Plan
         let layer = &mut costs[graph.node(op).layer.index()];
         layer.compute += times.compute(op, config);
         layer.comm += times.halo(comm, op, config);
-        for i in 0..shapes[op.index()].inputs.len() {
-            for halo in halos(&shapes[op.index()], i, config, mesh) {
-                traffic.merge(&halo.traffic);
-            }
-        }
     }
     let layout = |end: &End| end.layout(shapes, &configs[end.op.index()], mesh);
     let tables = Tables::new(graph, &problem.relayouts);
@@ -80,16 +75,6 @@ pub fn evaluate(problem: &Problem<'_>, configs: &[Config]) -> Result<Costs, Plan
         let (from, to) = (layout(&transfer.from), layout(&transfer.to));
         let reader = graph.node(transfer.to.op);
         costs[reader.layer.index()].comm += tables.time(transfer.tensor, &from, &to)?;
-    }
-    for (t, placed) in graph.tensor_ids().zip(place(graph, shapes, configs, mesh)) {
-        let Some(home) = placed.home.filter(|_| !placed.delivered) else { continue };
-        let tensor = problem.relayouts.tensor(tables.shape(t)?);
-        for fetch in &placed.fetches {
-            let branches = problem.relayouts.spread(&tensor, &home, &fetch.layouts);
-            let branches = branches
-                .map_err(|source| PlanError::Tensor { tensor: graph.tensor(t).name.clone(), source })?;
-            traffic.merge(&spread_traffic(&branches));
-        }
     }
     let held = |t: TensorId| {
         let layout = problem.transfers.homes[t.index()].map(|home| layout(&home));

@@ -32,6 +32,7 @@ mod recall;
 pub mod strategy;
 mod tables;
 mod times;
+mod traffic;
 mod transfer;
 mod wish;
 
@@ -45,5 +46,6 @@ pub use plan::{
 };
 pub use planner::{Demands, Found, baseline_costs, plan, search};
 pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Problem};
+pub use traffic::predicted_traffic;
 pub use transfer::{End, Transfer, Transfers};
 pub use wish::Wish;

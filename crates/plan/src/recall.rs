@@ -100,6 +100,9 @@ impl Plan {
 /// What the name that a plan gives an axis says: the inverse of what it wrote.
 fn axis_use(rule: &Rule, name: Option<&str>) -> Result<AxisUse, String> {
     let Some(name) = name else { return Ok(AxisUse::Replicate) };
+    if let Some(digit) = name.strip_prefix('@') {
+        return digit.parse().map(AxisUse::Pin).map_err(|_| format!("`{name}` is no pin such as `@1`"));
+    }
     rule.find(name).map(|f: FactorIndex| AxisUse::Split(f)).ok_or_else(|| {
         let known: Vec<&str> = rule.factors.iter().map(|f| f.name).collect();
         format!("there is no factor `{name}` to split; there are {}", known.join(", "))

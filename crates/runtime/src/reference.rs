@@ -1,0 +1,187 @@
+//! The reference executor: runs a lowered program on one thread, device by device, collectives done naively.
+//!
+//! Slow and obviously right: every block is put together piece by piece as [`ParallelGraph::pieces`] says. What fast
+//! engines are compared with, and itself compared with the serial interpreter.
+
+use crate::{
+    init::initial_block,
+    kernels::{Context, KernelError, evaluate},
+    serial::RunError,
+    tensor::Value,
+};
+use shardwright_graph::{
+    Block, Dims, Graph, TensorId, TensorType,
+    ops::{Binary, BinaryFn},
+};
+use shardwright_lower::{Instruction, ParallelGraph, Reduction, ValueId, Work, blocks};
+use shardwright_machine::DeviceId;
+
+/// A run of a lowered program, step after step.
+pub struct Reference<'p> {
+    graph: &'p Graph,
+    program: &'p ParallelGraph,
+    /// By value, then device.
+    values: Vec<Vec<Option<Value>>>,
+    /// By instruction: bytes that devices took from others in the last step.
+    moved: Vec<u64>,
+    context: Context,
+}
+
+/// A block as seen from the start of another that contains it.
+fn within(block: &Block, outer: &Block) -> Block {
+    block.iter().zip(outer).map(|(b, o)| b.start - o.start..b.end - o.start).collect()
+}
+
+fn starts(block: &Block) -> Dims {
+    block.iter().map(|r| r.start).collect()
+}
+
+fn join(reduction: Reduction, a: &Value, b: &Value) -> Result<Value, KernelError> {
+    let f = match reduction {
+        Reduction::Sum => BinaryFn::Add,
+        Reduction::Max => BinaryFn::Max,
+    };
+    Ok(evaluate(&Binary { f }.into(), &[a, b], &mut Context::default())?.remove(0))
+}
+
+impl<'p> Reference<'p> {
+    /// Prepares a run: every device makes its blocks of what no op makes. `program` was lowered from `graph`.
+    pub fn new(graph: &'p Graph, program: &'p ParallelGraph, seed: u64) -> Self {
+        let devices = program.mesh.devices() as usize;
+        let mut values = vec![vec![None; devices]; program.values.len()];
+        for source in &program.sources {
+            for device in program.devices() {
+                let block = program.value(source.value).block(&program.mesh, device);
+                values[source.value.index()][device.index()] =
+                    block.map(|block| initial_block(seed, graph.tensor(source.tensor), &block));
+            }
+        }
+        let moved = vec![0; program.instructions.len()];
+        Self { graph, program, values, moved, context: Context::default() }
+    }
+
+    /// A device's block of a value, if it is there.
+    pub fn block(&self, value: ValueId, device: DeviceId) -> Option<&Value> {
+        self.values[value.index()][device.index()].as_ref()
+    }
+
+    /// Bytes that devices took from others in the last step, by instruction. An all-reduce counts as if every device
+    /// took everything from every other.
+    pub fn moved(&self) -> &[u64] {
+        &self.moved
+    }
+
+    /// A whole tensor put together from the devices' blocks.
+    pub fn whole(&self, value: ValueId) -> Option<Value> {
+        let (pieces, reduction) = blocks::assemble(&self.program.mesh, self.program.value(value));
+        let mut whole = Value::zeros(&self.program.value(value).ty);
+        let mut seen: Vec<Block> = Vec::new();
+        for piece in pieces {
+            let part = self.block(value, piece.from)?;
+            let part = match reduction.filter(|_| seen.contains(&piece.block)) {
+                Some(reduction) => join(reduction, &whole.block(&piece.block), part).ok()?,
+                None => part.clone(),
+            };
+            whole.set_block(&starts(&piece.block), &part);
+            seen.push(piece.block);
+        }
+        Some(whole)
+    }
+
+    /// The value of one of the graph's outputs after a step.
+    pub fn output(&self, tensor: TensorId) -> Option<Value> {
+        let output = self.program.outputs.iter().find(|output| output.tensor == tensor)?;
+        self.whole(output.value)
+    }
+
+    /// The loss of the last step, if the graph computes one.
+    pub fn loss(&self) -> Option<f64> {
+        self.output(self.graph.loss()?)?.to_f64_vec().first().copied()
+    }
+
+    /// Runs one step without carrying anything over: a second call repeats it.
+    pub fn evaluate(&mut self) -> Result<(), RunError> {
+        for (at, instruction) in self.program.instructions.iter().enumerate() {
+            self.moved[at] = 0;
+            match &instruction.work {
+                Work::Compute { op, .. } => {
+                    let name = &self.graph.node(*op).name;
+                    self.compute(instruction)
+                        .map_err(|reason| RunError::Kernel { op: name.clone(), reason })?;
+                }
+                Work::Relayout(_) | Work::Window { .. } => {
+                    let tensor = self.program.value(instruction.reads[0]).tensor;
+                    self.moved[at] = self.move_blocks(instruction).map_err(|reason| RunError::Value {
+                        tensor: self.graph.tensor(tensor).name.clone(),
+                        reason: reason.to_string(),
+                    })?;
+                }
+            }
+            for value in instruction.reads.iter().chain(&instruction.writes) {
+                let of = self.program.value(*value);
+                let over = of.last_read.or(of.made_by).is_none_or(|last| last.index() <= at);
+                if over && !of.kept {
+                    self.values[value.index()].fill(None);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one training step: evaluates, then new weights and optimizer state replace the old.
+    pub fn step(&mut self) -> Result<(), RunError> {
+        self.evaluate()?;
+        for carry in &self.program.carries {
+            self.values[carry.old.index()] = self.values[carry.new.index()].clone();
+        }
+        self.context.step += 1;
+        Ok(())
+    }
+
+    fn compute(&mut self, instruction: &Instruction) -> Result<(), KernelError> {
+        for device in self.program.devices() {
+            let Some(op) = self.program.local_op(instruction, device) else { continue };
+            let missing = || KernelError::BadValue(format!("device {} lacks an operand", device.0));
+            let held = |v: &ValueId| self.values[v.index()][device.index()].as_ref().ok_or_else(missing);
+            let inputs = instruction.reads.iter().map(held);
+            let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+            let outputs = evaluate(op, &inputs, &mut self.context)?;
+            for (v, output) in instruction.writes.iter().zip(outputs) {
+                self.values[v.index()][device.index()] = Some(output);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts every device's new blocks together; returns the bytes that came from other devices.
+    fn move_blocks(&mut self, instruction: &Instruction) -> Result<u64, KernelError> {
+        let mesh = &self.program.mesh;
+        let mut moved = 0;
+        for (which, (&before, &after)) in instruction.reads.iter().zip(&instruction.writes).enumerate() {
+            let dtype = self.program.value(after).ty.dtype;
+            for device in self.program.devices() {
+                let Some(wanted) = self.program.value(after).block(mesh, device) else { continue };
+                let shape = wanted.iter().map(|r| r.end - r.start).collect();
+                let mut made = Value::zeros(&TensorType { dtype, shape });
+                for (nth, piece) in self.program.pieces(instruction, which, device).iter().enumerate() {
+                    let missing = || KernelError::BadValue(format!("device {} has no block", piece.from.0));
+                    let held = self.program.value(before).block(mesh, piece.from).ok_or_else(missing)?;
+                    let source = self.block(before, piece.from).ok_or_else(missing)?;
+                    let mut part = source.block(&within(&piece.block, &held));
+                    let place = within(&piece.block, &wanted);
+                    if let Work::Relayout(step) = &instruction.work
+                        && let Some(reduction) = step.reduction.filter(|_| nth > 0)
+                    {
+                        part = join(reduction, &made.block(&place), &part)?;
+                    }
+                    made.set_block(&starts(&place), &part);
+                    if piece.from != device {
+                        moved += blocks::elements(&piece.block) * dtype.bytes();
+                    }
+                }
+                self.values[after.index()][device.index()] = Some(made);
+            }
+        }
+        Ok(moved)
+    }
+}
