@@ -35,6 +35,9 @@ pub struct PlanningArgs {
     /// The most that one device may hold at once: `16GiB`, `800MB`
     #[arg(long, value_parser = Bytes::parse)]
     pub memory: Option<Bytes>,
+    /// Let every op choose for itself: weights, gradients and optimizer state find their own sharding
+    #[arg(long)]
+    pub untied: bool,
     /// Fix what you know: `fc*=c4` gives the layers of these names this config; may be repeated
     #[arg(long, value_name = "PATTERN=CONFIG", value_parser = Wish::parse)]
     pub fix: Vec<Wish>,
@@ -68,6 +71,7 @@ pub struct Request {
     pub graph: Graph,
     pub machine: Machine,
     costs: Option<CostFile>,
+    untied: bool,
     start: Instant,
 }
 
@@ -81,6 +85,7 @@ impl PlanningArgs {
             optimizer: Optimizer::sgd(0.01),
             costs: None,
             memory: None,
+            untied: false,
             fix: Vec::new(),
             time: Duration::from_secs(60),
             threads: 0,
@@ -94,7 +99,7 @@ impl PlanningArgs {
         let machine = machines::open(&self.machine)?;
         let graph = if is_path(&self.model) { self.read_graph()? } else { self.build()? };
         let costs = self.costs.as_deref().map(read_costs).transpose()?;
-        Ok(Request { graph, machine, costs, start })
+        Ok(Request { graph, machine, costs, untied: self.untied, start })
     }
 
     fn build(&self) -> anyhow::Result<Graph> {
@@ -141,7 +146,8 @@ impl PlanningArgs {
 impl Request {
     /// Builds the search problem.
     pub fn problem(&self) -> anyhow::Result<Problem<'_>> {
-        Ok(Problem::new(&self.graph, &self.machine, self.costs.as_ref())?)
+        let build = if self.untied { Problem::untied } else { Problem::new };
+        Ok(build(&self.graph, &self.machine, self.costs.as_ref())?)
     }
 
     /// Seconds since the request was read.

@@ -14,6 +14,8 @@ use std::ops::Range;
 pub struct Lifetimes {
     /// Per tensor: positions in the schedule, or empty for tensors that live in another's memory.
     intervals: Vec<Range<u32>>,
+    /// Per tensor: the first position at which nobody needs it any more, neither itself nor through a view.
+    ends: Vec<u32>,
     steps: u32,
 }
 
@@ -87,17 +89,33 @@ impl Lifetimes {
         for node in graph.ops.iter().rev().filter(|n| n.op.operator().is_view()) {
             let (from, to) = (node.inputs[0].index(), node.outputs[0].index());
             intervals[from].end = intervals[from].end.max(intervals[to].end);
-            intervals[to] = 0..0;
+        }
+        let ends = intervals.iter().map(|interval| interval.end).collect();
+        for node in graph.ops.iter().filter(|n| n.op.operator().is_view()) {
+            intervals[node.outputs[0].index()] = 0..0;
         }
         for carry in &graph.carries {
             intervals[carry.new.index()] = 0..0;
         }
-        Self { intervals, steps }
+        Self { intervals, ends, steps }
     }
 
     /// When a tensor's own memory is held; empty if it lives in another tensor's.
     pub fn interval(&self, tensor: TensorId) -> Range<u32> {
         self.intervals[tensor.index()].clone()
+    }
+
+    /// How long a copy that an op reads is held: while the op runs, or, where the op only looks at it in another
+    /// way, as long as anybody needs that view.
+    pub fn reading(&self, graph: &Graph, op: OpId) -> Range<u32> {
+        let node = graph.node(op);
+        let end = if node.op.operator().is_view() { self.ends[node.outputs[0].index()] } else { op.0 + 1 };
+        op.0..end
+    }
+
+    /// How many positions the schedule has.
+    pub fn steps(&self) -> u32 {
+        self.steps
     }
 
     /// Bytes held while each op runs. `bytes` says how much of a tensor the device holds.

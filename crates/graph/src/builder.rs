@@ -214,6 +214,37 @@ impl GraphBuilder {
         result
     }
 
+    /// Moves every op from `first` on to right after the last op before `first` that makes or reads one of its
+    /// inputs. These ops must not depend on each other.
+    pub(crate) fn advance(&mut self, first: usize) {
+        let graph = &mut self.graph;
+        let mut last = vec![0u32; graph.tensors.len()];
+        for (at, node) in graph.ops.iter().enumerate().take(first) {
+            for t in node.inputs.iter().chain(&node.outputs) {
+                last[t.index()] = at as u32;
+            }
+        }
+        let mut order: Vec<(u32, usize)> = (0..graph.ops.len())
+            .map(|at| match at {
+                at if at < first => (at as u32, at),
+                at => (graph.ops[at].inputs.iter().map(|t| last[t.index()]).max().unwrap_or(0), at),
+            })
+            .collect();
+        order.sort_unstable();
+        let mut moved = vec![OpId(0); order.len()];
+        for (to, &(_, from)) in order.iter().enumerate() {
+            moved[from] = OpId::new(to);
+        }
+        let mut ops: Vec<Option<Node>> = std::mem::take(&mut graph.ops).into_iter().map(Some).collect();
+        graph.ops = order.iter().filter_map(|&(_, from)| ops[from].take()).collect();
+        for producer in graph.tensors.iter_mut().filter_map(|tensor| tensor.producer.as_mut()) {
+            *producer = moved[producer.index()];
+        }
+        for layer in &mut graph.layers {
+            layer.forward = moved[layer.forward.index()];
+        }
+    }
+
     pub(crate) fn record_gradient(&mut self, parameter: TensorId, gradient: TensorId) {
         self.graph.gradients.push(WeightGradient { parameter, gradient });
     }

@@ -74,12 +74,16 @@ impl Optimizer {
     }
 }
 
-/// Appends the gradient of `loss` by every parameter that it depends on, and one op that updates each of
+/// Adds the gradient of `loss` by every parameter that it depends on, and one op that updates each of
 /// them, in the layer of the parameter's first consumer. Parameters without a gradient stay as they are.
+///
+/// Every update runs as soon as its gradient is there and nobody needs the old weight any more, so that gradients do
+/// not pile up until the end of the step.
 pub fn train(builder: &mut GraphBuilder, loss: TensorId, optimizer: &Optimizer) -> Result<(), BuildError> {
     let layers = first_consumer_layers(builder);
     let known = builder.graph().gradients.len();
     differentiate(builder, loss)?;
+    let first = builder.graph().ops.len();
     for i in known..builder.graph().gradients.len() {
         let pair = builder.graph().gradients[i];
         let parameter = builder.graph().tensor(pair.parameter);
@@ -102,6 +106,7 @@ pub fn train(builder: &mut GraphBuilder, loss: TensorId, optimizer: &Optimizer) 
             Ok(())
         })?;
     }
+    builder.advance(first);
     Ok(())
 }
 
@@ -149,6 +154,30 @@ mod tests {
             }
             let state = graph.sources(Role::OptimizerState).count();
             assert_eq!(state, carried.len() - 1);
+        }
+    }
+
+    #[test]
+    fn updates_follow_the_last_use_of_what_they_replace() {
+        let mut b = GraphBuilder::new("two");
+        let init = Init::Normal(Real(1.0));
+        let mut x = b.source("x", TensorType::new(DType::F32, [2, 3]), Role::Input, init).unwrap();
+        for name in ["a", "b"] {
+            let w =
+                b.source(&format!("{name}.w"), TensorType::new(DType::F32, [3, 3]), Role::Parameter, init);
+            x = b.emit(name, Contract::parse("mk,kn->mn").unwrap(), &[x, w.unwrap()]).unwrap();
+        }
+        let loss = b.emit("loss", Reduce::sum([0, 1].into_iter().collect()), &[x]).unwrap();
+        b.output(loss);
+        train(&mut b, loss, &Optimizer::momentum(0.1, 0.9)).unwrap();
+        let graph = b.finish();
+        assert_eq!(crate::verify::verify(&graph), Ok(()));
+        let position = |name: &str| graph.ops.iter().position(|node| node.name == name).unwrap();
+        assert!(position("b.w.update") < position("a.grad"), "before the next layer's gradients");
+        for carry in &graph.carries {
+            let update = graph.tensor(carry.new).producer.unwrap();
+            let readers = graph.consumers().of(carry.old).to_vec();
+            assert_eq!(readers.last(), Some(&update), "nobody reads what was replaced");
         }
     }
 

@@ -3,11 +3,12 @@
 use shardwright_cost::{LayoutError, WrongDevice};
 use shardwright_search::NetworkError;
 
-fn smallest(least: Option<u64>) -> String {
-    least.map_or_else(
-        || "how much would do was not found".into(),
-        |bytes| format!("the smallest plan found needs {bytes}"),
-    )
+fn smallest(least: Option<u64>, proved: bool) -> String {
+    match (least, proved) {
+        (None, _) => "how much would do was not found".into(),
+        (Some(bytes), true) => format!("the smallest limit that one keeps is {bytes}"),
+        (Some(bytes), false) => format!("the smallest limit that one keeps is at most {bytes}"),
+    }
 }
 
 /// Why a plan could not be made.
@@ -73,7 +74,7 @@ pub enum PlanError {
     /// No plan keeps the memory limit.
     #[error(
         "no plan of {solver} fits into {limit} bytes per device; {}; give more memory, more devices, or a smaller batch",
-        smallest(*.least)
+        smallest(*.least, *.proved)
     )]
     DoesNotFit {
         /// The strategy.
@@ -82,6 +83,8 @@ pub enum PlanError {
         limit: u64,
         /// The least that a plan was found to need.
         least: Option<u64>,
+        /// Whether no plan needs less.
+        proved: bool,
     },
     /// A wish that cannot be granted.
     #[error("the wish `{wish}` cannot be granted: {reason}")]

@@ -4,9 +4,11 @@
 //! test holds them to. Traffic is what the running program sends ([`crate::predicted_traffic`]): there, all that need a
 //! tensor share what is fetched, while the objective has every layer pay for its own.
 
-use crate::{error::PlanError, problem::Problem, tables::Tables, traffic::predicted_traffic, transfer::End};
-use shardwright_cost::{Layout, Lifetimes, Placement, Tally, Traffic};
-use shardwright_graph::TensorId;
+use crate::{
+    error::PlanError, memory::peak, problem::Problem, tables::Tables, traffic::predicted_traffic,
+    transfer::End,
+};
+use shardwright_cost::{Tally, Traffic};
 use shardwright_machine::{AxisId, Bytes};
 use shardwright_space::Config;
 
@@ -26,13 +28,18 @@ pub struct Costs {
     pub layers: Vec<LayerCost>,
     /// Bytes sent, all devices together.
     pub traffic: Traffic,
-    /// The most bytes that one device holds at once: tensors in the layouts that they are made or stored in.
+    /// The most bytes that one device holds at once: tensors as they are made or stored, and copies for their readers.
     pub peak_memory: Bytes,
     /// Where operator times come from.
     pub tally: Tally,
 }
 
 impl Costs {
+    /// Picoseconds of everything: the network's objective.
+    pub fn objective(&self) -> i64 {
+        self.compute() + self.comm()
+    }
+
     /// Picoseconds of computation.
     pub fn compute(&self) -> i64 {
         self.layers.iter().map(|l| l.compute).sum()
@@ -42,12 +49,6 @@ impl Costs {
     pub fn comm(&self) -> i64 {
         self.layers.iter().map(|l| l.comm).sum()
     }
-}
-
-/// Bytes of a tensor that one device holds.
-pub fn local_bytes(problem: &Problem<'_>, tensor: TensorId, layout: &Layout) -> u64 {
-    let sharded = layout.axes_where(|p| matches!(p, Placement::Shard(_)));
-    problem.graph.tensor(tensor).ty.bytes() / u64::from(problem.mesh().group_size(sharded)).max(1)
 }
 
 /// Evaluates any assignment of one config per op, in the graph's order.
@@ -76,13 +77,7 @@ pub fn evaluate(problem: &Problem<'_>, configs: &[Config]) -> Result<Costs, Plan
         let reader = graph.node(transfer.to.op);
         costs[reader.layer.index()].comm += tables.time(transfer.tensor, &from, &to)?;
     }
-    let held = |t: TensorId| {
-        let layout = problem.transfers.homes[t.index()].map(|home| layout(&home));
-        let replicated = Layout::replicated(mesh.len());
-        Bytes(local_bytes(problem, t, &layout.unwrap_or(replicated)))
-    };
-    let peak = Lifetimes::of(graph).peak(graph, held, |_| Bytes(0));
-    let peak_memory = peak.map_or(Bytes(0), |peak| peak.held.total());
+    let peak_memory = peak(problem, configs);
     Ok(Costs { layers: costs, traffic, peak_memory, tally })
 }
 

@@ -1,7 +1,8 @@
 //! From a training graph and a machine to a plan: one config per op, what it is predicted to cost, and a proof of
 //! how good it is.
 //!
-//! [`Problem`] prices every way to run every layer and every re-layout between them, which makes a cost network;
+//! [`Problem`] prices every way to run every layer (or, untied, every op) and every re-layout between them, which
+//! makes a cost network;
 //! [`strategy`] says which part of it is searched and how; [`plan`] runs a strategy and describes the result.
 //!
 //! ```
@@ -21,14 +22,16 @@
 //! # }
 //! ```
 
+mod baseline;
 mod error;
 mod evaluate;
-mod layers;
+mod groups;
 mod memory;
 mod plan;
 mod planner;
 mod problem;
 mod recall;
+mod smallest;
 pub mod strategy;
 mod tables;
 mod times;
@@ -38,7 +41,7 @@ mod wish;
 
 pub use error::PlanError;
 pub use evaluate::{Costs, LayerCost, evaluate};
-pub use layers::Layers;
+pub use groups::Groups;
 pub use memory::limited;
 pub use plan::{
     BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, SpaceUsed,

@@ -83,7 +83,10 @@ pub struct SpaceUsed {
     pub description: String,
     /// Whether every prime axis was searched on its own.
     pub prime_axes: bool,
-    /// Variables: layers.
+    /// Whether every op chose for itself, and not every layer.
+    #[serde(default)]
+    pub untied: bool,
+    /// Variables: layers, or ops.
     pub variables: usize,
     /// Choices of all variables together.
     pub choices: usize,
@@ -140,6 +143,9 @@ pub struct PlanLayer {
     pub name: String,
     /// The forward op's config.
     pub config: String,
+    /// How its first weight is stored: the config of the update. None for layers without weights.
+    #[serde(default)]
+    pub weights: Option<String>,
     /// Computing, on one device.
     pub compute_seconds: f64,
     /// Communicating: what it fetches, exchanges and reduces.

@@ -10,13 +10,16 @@ use crate::{
     },
     problem::Problem,
     recall::model_hash,
-    strategy::{Space, Strategy, baselines, restrict},
+    smallest::{Smallest, smallest_limit},
+    strategy::{Baseline, Space, Strategy, baselines, restrict},
     wish::Wish,
 };
 use shardwright_cost::TimeSource;
+use shardwright_graph::{OpId, Phase};
 use shardwright_machine::{Bytes, LevelId};
 use shardwright_search::{Control, Network, StopReason, registry};
 use shardwright_space::Config;
+use std::collections::BTreeMap;
 
 /// What a plan has to keep, whatever it costs.
 #[derive(Clone, Debug, Default)]
@@ -58,12 +61,14 @@ pub fn search(
     let mut best = attempt(problem, strategy, demands, control);
     if strategy.name == "auto" {
         // A search that was cut short may hold something worse than what everybody knows.
-        for baseline in baselines() {
+        for baseline in baselines(problem) {
             let Ok(known) = attempt(problem, baseline, demands, control) else { continue };
             best = match best {
                 Ok(found) if found.objective <= known.objective => Ok(found),
                 Ok(found) => Ok(Found { bound: found.bound, stop_reason: found.stop_reason, ..known }),
-                Err(PlanError::NoPlan { .. }) => Ok(Found { bound: 0, ..known }),
+                Err(PlanError::NoPlan { .. } | PlanError::DoesNotFit { .. }) => {
+                    Ok(Found { bound: 0, ..known })
+                }
                 Err(error) => Err(error),
             };
         }
@@ -77,31 +82,50 @@ fn attempt(
     demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Found, PlanError> {
-    let memory = demands.memory;
-    let mut allowed = strategy.space.choices(problem);
+    match strategy.space {
+        Space::Fixed(baseline) => fixed(problem, strategy, baseline, demands),
+        Space::All | Space::Outputs => solve(problem, strategy, demands, control),
+    }
+}
+
+/// What a strategy that searches nothing makes.
+fn fixed(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    baseline: Baseline,
+    demands: &Demands,
+) -> Result<Found, PlanError> {
+    let configs = baseline.configs(problem);
+    for wish in &demands.wishes {
+        wish.check(problem, &configs)?;
+    }
+    let costs = evaluate(problem, &configs)?;
+    if let Some(limit) = demands.memory.filter(|&limit| costs.peak_memory > limit) {
+        return Err(PlanError::DoesNotFit {
+            solver: strategy.name.to_string(),
+            limit: limit.0,
+            least: Some(costs.peak_memory.0),
+            proved: true,
+        });
+    }
+    let objective = costs.objective();
+    Ok(Found { configs, objective, bound: objective, stop_reason: StopReason::Exhausted })
+}
+
+fn solve(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Found, PlanError> {
+    let failed = |reason: String| PlanError::NoPlan { solver: strategy.name.into(), reason };
+    let known = strategy.solver.and_then(registry::find).zip(strategy.space.choices(problem));
+    let Some((solver, mut allowed)) = known else { return Err(failed("it has no solver".into())) };
     for wish in &demands.wishes {
         wish.apply(problem, &mut allowed)?;
     }
-    let layers = problem.choices.len();
-    let limited = memory.map(|limit| limited(problem, limit)).transpose()?;
+    let limited = demands.memory.map(|limit| limited(problem, limit)).transpose()?;
     let network = limited.as_ref().unwrap_or(&problem.network);
-    let too_large = |least: Option<i64>| PlanError::DoesNotFit {
-        solver: strategy.name.to_string(),
-        limit: memory.map_or(0, |limit| limit.0),
-        least: least.and_then(|bytes| u64::try_from(bytes).ok()),
-    };
-    let Some(solver) = strategy.solver.and_then(registry::find) else {
-        let choices: Vec<u32> = allowed.iter().map(|only| only[0]).collect();
-        let configs = problem.configs(&choices);
-        if let Some(limit) = memory {
-            let peak = evaluate(problem, &configs)?.peak_memory;
-            if peak > limit {
-                return Err(too_large(i64::try_from(peak.0).ok()));
-            }
-        }
-        let objective = cost(&problem.network, &choices)?;
-        return Ok(Found { configs, objective, bound: objective, stop_reason: StopReason::Exhausted });
-    };
     let part = match strategy.space {
         Space::All if demands.wishes.is_empty() => None,
         _ => Some(restrict(network, &allowed)?),
@@ -109,21 +133,32 @@ fn attempt(
     let network = part.as_ref().unwrap_or(network);
     let outcome = solver.solver().solve(network, control);
     if let Some(choice) = outcome.choice {
-        let chosen = choice.iter().take(layers).zip(&allowed);
+        let chosen = choice.iter().zip(&allowed);
         let choices: Vec<u32> = chosen.map(|(&c, allowed)| allowed[c as usize]).collect();
         let objective = cost(&problem.network, &choices)?;
         let configs = problem.configs(&choices);
         return Ok(Found { configs, objective, bound: outcome.bound, stop_reason: outcome.stop_reason });
     }
-    let least = outcome.least_overflow.map(|(overflow, _)| overflow);
-    Err(match (outcome.stop_reason, network.usage_limit()) {
-        (StopReason::Refused(reason), _) => PlanError::NoPlan { solver: strategy.name.into(), reason },
-        (_, Some(limit)) => too_large(least.map(|overflow| limit.saturating_add(overflow))),
-        (StopReason::Deadline, None) => PlanError::NoPlan {
-            solver: strategy.name.into(),
-            reason: "the time ran out before it had any; give it more (--time)".into(),
-        },
-        (other, None) => PlanError::NoPlan { solver: strategy.name.into(), reason: format!("{other:?}") },
+    Err(match (outcome.stop_reason, demands.memory) {
+        (StopReason::Refused(reason), _) => failed(reason),
+        (_, Some(limit)) => {
+            let smallest = if strategy.solver == Some("exact") {
+                smallest_limit(network, control)?
+            } else {
+                let over = outcome.least_overflow.map(|(overflow, _)| overflow.unsigned_abs());
+                over.map(|overflow| Smallest { bytes: limit.0.saturating_add(overflow), proved: false })
+            };
+            PlanError::DoesNotFit {
+                solver: strategy.name.to_string(),
+                limit: limit.0,
+                least: smallest.as_ref().map(|s| s.bytes),
+                proved: smallest.is_some_and(|s| s.proved),
+            }
+        }
+        (StopReason::Deadline, None) => {
+            failed("the time ran out before it had any; give it more (--time)".into())
+        }
+        (other, None) => failed(format!("{other:?}")),
     })
 }
 
@@ -136,7 +171,7 @@ pub fn baseline_costs(
     problem: &Problem<'_>,
     control: &Control<'_>,
 ) -> Result<Vec<(&'static str, BaselineCost)>, PlanError> {
-    baselines()
+    baselines(problem)
         .map(|baseline| {
             let found = search(problem, baseline, &Demands::default(), control)?;
             let costs = evaluate(problem, &found.configs)?;
@@ -203,10 +238,17 @@ fn describe(
             axes: axis_names(problem, id.index(), config),
         }
     });
+    // How the first of each layer's weights is stored: as its update works.
+    let mut stored: BTreeMap<OpId, String> = BTreeMap::new();
+    for op in graph.op_ids().filter(|&op| graph.node(op).phase == Phase::Update) {
+        let shown = || found.configs[op.index()].show(&problem.shapes[op.index()].rule, mesh);
+        stored.entry(graph.layers[graph.node(op).layer.index()].forward).or_insert_with(shown);
+    }
     let layers = graph.layers.iter().zip(&costs.layers).map(|(layer, cost)| {
         let op = layer.forward;
         PlanLayer {
             name: graph.node(op).name.clone(),
+            weights: stored.get(&layer.forward).cloned(),
             config: found.configs[op.index()].show(&problem.shapes[op.index()].rule, mesh),
             compute_seconds: seconds(cost.compute),
             comm_seconds: seconds(cost.comm),
@@ -234,6 +276,7 @@ fn describe(
         seed,
         space: SpaceUsed {
             description: format!("{} on {}", strategy.about, problem.grain.describe()),
+            untied: problem.untied,
             prime_axes: problem.grain.prime,
             variables: problem.choices.len(),
             choices: problem.choices.iter().map(Vec::len).sum(),

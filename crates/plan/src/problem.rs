@@ -1,13 +1,15 @@
-//! From graph and machine to the search problem: every layer's choices with their costs, and the network over them.
+//! From graph and machine to the search problem: every variable's choices with their costs, and the network over them.
 //!
-//! A variable is a layer, a choice is a config of its forward op ([`shardwright_space::LayerSplit`] says what the
-//! other ops do). Unary: the time of all the layer's ops on one device, the exchange of windows' rows, and
-//! transfers inside the layer (a weight's gradient on its way to the update: the all-reduce of data parallelism).
-//! Pairwise: transfers between layers, forwards and backwards ([`crate::transfer`] says who fetches what from where). All in picoseconds, nothing overlaps: the objective of OptCNN and PaSE.
+//! Tied, a variable is a layer and a choice is a config of its forward op ([`shardwright_space::LayerSplit`] says what
+//! the other ops do). Untied, every op is a variable of its own; it is offered all its configs, and those that it
+//! would have in a tied layer, so that every tied plan is an untied one too and costs the same.
+//! Unary: the time of all the variable's ops on one device, the exchange of windows' rows, and transfers inside it (of
+//! a layer: a weight's gradient on its way to the update, the all-reduce of data parallelism).
+//! Pairwise: transfers between variables, forwards and backwards ([`crate::transfer`] says who fetches what from where). All in picoseconds, nothing overlaps: the objective of OptCNN and PaSE.
 
 use crate::{
     error::PlanError,
-    layers::Layers,
+    groups::Groups,
     tables::{Distinct, Tables},
     times::OpTimes,
     transfer::{End, Transfer, Transfers},
@@ -17,25 +19,25 @@ use shardwright_cost::{CostFile, Layout, OperatorTimes, Relayouts};
 use shardwright_graph::{Graph, OpId, Rule};
 use shardwright_machine::{Device, Machine, Mesh};
 use shardwright_search::{Interval, Network, NetworkBuilder, VarId};
-use shardwright_space::{Config, Grain, OpShapes, configs};
+use shardwright_space::{Config, Grain, LayerSplit, OpShapes, configs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The most configs that a layer may have before axes are glued: tables have the square of it.
+/// The most configs that an op may have before axes are glued: tables have the square of it.
 pub const MOST_CONFIGS: usize = 512;
 /// The most axes before some are glued: up to here all re-layouts are found exactly.
 pub const MOST_AXES: usize = 4;
 /// Pairwise tables that are spread out at once.
 const BATCH: usize = 64;
 
-/// One way to run a layer.
+/// One way to run the ops of a variable.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// The configs of the layer's ops.
+    /// The configs of the ops.
     pub configs: Vec<Config>,
     /// Time of the ops on one device.
     pub compute: i64,
-    /// Time of windows' exchanges and of re-layouts inside the layer.
+    /// Time of windows' exchanges and of re-layouts inside the variable.
     pub comm: i64,
 }
 
@@ -50,10 +52,14 @@ pub struct Problem<'a> {
     /// Rule and types of every op.
     pub shapes: Vec<OpShapes>,
     /// The layers.
-    pub layers: Layers,
+    pub layers: Groups,
+    /// The ops that choose together: the layers, or single ops.
+    pub variables: Groups,
+    /// Whether every op chooses for itself.
+    pub untied: bool,
     /// The transfers.
     pub transfers: Transfers,
-    /// Per layer: its choices.
+    /// Per variable: its choices.
     pub choices: Vec<Vec<Choice>>,
     /// The search problem, without memory limits.
     pub network: Network,
@@ -63,7 +69,7 @@ pub struct Problem<'a> {
     device: Device,
 }
 
-/// A transfer between two layers with its costs.
+/// A transfer between two variables with its costs.
 struct Priced {
     /// The maker's choices.
     from: Distinct<Layout>,
@@ -75,11 +81,29 @@ struct Priced {
 }
 
 impl<'a> Problem<'a> {
-    /// Builds the problem; operator times are measured ones where `costs` has them.
+    /// The problem of choosing per layer; operator times are measured ones where `costs` has them.
     pub fn new(
         graph: &'a Graph,
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
+    ) -> Result<Self, PlanError> {
+        Self::build(graph, machine, costs, false)
+    }
+
+    /// The problem of choosing per op: weights, gradients and optimizer state find their own layouts.
+    pub fn untied(
+        graph: &'a Graph,
+        machine: &'a Machine,
+        costs: Option<&'a CostFile>,
+    ) -> Result<Self, PlanError> {
+        Self::build(graph, machine, costs, true)
+    }
+
+    fn build(
+        graph: &'a Graph,
+        machine: &'a Machine,
+        costs: Option<&'a CostFile>,
+        untied: bool,
     ) -> Result<Self, PlanError> {
         if graph.ops.is_empty() {
             return Err(PlanError::Empty { model: graph.name.clone() });
@@ -87,27 +111,34 @@ impl<'a> Problem<'a> {
         let device = machine.slowest();
         OperatorTimes::new(&device, costs)?;
         let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-        let layers = Layers::of(graph, &shapes);
+        let layers = Groups::layers(graph, &shapes);
+        let variables = if untied { Groups::ops(graph, &shapes) } else { layers.clone() };
         let rule_of = |op: OpId| &shapes[op.index()].rule;
         let mut seen = BTreeSet::new();
-        let rules: Vec<&Rule> = layers
+        let rules: Vec<&Rule> = variables
             .splits
             .iter()
-            .map(|layer| rule_of(layer.forward()))
+            .map(|variable| rule_of(variable.forward()))
             .filter(|rule| seen.insert(rule.to_string()))
             .collect();
         let grain = Grain::choose(machine, rules.iter().copied(), MOST_AXES, MOST_CONFIGS);
         if grain.most_configs > MOST_CONFIGS {
-            return Err(too_many(graph, machine, &layers, &shapes, &grain.mesh));
+            return Err(too_many(graph, machine, &variables, &shapes, &grain.mesh));
         }
         let relayouts = Relayouts::new(machine, &grain.mesh);
         let transfers = Transfers::of(graph);
         let (choices, network) = {
             let times = OpTimes::new(OperatorTimes::new(&device, costs)?, graph, &shapes, &grain.mesh);
-            let make =
-                Maker { layers: &layers, shapes: &shapes, mesh: &grain.mesh, relayouts: &relayouts, times };
+            let make = Maker {
+                variables: &variables,
+                shapes: &shapes,
+                mesh: &grain.mesh,
+                relayouts: &relayouts,
+                times,
+            };
             let tables = Tables::new(graph, &relayouts);
-            let choices = make.choices(&transfers, &tables)?;
+            let tied = if untied { tied_configs(&layers, &shapes, &grain.mesh) } else { Vec::new() };
+            let choices = make.choices(&transfers, &tables, &tied)?;
             let network = make.network(&transfers, &tables, &choices)?;
             (choices, network)
         };
@@ -117,6 +148,8 @@ impl<'a> Problem<'a> {
             grain,
             shapes,
             layers,
+            variables,
+            untied,
             transfers,
             choices,
             network,
@@ -142,37 +175,57 @@ impl<'a> Problem<'a> {
         Ok(OpTimes::new(times, self.graph, &self.shapes, &self.grain.mesh))
     }
 
-    /// The config of a layer's forward op under a choice.
-    pub fn forward_config(&self, layer: usize, choice: u32) -> &Config {
-        let (_, member) = self.layers.place[self.layers.splits[layer].forward().index()];
-        &self.choices[layer][choice as usize].configs[member as usize]
+    /// The config of a variable's leading op (a layer's forward op) under a choice.
+    pub fn forward_config(&self, variable: usize, choice: u32) -> &Config {
+        let (_, member) = self.variables.place[self.variables.splits[variable].forward().index()];
+        &self.choices[variable][choice as usize].configs[member as usize]
     }
 
-    /// The config of every op, in the graph's order, under one choice per layer.
+    /// The config of every op, in the graph's order, under one choice per variable.
     pub fn configs(&self, choices: &[u32]) -> Vec<Config> {
-        let chosen = |&(layer, member): &(u32, u32)| {
-            let choice = &self.choices[layer as usize][choices[layer as usize] as usize];
+        let chosen = |&(variable, member): &(u32, u32)| {
+            let choice = &self.choices[variable as usize][choices[variable as usize] as usize];
             choice.configs[member as usize].clone()
         };
-        self.layers.place.iter().map(chosen).collect()
+        self.variables.place.iter().map(chosen).collect()
     }
+}
 
-    /// The choice of a layer whose forward op has this config.
-    pub fn find_choice(&self, layer: usize, config: &Config) -> Option<u32> {
-        let count = self.choices[layer].len() as u32;
-        (0..count).find(|&choice| self.forward_config(layer, choice) == config)
+/// Per op: the configs that it has in a tied layer and that are not on its own list, ascending.
+fn tied_configs(layers: &Groups, shapes: &[OpShapes], mesh: &Mesh) -> Vec<BTreeSet<Config>> {
+    let layer = |split: &LayerSplit| {
+        let mut found = vec![BTreeSet::new(); split.ops.len()];
+        for forward in configs(&shapes[split.forward().index()].rule, mesh) {
+            for (found, config) in found.iter_mut().zip(split.configs(shapes, mesh, &forward)) {
+                found.insert(config);
+            }
+        }
+        for (&op, found) in split.ops.iter().zip(&mut found) {
+            for listed in configs(&shapes[op.index()].rule, mesh) {
+                found.remove(&listed);
+            }
+        }
+        found
+    };
+    let per_layer: Vec<Vec<BTreeSet<Config>>> = layers.splits.par_iter().map(layer).collect();
+    let mut per_op = vec![BTreeSet::new(); shapes.len()];
+    for (split, found) in layers.splits.iter().zip(per_layer) {
+        for (op, found) in split.ops.iter().zip(found) {
+            per_op[op.index()] = found;
+        }
     }
+    per_op
 }
 
 fn too_many(
     graph: &Graph,
     machine: &Machine,
-    layers: &Layers,
+    variables: &Groups,
     shapes: &[OpShapes],
     mesh: &Mesh,
 ) -> PlanError {
     let count = |op: OpId| shardwright_space::count_configs(&shapes[op.index()].rule, mesh, MOST_CONFIGS);
-    let worst = layers.splits.iter().map(|l| l.forward()).find(|&op| count(op) > MOST_CONFIGS);
+    let worst = variables.splits.iter().map(|l| l.forward()).find(|&op| count(op) > MOST_CONFIGS);
     PlanError::TooManyConfigs {
         op: worst.map_or_else(String::new, |op| graph.node(op).name.clone()),
         most: MOST_CONFIGS,
@@ -183,7 +236,7 @@ fn too_many(
 
 /// What choices and tables are made from.
 struct Maker<'p> {
-    layers: &'p Layers,
+    variables: &'p Groups,
     shapes: &'p [OpShapes],
     mesh: &'p Mesh,
     relayouts: &'p Relayouts,
@@ -191,41 +244,48 @@ struct Maker<'p> {
 }
 
 impl Maker<'_> {
-    fn choices(&self, transfers: &Transfers, tables: &Tables<'_>) -> Result<Vec<Vec<Choice>>, PlanError> {
-        let mut internal: Vec<Vec<&Transfer>> = vec![Vec::new(); self.layers.splits.len()];
+    /// The choices of every variable; `more` are configs of leading ops beyond those that are listed anyway.
+    fn choices(
+        &self,
+        transfers: &Transfers,
+        tables: &Tables<'_>,
+        more: &[BTreeSet<Config>],
+    ) -> Result<Vec<Vec<Choice>>, PlanError> {
+        let mut internal: Vec<Vec<&Transfer>> = vec![Vec::new(); self.variables.splits.len()];
         for transfer in &transfers.all {
             let (maker, reader) = self.ends(transfer);
             if maker == reader {
                 internal[reader as usize].push(transfer);
             }
         }
-        let layer = |(layer, inside): (usize, Vec<&Transfer>)| {
-            let split = &self.layers.splits[layer];
-            configs(&self.shapes[split.forward().index()].rule, self.mesh)
-                .iter()
-                .map(|forward| {
-                    self.choice(layer, split.configs(self.shapes, self.mesh, forward), &inside, tables)
-                })
-                .collect()
+        let variable = |(variable, inside): (usize, Vec<&Transfer>)| {
+            let split = &self.variables.splits[variable];
+            let lead = split.forward().index();
+            let listed = configs(&self.shapes[lead].rule, self.mesh);
+            let all = listed.iter().chain(more.get(lead).into_iter().flatten());
+            all.map(|lead| {
+                self.choice(variable, split.configs(self.shapes, self.mesh, lead), &inside, tables)
+            })
+            .collect()
         };
-        internal.into_par_iter().enumerate().map(layer).collect()
+        internal.into_par_iter().enumerate().map(variable).collect()
     }
 
     fn choice(
         &self,
-        layer: usize,
+        variable: usize,
         configs: Vec<Config>,
         inside: &[&Transfer],
         tables: &Tables<'_>,
     ) -> Result<Choice, PlanError> {
         let (mut compute, mut comm) = (0, 0);
-        for (&op, config) in self.layers.splits[layer].ops.iter().zip(&configs) {
+        for (&op, config) in self.variables.splits[variable].ops.iter().zip(&configs) {
             compute += self.times.compute(op, config);
             comm += self.times.halo(self.relayouts.comm(), op, config);
         }
         for transfer in inside {
             let layout = |end: &End| {
-                let (_, member) = self.layers.place[end.op.index()];
+                let (_, member) = self.variables.place[end.op.index()];
                 end.layout(self.shapes, &configs[member as usize], self.mesh)
             };
             comm += tables.time(transfer.tensor, &layout(&transfer.from), &layout(&transfer.to))?;
@@ -283,8 +343,8 @@ impl Maker<'_> {
     ) -> Result<Priced, PlanError> {
         let (maker, reader) = self.ends(transfer);
         let layouts = |end: &End| {
-            let (layer, member) = self.layers.place[end.op.index()];
-            let choices = choices[layer as usize].iter();
+            let (variable, member) = self.variables.place[end.op.index()];
+            let choices = choices[variable as usize].iter();
             Distinct::of(choices.map(|c| end.layout(self.shapes, &c.configs[member as usize], self.mesh)))
         };
         let (from, to) = (layouts(&transfer.from), layouts(&transfer.to));
@@ -292,15 +352,15 @@ impl Maker<'_> {
         Ok(Priced { from, to, table, maker, reader })
     }
 
-    /// The layers that a transfer leads from and to.
+    /// The variables that a transfer leads from and to.
     fn ends(&self, transfer: &Transfer) -> (u32, u32) {
-        let layer = |end: &End| self.layers.place[end.op.index()].0;
-        (layer(&transfer.from), layer(&transfer.to))
+        let variable = |end: &End| self.variables.place[end.op.index()].0;
+        (variable(&transfer.from), variable(&transfer.to))
     }
 }
 
 impl Priced {
-    /// Adds the times to a table of the two layers' choices, the lower layer's major.
+    /// Adds the times to a table of the two variables' choices, the lower one's major.
     fn add_to(&self, table: &mut [i64], columns: usize) {
         let width = self.to.values.len();
         if self.maker < self.reader {

@@ -10,38 +10,23 @@
 //! | `model` | weights' output dimensions on every axis; layers without weights follow their largest input | |
 //! | `owt` | one weird trick: `data` for layers with spatial dimensions, `model` for products with weights | |
 //! | `megatron` | products with weights split by columns and rows in turn inside the innermost level, the batch outside | |
+//! | `fsdp` | `data`, with weights, gradients and optimizer state sharded over all devices | |
 
+pub use crate::baseline::Baseline;
 use crate::{error::PlanError, problem::Problem};
-use shardwright_cost::{Layout, Placement};
-use shardwright_graph::{FactorIndex, FactorKind, LayerId, Role, Rule, TensorId, factor_kinds};
-use shardwright_machine::AxisId;
+use shardwright_graph::{FactorIndex, FactorKind, factor_kinds};
 use shardwright_search::{Network, NetworkBuilder, VarId};
-use shardwright_space::{AxisUse, Config};
-use smallvec::SmallVec;
+use shardwright_space::AxisUse;
 
 /// What is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     /// Every config.
     All,
-    /// Configs that only split dimensions of the forward op's results, and the batch.
+    /// Configs that only split dimensions of the leading op's results, and the batch.
     Outputs,
-    /// One config per layer, by rule.
+    /// One config per op, by rule.
     Fixed(Baseline),
-}
-
-/// Strategies that search nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Baseline {
-    /// Data parallelism.
-    Data,
-    /// Parameter parallelism.
-    Model,
-    /// One weird trick (Krizhevsky, arXiv 1404.5997).
-    Owt,
-    /// Column and row splits in turn inside a node, data parallelism between nodes (Shoeybi et al., arXiv
-    /// 1909.08053).
-    Megatron,
 }
 
 /// A strategy by name.
@@ -106,11 +91,21 @@ pub const STRATEGIES: &[Strategy] = &[
         space: Space::Fixed(Baseline::Megatron),
         solver: None,
     },
+    Strategy {
+        name: "fsdp",
+        about: "data parallelism with sharded weights, gradients and optimizer state",
+        space: Space::Fixed(Baseline::Fsdp),
+        solver: None,
+    },
 ];
 
-/// The strategies that search nothing.
-pub fn baselines() -> impl Iterator<Item = &'static Strategy> {
-    STRATEGIES.iter().filter(|s| s.solver.is_none())
+/// The strategies that search nothing and whose plans the problem's space has: `fsdp` stores weights otherwise than
+/// their layers use them, which only ops that choose for themselves can.
+pub fn baselines(problem: &Problem<'_>) -> impl Iterator<Item = &'static Strategy> {
+    let untied = problem.untied;
+    STRATEGIES
+        .iter()
+        .filter(move |s| matches!(s.space, Space::Fixed(baseline) if untied || baseline != Baseline::Fsdp))
 }
 
 /// The strategy of a name.
@@ -122,16 +117,16 @@ pub fn find(name: &str) -> Result<&'static Strategy, PlanError> {
 }
 
 impl Space {
-    /// Per layer: the choices that the space has, ascending.
-    pub fn choices(self, problem: &Problem<'_>) -> Vec<Vec<u32>> {
-        let layers = 0..problem.choices.len();
-        let all = |layer: usize| 0..problem.choices[layer].len() as u32;
+    /// Per variable: the choices that are searched, ascending; none where nothing is.
+    pub fn choices(self, problem: &Problem<'_>) -> Option<Vec<Vec<u32>>> {
+        let variables = 0..problem.choices.len();
+        let all = |variable: usize| 0..problem.choices[variable].len() as u32;
         match self {
-            Space::All => layers.map(|layer| all(layer).collect()).collect(),
+            Space::All => Some(variables.map(|variable| all(variable).collect()).collect()),
             Space::Outputs => {
                 let kinds = factor_kinds(problem.graph);
-                let output = |layer: usize, used: &AxisUse| {
-                    let op = problem.layers.splits[layer].forward();
+                let output = |variable: usize, used: &AxisUse| {
+                    let op = problem.variables.splits[variable].forward();
                     // OptCNN's layers all have the batch in their output. Ours are finer: statistics of a norm
                     // and losses sum over it, and are split along it as the paper's whole layer would be.
                     let splits = |f: FactorIndex| {
@@ -143,159 +138,17 @@ impl Space {
                         AxisUse::Replicate | AxisUse::Pin(_) => true,
                     }
                 };
-                let fits = |layer: usize, c: u32| {
-                    problem.forward_config(layer, c).uses().iter().all(|used| output(layer, used))
+                let fits = |variable: usize, c: u32| {
+                    problem.forward_config(variable, c).uses().iter().all(|used| output(variable, used))
                 };
-                layers.map(|layer| all(layer).filter(|&c| fits(layer, c)).collect()).collect()
+                Some(variables.map(|v| all(v).filter(|&c| fits(v, c)).collect()).collect())
             }
-            Space::Fixed(baseline) => baseline.choices(problem).into_iter().map(|c| vec![c]).collect(),
+            Space::Fixed(_) => None,
         }
     }
 }
 
-impl Baseline {
-    /// The choice of every layer.
-    pub fn choices(self, problem: &Problem<'_>) -> Vec<u32> {
-        let kinds = factor_kinds(problem.graph);
-        let mut chosen: Vec<Option<u32>> = vec![None; problem.choices.len()];
-        for op in problem.graph.op_ids() {
-            let layer = problem.graph.node(op).layer;
-            if problem.layers.splits[layer.index()].forward() != op {
-                continue;
-            }
-            let kinds = &kinds[op.index()];
-            let config = match self {
-                Baseline::Megatron => megatron(problem, layer, kinds, &chosen),
-                _ => self.by_kind(problem, layer, kinds, &chosen),
-            };
-            chosen[layer.index()] = problem.find_choice(layer.index(), &config);
-        }
-        // The last choice repeats everything: every layer has it.
-        let whole = |layer: usize| problem.choices[layer].len() as u32 - 1;
-        chosen.iter().enumerate().map(|(layer, c)| c.unwrap_or_else(|| whole(layer))).collect()
-    }
-
-    /// One factor for all axes, or what the input has.
-    fn by_kind(
-        self,
-        problem: &Problem<'_>,
-        layer: LayerId,
-        kinds: &[FactorKind],
-        chosen: &[Option<u32>],
-    ) -> Config {
-        let all_axes = |kind| {
-            let factor = of_kind(kinds, kind);
-            split_axes(problem, layer, |_| factor)
-        };
-        let sample = || all_axes(FactorKind::Sample);
-        let parameter = || all_axes(FactorKind::Parameter);
-        let follow = || {
-            let guide = Guide::of(problem, layer, chosen)?;
-            Some(split_axes(problem, layer, |axis| guide.factor(axis)))
-        };
-        let weighted = reads_weight(problem, layer);
-        let product = is_product(problem, layer, kinds);
-        let spatial = kinds.contains(&FactorKind::Attribute);
-        match self {
-            Baseline::Data => sample(),
-            Baseline::Model if weighted => parameter(),
-            Baseline::Owt if product && spatial => sample(),
-            Baseline::Owt if product => parameter(),
-            _ => follow().unwrap_or_else(sample),
-        }
-    }
-}
-
-/// The first factor of a kind.
-fn of_kind(kinds: &[FactorKind], kind: FactorKind) -> Option<FactorIndex> {
-    kinds.iter().position(|&k| k == kind).map(|f| f as FactorIndex)
-}
-
-/// Outside the innermost level the batch; inside it a product with a weight is split by the rows of its weight if
-/// its input arrives split along them, else by columns; everything else goes on as its input does.
-fn megatron(problem: &Problem<'_>, layer: LayerId, kinds: &[FactorKind], chosen: &[Option<u32>]) -> Config {
-    let guide = Guide::of(problem, layer, chosen);
-    let innermost = problem.mesh().axes().last().map(|axis| axis.level);
-    let product = is_product(problem, layer, kinds);
-    let rows = |f: FactorIndex| kinds[f as usize] == FactorKind::Reduction;
-    split_axes(problem, layer, |axis| {
-        if Some(problem.mesh().axis(axis).level) != innermost {
-            return of_kind(kinds, FactorKind::Sample);
-        }
-        let arrives = guide.as_ref().and_then(|guide| guide.factor(axis));
-        if product { arrives.filter(|&f| rows(f)).or(of_kind(kinds, FactorKind::Parameter)) } else { arrives }
-    })
-}
-
-/// Whether the layer's forward op reads a weight itself.
-fn reads_weight(problem: &Problem<'_>, layer: LayerId) -> bool {
-    let node = problem.graph.node(problem.layers.splits[layer.index()].forward());
-    node.inputs.iter().any(|&t| problem.graph.tensor(t).role == Role::Parameter)
-}
-
-/// Whether the layer's forward op multiplies data by a weight and sums. An embedding does not: what it reads
-/// beside its table are ids.
-fn is_product(problem: &Problem<'_>, layer: LayerId, kinds: &[FactorKind]) -> bool {
-    let node = problem.graph.node(problem.layers.splits[layer.index()].forward());
-    let tensor = |t: &TensorId| problem.graph.tensor(*t);
-    let data = |t: &TensorId| tensor(t).role != Role::Parameter && tensor(t).ty.dtype.is_float();
-    reads_weight(problem, layer) && kinds.contains(&FactorKind::Reduction) && node.inputs.iter().any(data)
-}
-
-/// Splits for each axis the factor that is asked for, where it divides; the rest repeats.
-fn split_axes(
-    problem: &Problem<'_>,
-    layer: LayerId,
-    factor: impl Fn(AxisId) -> Option<FactorIndex>,
-) -> Config {
-    let rule = &problem.shapes[problem.layers.splits[layer.index()].forward().index()].rule;
-    let mut config = Config::replicated(problem.mesh().len());
-    let mut parts: SmallVec<[u64; 6]> = SmallVec::from_elem(1, rule.factors.len());
-    for (at, axis) in problem.mesh().axes().iter().enumerate() {
-        let id = AxisId(at as u32);
-        let Some(f) = factor(id) else { continue };
-        let (whole, size) = (rule.factors[f as usize].whole, rule.factors[f as usize].size);
-        let finer = parts[f as usize] * u64::from(axis.size);
-        if !whole && size > 1 && size.is_multiple_of(finer) {
-            parts[f as usize] = finer;
-            config.set(id, AxisUse::Split(f));
-        }
-    }
-    config
-}
-
-/// An input whose maker has chosen: what a layer without a mind of its own follows.
-struct Guide<'p> {
-    rule: &'p Rule,
-    input: usize,
-    layout: Layout,
-}
-
-impl<'p> Guide<'p> {
-    /// The layer's largest input that a layer with a choice makes; the first of equals. A mask is no guide.
-    fn of(problem: &'p Problem<'_>, layer: LayerId, chosen: &[Option<u32>]) -> Option<Self> {
-        let op = problem.layers.splits[layer.index()].forward();
-        let inputs = problem.graph.node(op).inputs.iter().enumerate();
-        let made = inputs.filter(|(_, t)| problem.graph.tensor(**t).producer.is_some());
-        let guides = made.filter_map(|(input, t)| {
-            let home = problem.transfers.homes[t.index()]?;
-            let (layer, member) = problem.layers.place[home.op.index()];
-            let choice = &problem.choices[layer as usize][chosen[layer as usize]? as usize];
-            let layout = home.layout(&problem.shapes, &choice.configs[member as usize], problem.mesh());
-            let elements = problem.graph.tensor(*t).ty.shape.elements();
-            Some((elements, Self { rule: &problem.shapes[op.index()].rule, input, layout }))
-        });
-        guides.max_by_key(|(elements, guide)| (*elements, std::cmp::Reverse(guide.input))).map(|(_, g)| g)
-    }
-
-    /// The factor that keeps the input as it lies on an axis.
-    fn factor(&self, axis: AxisId) -> Option<FactorIndex> {
-        let Placement::Shard(dim) = self.layout.get(axis) else { return None };
-        self.rule.leading(self.rule.inputs[self.input].dims.get(usize::from(dim))?)
-    }
-}
-
-/// The network with only some choices of every variable; variables beyond the layers keep all of theirs.
+/// The network with only some choices of every variable; variables beyond those named keep all of theirs.
 pub fn restrict(network: &Network, allowed: &[Vec<u32>]) -> Result<Network, PlanError> {
     let mut builder = NetworkBuilder::new();
     let kept = |v: VarId| match allowed.get(v.index()) {

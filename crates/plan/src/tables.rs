@@ -32,6 +32,11 @@ impl<T: std::hash::Hash + Eq + Clone> Distinct<T> {
             .collect();
         Self { values, of }
     }
+
+    /// The value that a choice has.
+    pub fn value(&self, choice: usize) -> &T {
+        &self.values[self.of[choice] as usize]
+    }
 }
 
 type Key = (TensorShape, Vec<Layout>, Vec<Layout>);

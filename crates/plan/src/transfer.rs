@@ -57,6 +57,8 @@ pub struct Transfers {
     pub homes: Vec<Option<End>>,
     /// All transfers, by tensor, then reader.
     pub all: Vec<Transfer>,
+    /// Data and constants on their way from their first reader's layout to the others': free of charge.
+    pub delivered: Vec<Transfer>,
 }
 
 impl Transfers {
@@ -97,12 +99,16 @@ impl Transfers {
         for carry in &graph.carries {
             back[carry.new.index()] = homes[carry.old.index()];
         }
-        let mut all = Vec::new();
+        let (mut all, mut delivered) = (Vec::new(), Vec::new());
         for t in graph.tensor_ids() {
             let tensor = graph.tensor(t);
             let stored = tensor.producer.is_none();
-            let free = stored && matches!(tensor.role, Role::Input | Role::Constant);
-            let Some(home) = homes[t.index()].filter(|_| !free) else { continue };
+            let Some(home) = homes[t.index()] else { continue };
+            if stored && matches!(tensor.role, Role::Input | Role::Constant) {
+                let others = readers(t).into_iter().filter(|&to| to != home);
+                delivered.extend(others.map(|to| Transfer { tensor: t, from: home, to }));
+                continue;
+            }
             let mut first: BTreeMap<(LayerId, Option<Phase>), End> = BTreeMap::new();
             for to in readers(t).into_iter().filter(|&to| to != home) {
                 let node = graph.node(to.op);
@@ -111,6 +117,6 @@ impl Transfers {
             }
             all.extend(back[t.index()].map(|to| Transfer { tensor: t, from: home, to }));
         }
-        Self { homes, all }
+        Self { homes, all, delivered }
     }
 }

@@ -1,6 +1,9 @@
-//! What people want fixed: `fc*=c4` gives every layer whose name matches `fc*` a config of those degrees.
+//! What people want fixed: `fc*=c4` gives every layer whose name matches `fc*` a config of those degrees. Where ops
+//! choose for themselves, a layer's name means its forward op, and other ops can be named too (`fc6.w.update=d0=4`).
 
 use crate::{error::PlanError, problem::Problem};
+use shardwright_graph::OpId;
+use shardwright_space::Config;
 
 /// A pattern of layer names and the degrees that they shall have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,18 +29,41 @@ impl Wish {
         Ok(Self { pattern: pattern.to_string(), degrees: parts(config), text: text.to_string() })
     }
 
+    /// The ops that are meant: forward ops of that name, or, where there are none, other ops.
+    fn ops(&self, problem: &Problem<'_>) -> Result<Vec<OpId>, PlanError> {
+        let graph = problem.graph;
+        let matches = |op: &OpId| glob(self.pattern.as_bytes(), graph.node(*op).name.as_bytes());
+        let layers: Vec<OpId> = graph.layers.iter().map(|layer| layer.forward).filter(matches).collect();
+        if !layers.is_empty() {
+            return Ok(layers);
+        }
+        let ops: Vec<OpId> = graph.op_ids().filter(matches).collect();
+        match (ops.is_empty(), problem.untied) {
+            (true, _) => Err(self.error("no layer has such a name".into())),
+            (false, false) => {
+                let name = &graph.node(ops[0]).name;
+                let reason =
+                    format!("op `{name}` follows its layer; with --untied it has a config of its own");
+                Err(self.error(reason))
+            }
+            (false, true) => Ok(ops),
+        }
+    }
+
+    fn error(&self, reason: String) -> PlanError {
+        PlanError::Wish { wish: self.text.clone(), reason }
+    }
+
     /// Takes away the choices that the wish forbids.
     pub(crate) fn apply(&self, problem: &Problem<'_>, allowed: &mut [Vec<u32>]) -> Result<(), PlanError> {
-        let mut matched = false;
-        for (layer, allowed) in allowed.iter_mut().enumerate() {
-            let op = problem.layers.splits[layer].forward();
-            let name = &problem.graph.node(op).name;
-            if !glob(self.pattern.as_bytes(), name.as_bytes()) {
-                continue;
-            }
-            matched = true;
+        for op in self.ops(problem)? {
+            let (variable, member) = problem.variables.place[op.index()];
+            let allowed = &mut allowed[variable as usize];
             let rule = &problem.shapes[op.index()].rule;
-            let shown = |c: u32| problem.forward_config(layer, c).show(rule, problem.mesh());
+            let shown = |c: u32| {
+                let choice = &problem.choices[variable as usize][c as usize];
+                choice.configs[member as usize].show(rule, problem.mesh())
+            };
             let offered: Vec<String> = allowed.iter().map(|&c| shown(c)).collect();
             allowed.retain(|&c| parts(&shown(c)) == self.degrees);
             if allowed.is_empty() {
@@ -45,16 +71,23 @@ impl Wish {
                 distinct.sort_unstable();
                 distinct.dedup();
                 distinct.truncate(12);
-                return Err(PlanError::Wish {
-                    wish: self.text.clone(),
-                    reason: format!("layer `{name}` cannot be split so; it can be {}", distinct.join(", ")),
-                });
+                let (name, distinct) = (&problem.graph.node(op).name, distinct.join(", "));
+                return Err(self.error(format!("`{name}` cannot be split so; it can be {distinct}")));
             }
         }
-        if matched {
-            return Ok(());
+        Ok(())
+    }
+
+    /// Whether configs that are given keep the wish.
+    pub(crate) fn check(&self, problem: &Problem<'_>, configs: &[Config]) -> Result<(), PlanError> {
+        for op in self.ops(problem)? {
+            let shown = configs[op.index()].show(&problem.shapes[op.index()].rule, problem.mesh());
+            if parts(&shown) != self.degrees {
+                let name = &problem.graph.node(op).name;
+                return Err(self.error(format!("this strategy gives `{name}` {shown} and has no choice")));
+            }
         }
-        Err(PlanError::Wish { wish: self.text.clone(), reason: "no layer has such a name".into() })
+        Ok(())
     }
 }
 

@@ -202,7 +202,8 @@ fn random_graph(samples: u64, inputs: u64, steps: &[Step]) -> Graph {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// The heart of the matter: exact is never beaten, equals brute force, and all sums agree.
+    /// The heart of the matter: exact is never beaten, equals brute force, and all sums agree; and ops that choose for
+    /// themselves do no worse than layers.
     #[test]
     fn exact_is_never_beaten_and_equals_brute_force(
         samples in prop::sample::select(vec![2u64, 6, 8, 512]),
@@ -212,21 +213,28 @@ proptest! {
     ) {
         let graph = random_graph(samples, inputs, &steps);
         let machine = builtin(machine).unwrap();
-        let problem = Problem::new(&graph, &machine, None).unwrap();
         let control = Control::new();
-        let exact = search(&problem, strategy::find("exact").unwrap(), &Demands::default(), &control).unwrap();
-        prop_assert_eq!(exact.objective, exact.bound, "proved");
-        for strategy in strategy::STRATEGIES {
-            let other = search(&problem, strategy, &Demands::default(), &control).unwrap();
-            prop_assert!(exact.objective <= other.objective, "{}", strategy.name);
-            let costs = evaluate(&problem, &other.configs).unwrap();
-            prop_assert_eq!(costs.compute() + costs.comm(), other.objective, "{}", strategy.name);
+        let mut optima = Vec::new();
+        for build in [Problem::new, Problem::untied] {
+            let problem = build(&graph, &machine, None).unwrap();
+            let exact = strategy::find("exact").unwrap();
+            let exact = search(&problem, exact, &Demands::default(), &control).unwrap();
+            prop_assert_eq!(exact.objective, exact.bound, "proved");
+            for strategy in strategy::STRATEGIES {
+                let other = search(&problem, strategy, &Demands::default(), &control).unwrap();
+                let expressible = problem.untied || strategy.name != "fsdp";
+                prop_assert!(exact.objective <= other.objective || !expressible, "{}", strategy.name);
+                let costs = evaluate(&problem, &other.configs).unwrap();
+                prop_assert_eq!(costs.objective(), other.objective, "{}", strategy.name);
+            }
+            let assignments = problem.choices.iter().map(|c| c.len() as f64).product::<f64>();
+            if assignments < 2e6 {
+                let brute = registry::find("brute").unwrap().solver().solve(&problem.network, &control);
+                prop_assert_eq!(brute.cost, Some(exact.objective));
+            }
+            optima.push(exact.objective);
         }
-        let assignments = problem.choices.iter().map(|c| c.len() as f64).product::<f64>();
-        if assignments < 2e6 {
-            let brute = registry::find("brute").unwrap().solver().solve(&problem.network, &control);
-            prop_assert_eq!(brute.cost, Some(exact.objective));
-        }
+        prop_assert!(optima[1] <= optima[0], "untied {} tied {}", optima[1], optima[0]);
     }
 }
 
@@ -272,12 +280,14 @@ proptest! {
     fn the_networks_peak_is_the_evaluations(
         samples in prop::sample::select(vec![2u64, 6, 8]),
         steps in steps(),
-        picks in prop::collection::vec(any::<prop::sample::Index>(), 16),
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 31),
+        untied in any::<bool>(),
     ) {
         let (graph, machine) = (random_graph(samples, 4, &steps), builtin("flat:4").unwrap());
-        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let build = if untied { Problem::untied } else { Problem::new };
+        let problem = build(&graph, &machine, None).unwrap();
         let choices: Vec<u32> =
-            problem.choices.iter().zip(&picks).map(|(all, pick)| pick.index(all.len()) as u32).collect();
+            problem.choices.iter().zip(picks.iter().cycle()).map(|(all, pick)| pick.index(all.len()) as u32).collect();
         let peak = evaluate(&problem, &problem.configs(&choices)).unwrap().peak_memory.0;
         // With every layer fixed, a limit is kept exactly from the peak on.
         let solve = |limit: u64| {
@@ -308,11 +318,7 @@ fn wishes_are_granted_at_the_least_cost_and_priced_or_refused_with_a_reason() {
     assert!(kept.objective >= free.objective && kept.proved_optimal);
     assert!(kept.warnings.iter().any(|w| w.contains("the wishes cost")));
     let refused = |text: &str| wishing(text).unwrap_err().to_string();
-    assert!(
-        refused("fc1=o64").contains("layer `fc1` cannot be split so; it can be"),
-        "{}",
-        refused("fc1=o64")
-    );
+    assert!(refused("fc1=o64").contains("`fc1` cannot be split so; it can be"), "{}", refused("fc1=o64"));
     assert!(refused("conv*=n4").contains("no layer has such a name"));
 }
 

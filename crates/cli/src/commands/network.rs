@@ -8,7 +8,7 @@ use shardwright_search::format::{write_cfn, write_iopddl};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes the search problem: costs in picoseconds, one variable per layer.
+/// Writes the search problem: costs in picoseconds, one variable per layer, or per op with --untied.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

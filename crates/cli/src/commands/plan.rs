@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     planning: PlanningArgs,
-    /// auto, exact, optcnn, pase, data, model, owt, megatron
+    /// auto, exact, optcnn, pase, data, model, owt, megatron, fsdp
     #[arg(long, default_value = "auto")]
     solver: String,
     /// Write the plan to this file
@@ -81,7 +81,10 @@ fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
 
 fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> io::Result<()> {
     if !quiet {
-        writeln!(out, "{:<28} {:<16} {:>12} {:>12}", "layer", "config", "compute", "communicate")?;
+        // Tied weights lie as their layer uses them; untied ones deserve a column.
+        let weights = |stored: &str| if plan.space.untied { format!(" {stored:<12}") } else { String::new() };
+        let heading = weights("weights");
+        writeln!(out, "{:<28} {:<16}{heading} {:>12} {:>12}", "layer", "config", "compute", "communicate")?;
         let mut skipped = 0;
         let mut last = "";
         for layer in &plan.layers {
@@ -94,9 +97,10 @@ fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> i
             last = &layer.name;
             writeln!(
                 out,
-                "{:<28} {:<16} {:>12} {:>12}",
+                "{:<28} {:<16}{} {:>12} {:>12}",
                 layer.name,
                 layer.config,
+                weights(layer.weights.as_deref().unwrap_or("-")),
                 show_seconds(layer.compute_seconds),
                 show_seconds(layer.comm_seconds)
             )?;
@@ -121,7 +125,7 @@ fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> i
     for (name, baseline) in &plan.baselines {
         writeln!(
             out,
-            "  {name:<6} {:>10}, {:.2} times as long; {} sent instead of {}",
+            "  {name:<8} {:>10}, {:.2} times as long; {} sent instead of {}",
             show_seconds(baseline.step_seconds),
             baseline.step_seconds / times.step_seconds.max(f64::MIN_POSITIVE),
             show_bytes(baseline.traffic_bytes),
@@ -137,8 +141,9 @@ fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> i
     };
     writeln!(
         out,
-        "{proof}; {} layers, {} configs; {}; {:.2} s; {} per device at most",
+        "{proof}; {} {}, {} configs; {}; {:.2} s; {} per device at most",
         plan.space.variables,
+        if plan.space.untied { "ops" } else { "layers" },
         plan.space.choices,
         plan.space.description,
         plan.search_seconds,
