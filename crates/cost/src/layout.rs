@@ -366,6 +366,17 @@ impl Arrangement {
         }
     }
 
+    /// The same with other names for the dimensions.
+    pub(crate) fn rename(&self, name: impl Fn(u8) -> u8) -> Arrangement {
+        let mut layout = self.layout;
+        for code in &mut layout.codes[..usize::from(layout.len)] {
+            if let Placement::Shard(dim) = unpack(*code) {
+                *code = pack(Placement::Shard(name(dim)));
+            }
+        }
+        Arrangement { layout, rank: self.rank }
+    }
+
     /// Lets two axes change places.
     pub(crate) fn swap(&mut self, a: AxisId, b: AxisId) {
         let (at, bt) = (self.layout.get(a), self.layout.get(b));

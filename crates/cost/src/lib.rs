@@ -42,6 +42,7 @@
 pub mod collective;
 mod cost_file;
 mod directed;
+mod frame;
 mod glue;
 pub mod layout;
 mod memory;
@@ -50,6 +51,7 @@ mod operator_time;
 mod rates;
 pub mod relayout;
 mod roofline;
+mod rows;
 mod space;
 mod spread;
 pub mod step;

@@ -13,15 +13,16 @@
 //! from replicated to absent, or goes from replicated to sharded inside (minor to) all axes that keep sharding the
 //! same dimension. A tensor cannot be made partial: partial sums come from operators, and no operator asks for them.
 //!
-//! Results are kept by (bytes, divisibility of the dimensions, from) and (.., to): tensors that only differ in shapes
-//! which divide alike share an entry.
+//! Results are kept by bytes and layouts as `frame` sees them: tensors that can be cut alike share an entry.
 
 use crate::collective::{Comm, Traffic};
 use crate::directed;
+use crate::frame::{Class, Frame};
 use crate::glue::Glue;
 use crate::layout::{Arrangement, Layout, LayoutError, MAX_DIMS, Placement, Reduction, TensorShape};
 use crate::moves::Goal;
-use crate::space::{Row, Space};
+use crate::rows::Row;
+use crate::space::Space;
 use crate::step::{Action, Step, local_bytes};
 use rustc_hash::{FxHashMap, FxHasher};
 use shardwright_machine::{AxisSet, Bytes, Machine, Mesh, Seconds};
@@ -33,6 +34,7 @@ const SHARDS: usize = 16;
 /// A row is some ten kilobytes, a pair some two hundred bytes: about 100 MB together at most.
 const MAX_ROWS: usize = 1 << 13;
 const MAX_PAIRS: usize = 1 << 17;
+const MAX_WAYS: usize = 1 << 12;
 /// Coarser meshes kept, a few megabytes each. Two levels of eight have 16, a 16 x 16 torus 128.
 const MAX_GLUED: usize = 128;
 
@@ -67,9 +69,11 @@ impl Tensor {
 struct Start {
     bytes: u64,
     divisors: [u32; MAX_DIMS],
-    rank: u8,
     from: Layout,
 }
+
+/// A space, or that there is none; made by the first who needs it.
+type Slot = Arc<OnceLock<Option<Space>>>;
 
 /// A cache in parts, so that threads seldom wait for each other.
 #[derive(Debug)]
@@ -84,20 +88,31 @@ impl<K: Hash + Eq, V: Clone> Cache<K, V> {
         Cache { parts: (0..SHARDS).map(|_| RwLock::default()).collect(), limit: limit / SHARDS }
     }
 
-    fn get_or(&self, key: K, make: impl FnOnce() -> Result<V, LayoutError>) -> Result<V, LayoutError> {
+    fn part(&self, key: &K) -> &RwLock<FxHashMap<K, V>> {
         let mut hasher = FxHasher::default();
         key.hash(&mut hasher);
-        let part = &self.parts[(hasher.finish() >> 56) as usize % SHARDS];
-        if let Some(value) = part.read().ok().as_ref().and_then(|map| map.get(&key)) {
-            return Ok(value.clone());
-        }
-        let value = make()?;
-        if let Ok(mut map) = part.write() {
+        &self.parts[(hasher.finish() >> 56) as usize % SHARDS]
+    }
+
+    fn get(&self, key: &K) -> Option<V> {
+        self.part(key).read().ok()?.get(key).cloned()
+    }
+
+    fn insert(&self, key: K, value: V) {
+        if let Ok(mut map) = self.part(&key).write() {
             if map.len() >= self.limit {
                 map.clear();
             }
-            map.insert(key, value.clone());
+            map.insert(key, value);
         }
+    }
+
+    fn get_or(&self, key: K, make: impl FnOnce() -> Result<V, LayoutError>) -> Result<V, LayoutError> {
+        if let Some(value) = self.get(&key) {
+            return Ok(value);
+        }
+        let value = make()?;
+        self.insert(key, value.clone());
         Ok(value)
     }
 }
@@ -106,10 +121,12 @@ impl<K: Hash + Eq, V: Clone> Cache<K, V> {
 #[derive(Debug)]
 pub struct Relayouts {
     comm: Comm,
-    /// By rank, without and with partial sums; `None` inside where there would be too many arrangements.
-    spaces: Vec<[OnceLock<Option<Space>>; 2]>,
+    /// By what can be cut; `None` inside where there would be too many arrangements.
+    spaces: RwLock<FxHashMap<Class, Slot>>,
+    /// In the names of frames.
     rows: Cache<Start, Arc<Row>>,
     pairs: Cache<(Start, Layout), Seconds>,
+    ways: Cache<(Start, Layout), Arc<Relayout>>,
     /// The same machine with some neighbouring axes glued: bit i glues axis i to axis i + 1.
     glued: RwLock<FxHashMap<u32, Arc<Relayouts>>>,
 }
@@ -119,7 +136,8 @@ pub struct Times<'a> {
     relayouts: &'a Relayouts,
     tensor: Tensor,
     from: Layout,
-    row: Option<(&'a Space, Arc<Row>)>,
+    frame: Frame,
+    row: Option<(Slot, Arc<Row>)>,
 }
 
 impl std::fmt::Debug for Start {
@@ -140,9 +158,10 @@ impl Relayouts {
     pub fn new(machine: &Machine, mesh: &Mesh) -> Relayouts {
         Relayouts {
             comm: Comm::new(machine, mesh),
-            spaces: (0..=MAX_DIMS).map(|_| Default::default()).collect(),
+            spaces: RwLock::default(),
             rows: Cache::new(MAX_ROWS),
             pairs: Cache::new(MAX_PAIRS),
+            ways: Cache::new(MAX_WAYS),
             glued: RwLock::default(),
         }
     }
@@ -164,31 +183,96 @@ impl Relayouts {
     }
 
     /// All arrangements that re-layouts from this layout go through, if they are few enough.
-    fn space(&self, shape: &TensorShape, from: &Layout) -> Option<&Space> {
+    fn space(&self, tensor: &Tensor, from: &Layout) -> Option<Slot> {
         let kinds = |kind| from.axes_where(|p| p == Placement::Partial(kind));
         let (sums, maxima) = (kinds(Reduction::Sum), kinds(Reduction::Max));
         if !from.absent().is_empty() || (!sums.is_empty() && !maxima.is_empty()) {
             return None;
         }
         let partial = !sums.union(maxima).is_empty();
-        let slot = &self.spaces[usize::from(shape.rank())][usize::from(partial)];
-        slot.get_or_init(|| Space::new(self.comm.mesh(), shape.rank(), partial)).as_ref()
+        let key = Class::of(&tensor.divisors);
+        let known = self.spaces.read().ok().and_then(|map| map.get(&key).cloned());
+        let slot = match known {
+            Some(slot) => slot,
+            None => self.spaces.write().ok()?.entry(key).or_default().clone(),
+        };
+        let space = slot.get_or_init(|| Space::new(self.comm.mesh(), &key)).as_ref();
+        let there = space.is_some_and(|space| space.partial || !partial);
+        there.then_some(slot)
+    }
+
+    /// Works out the times from many layouts at once, which is faster than one by one as they are asked for.
+    pub fn prepare(&self, tensor: &Tensor, from: &[Layout]) {
+        let mut starts: Vec<Start> = Vec::new();
+        let mut slot = None;
+        for layout in from.iter().filter(|from| tensor.shape.check(self.comm.mesh(), from).is_ok()) {
+            let renamed = Frame::new(&tensor.divisors, layout).layout(layout);
+            if let Some(start) = renamed.map(|renamed| tensor.renamed(renamed))
+                && let Some(own) = self.space(tensor, layout)
+                && self.rows.get(&start).is_none()
+            {
+                slot = Some(own);
+                starts.push(start);
+            }
+        }
+        starts.sort_unstable_by_key(|start| start.from);
+        starts.dedup();
+        let layouts: Vec<Layout> = starts.iter().map(|start| start.from).collect();
+        if let Some(space) = slot.as_ref().and_then(|slot| slot.get()?.as_ref()) {
+            let rows = space.rows(&self.comm, tensor.shape.bytes(), &layouts);
+            starts.into_iter().zip(rows).for_each(|(start, row)| self.rows.insert(start, Arc::new(row)));
+        }
+    }
+
+    /// The times from each layout (rows) to each other one (columns): a table, faster than cell by cell.
+    pub fn table(
+        &self,
+        tensor: &Tensor,
+        from: &[Layout],
+        to: &[Layout],
+    ) -> Result<Vec<Seconds>, LayoutError> {
+        self.prepare(tensor, from);
+        let mut cells = Vec::with_capacity(from.len() * to.len());
+        // Codes of the columns in the names of each frame.
+        let mut codes: FxHashMap<Frame, Vec<Option<u32>>> = FxHashMap::default();
+        for from in from {
+            let times = self.times(tensor, from)?;
+            let Some((slot, row)) = &times.row else {
+                for to in to {
+                    cells.push(times.to(to)?);
+                }
+                continue;
+            };
+            let space = slot.get().and_then(Option::as_ref);
+            let codes = codes.entry(times.frame).or_insert_with(|| {
+                let code = |to: &Layout| space?.code(&times.frame.layout(to)?).map(|code| code as u32);
+                to.iter().map(|to| code(to).filter(|_| times.is_plain(to))).collect()
+            });
+            for (to, code) in to.iter().zip(codes) {
+                let known = code.and_then(|code| row.get(code as usize));
+                cells.push(known.map_or_else(|| times.to(to), Ok)?);
+            }
+        }
+        Ok(cells)
     }
 
     /// The times from one layout to others. Worth it for more than one question; checks `from` once.
     pub fn times(&self, tensor: &Tensor, from: &Layout) -> Result<Times<'_>, LayoutError> {
         tensor.shape.check(self.comm.mesh(), from)?;
-        let row = match self.space(&tensor.shape, from) {
-            None => None,
-            Some(space) => {
-                let row = self.rows.get_or(tensor.start(from), || {
-                    let row = space.row(&self.comm, &tensor.shape, from);
-                    Ok(Arc::new(row.unwrap_or_else(Row::empty)))
+        let frame = Frame::new(&tensor.divisors, from);
+        let slot = self.space(tensor, from);
+        let row = match (&slot, frame.layout(from)) {
+            (Some(slot), Some(renamed)) => {
+                let row = self.rows.get_or(tensor.renamed(renamed), || {
+                    let space = slot.get().and_then(Option::as_ref);
+                    let rows = space.map(|space| space.rows(&self.comm, tensor.shape.bytes(), &[renamed]));
+                    Ok(Arc::new(rows.and_then(|mut rows| rows.pop()).unwrap_or_else(Row::empty)))
                 })?;
-                Some((space, row))
+                Some((slot.clone(), row))
             }
+            _ => None,
         };
-        Ok(Times { relayouts: self, tensor: *tensor, from: *from, row })
+        Ok(Times { relayouts: self, tensor: *tensor, from: *from, frame, row })
     }
 
     /// The time of the cheapest way. The way itself: [`Relayouts::find`].
@@ -198,14 +282,26 @@ impl Relayouts {
 
     /// The cheapest way, with its steps and the bytes that they send.
     pub fn find(&self, tensor: &Tensor, from: &Layout, to: &Layout) -> Result<Relayout, LayoutError> {
+        let way = || self.work_out(tensor, from, to).map(Arc::new);
+        self.ways.get_or((tensor.start(from), *to), way).map(|way| (*way).clone())
+    }
+
+    fn work_out(&self, tensor: &Tensor, from: &Layout, to: &Layout) -> Result<Relayout, LayoutError> {
         self.check(tensor, from, to)?;
         let start = Arrangement::canonical(from);
-        let space = self.space(&tensor.shape, from);
-        let exact = space.and_then(|s| s.path(&self.comm, &tensor.shape, from, to));
+        let slot = self.space(tensor, from);
+        let frame = Frame::new(&tensor.divisors, from);
+        let exact = || {
+            let space = slot.as_ref()?.get()?.as_ref()?;
+            let (from, to) = (frame.layout(from)?, frame.layout(to)?);
+            let mut path = space.path(&self.comm, tensor.shape.bytes(), &from, &to)?;
+            path.iter_mut().for_each(|(_, _, after)| *after = frame.restore(after));
+            Some(path)
+        };
         let glue = Glue::new(self.comm.mesh(), from, to);
-        let steps = match exact {
+        let steps = match exact() {
             Some(path) => self.price(tensor, start, &path, from),
-            None if space.is_some() || !glue.helps() => self.directed(tensor, from, to),
+            None if slot.is_some() || !glue.helps() => self.directed(tensor, from, to),
             None => {
                 let coarse = self.glued(&glue);
                 let way = coarse.find(tensor, &glue.layout(from), &glue.layout(to))?;
@@ -302,7 +398,12 @@ impl Relayouts {
 
 impl Tensor {
     fn start(&self, from: &Layout) -> Start {
-        Start { bytes: self.shape.bytes(), divisors: self.divisors, rank: self.shape.rank(), from: *from }
+        Start { bytes: self.shape.bytes(), divisors: self.divisors, from: *from }
+    }
+
+    /// A start with the names of a frame.
+    fn renamed(&self, from: Layout) -> Start {
+        Start { bytes: self.shape.bytes(), divisors: Class::of(&self.divisors).0, from }
     }
 }
 
@@ -313,14 +414,21 @@ impl Times<'_> {
         partial.iter().all(|axis| to.get(axis) == self.from.get(axis))
     }
 
+    /// Whether a row alone answers for a layout: it is one of this mesh and has no partial sums.
+    fn is_plain(&self, to: &Layout) -> bool {
+        to.len() == self.from.len() && to.axes_where(|p| matches!(p, Placement::Partial(_))).is_empty()
+    }
+
     /// The time to another layout.
     pub fn to(&self, to: &Layout) -> Result<Seconds, LayoutError> {
         if *to == self.from {
             return Ok(Seconds::ZERO);
         }
         if to.len() == self.from.len()
-            && let Some((space, row)) = &self.row
-            && let Some(seconds) = space.lookup(row, to)
+            && let Some((slot, row)) = &self.row
+            && let Some(Some(space)) = slot.get()
+            && let Some(code) = self.frame.layout(to).and_then(|renamed| space.code(&renamed))
+            && let Some(seconds) = row.get(code)
             && self.partial_stay(to)
         {
             return Ok(seconds);

@@ -1,19 +1,20 @@
-//! All arrangements of a tensor on a small mesh, with every step between them: the exact answer, row by row.
+//! All arrangements of a tensor on a small mesh, with every step between them: the exact answer.
 //!
-//! On a mesh of a few axes there are a few thousand arrangements. Their graph does not depend on the tensor: a
-//! step's price does, but steps of the same kind over the same axes at the same number of blocks cost the same, so
-//! there are only a few hundred prices. One shortest-path search from a layout gives the time to every other one, a
-//! row of a cost table, in well under a millisecond. Since any step may follow any other, times obey the triangle
-//! inequality by construction.
+//! On a mesh of a few axes there are at most a few thousand arrangements. Their graph depends on the tensor only by how
+//! its dimensions can be cut: a step's price depends on its bytes too, but steps of the same kind over the same axes at the
+//! same number of blocks cost the same, so there are only a few hundred prices. Shortest paths from a layout
+//! give the time to every other one, a row of a cost table; `rows` computes several at a time. Since any step
+//! may follow any other, times obey the triangle inequality by construction.
 //!
 //! Not in here: absent axes and mixtures of sums and maxima, whose arrangements would be too many, and meshes of
 //! many axes. Those are left to the goal-directed search of `relayout`.
 
 use crate::collective::Comm;
-use crate::layout::{Arrangement, Layout, MAX_DIMS, Placement, Reduction, TensorShape};
-use crate::step::{Action, local_bytes, permuted};
+use crate::frame::Class;
+use crate::layout::{Arrangement, AxisList, Layout, MAX_DIMS, Placement, Reduction};
+use crate::step::{Action, lists, local_bytes, permuted_between};
 use rustc_hash::FxHashMap;
-use shardwright_machine::{AxisId, AxisSet, Bytes, Mesh, Seconds};
+use shardwright_machine::{AxisId, AxisSet, Bytes, Mesh};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -22,7 +23,7 @@ use std::ops::Range;
 pub(crate) const MAX_ARRANGEMENTS: usize = 6000;
 
 /// Index of a node.
-type NodeId = u32;
+pub(crate) type NodeId = u32;
 
 /// A way to pay for a step: the same for all edges that share it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,49 +34,29 @@ struct Price {
     parts: u64,
 }
 
-struct Edge {
-    to: NodeId,
-    price: u32,
+/// A step that leads to a node.
+#[derive(Clone, Copy)]
+pub(crate) struct Edge {
+    pub from: NodeId,
+    pub price: u32,
 }
 
-/// The graph of arrangements of tensors of one rank, with or without partial sums.
+/// The graph of arrangements of tensors that can be cut alike.
 pub(crate) struct Space {
+    /// Most partial sums first, then fewest shards: the way that free steps lead.
     nodes: Vec<Arrangement>,
-    /// Blocks per dimension of every node: whether a shape allows it.
-    grids: Vec<[u32; MAX_DIMS]>,
+    /// The partial axes of every node.
+    pub(crate) sums: Vec<AxisSet>,
     /// First edge of every node, and one more.
     starts: Vec<u32>,
+    /// Steps, by the node that they lead to.
     edges: Vec<Edge>,
     prices: Vec<Price>,
     /// The node of each canonical layout, by its code.
-    canonical: Vec<NodeId>,
+    pub(crate) canonical: Vec<NodeId>,
     choices: usize,
-}
-
-/// The times from one layout to all others.
-pub(crate) struct Row {
-    /// By layout code; infinite where the shape does not allow the layout.
-    seconds: Vec<f64>,
-}
-
-impl Row {
-    /// Knows nothing: every question goes to the other search.
-    pub(crate) fn empty() -> Row {
-        Row { seconds: Vec::new() }
-    }
-}
-
-impl std::fmt::Debug for Row {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Row({})", self.seconds.len())
-    }
-}
-
-/// What a search leaves behind.
-struct Tree {
-    seconds: Vec<f64>,
-    /// The edge that a node is best reached by.
-    reached: Vec<Option<(NodeId, u32)>>,
+    /// Whether partial sums are in here; they are left out where they would be too many.
+    pub(crate) partial: bool,
 }
 
 impl std::fmt::Debug for Space {
@@ -118,96 +99,128 @@ fn subsets(of: AxisSet) -> impl Iterator<Item = AxisSet> {
     })
 }
 
-impl Space {
-    /// Builds the graph, or `None` if it would be too large.
-    pub(crate) fn new(mesh: &Mesh, rank: u8, partial: bool) -> Option<Space> {
-        let mut nodes = vec![Arrangement::canonical(&Layout::replicated(mesh.len()))];
-        for axis in mesh.all().iter() {
-            let mut more = Vec::new();
-            for base in &nodes {
-                more.push(*base);
-                if partial {
+/// Every arrangement that the class allows; `None` where there are too many.
+fn arrangements(mesh: &Mesh, class: &Class, partial: bool) -> Option<Vec<Arrangement>> {
+    let mut nodes = vec![Arrangement::canonical(&Layout::replicated(mesh.len()))];
+    for axis in mesh.all().iter() {
+        let mut more = Vec::new();
+        let size = u64::from(mesh.axis(axis).size);
+        for base in &nodes {
+            more.push(*base);
+            if partial {
+                let mut next = *base;
+                next.set(axis, PARTIAL);
+                more.push(next);
+            }
+            for dim in 0..class.rank() {
+                let parts = base.parts(mesh, dim) * size;
+                if !u64::from(class.0[usize::from(dim)]).is_multiple_of(parts) {
+                    continue;
+                }
+                // Into every place of the dimension, also before what is there.
+                let list = base.axes_of(dim);
+                for position in 0..=list.len() {
+                    let mut order = list.clone();
+                    order.insert(position, axis);
                     let mut next = *base;
-                    next.set(axis, PARTIAL);
+                    next.append(dim, std::iter::once(axis));
+                    next.reorder(&order.into_iter().collect());
                     more.push(next);
                 }
-                // Into every place of every dimension, also before what is there.
-                for dim in 0..rank {
-                    let list = base.axes_of(dim);
-                    for position in 0..=list.len() {
-                        let mut order = list.clone();
-                        order.insert(position, axis);
-                        let mut next = *base;
-                        next.append(dim, std::iter::once(axis));
-                        next.reorder(&order.into_iter().collect());
-                        more.push(next);
-                    }
-                }
             }
-            if more.len() > MAX_ARRANGEMENTS {
-                return None;
-            }
-            nodes = more;
         }
-        let index: FxHashMap<Arrangement, NodeId> =
-            nodes.iter().zip(0..).map(|(&node, id)| (node, id)).collect();
-        let grids: Vec<[u32; MAX_DIMS]> =
-            nodes.iter().map(|node| std::array::from_fn(|dim| node.parts(mesh, dim as u8) as u32)).collect();
-        let choices = usize::from(rank) + 2;
+        if more.len() > MAX_ARRANGEMENTS {
+            return None;
+        }
+        nodes = more;
+    }
+    let count = |node: &Arrangement, holds: fn(Placement) -> bool| node.layout().axes_where(holds).len();
+    nodes.sort_by_key(|node| {
+        (Reverse(count(node, |p| p == PARTIAL)), count(node, |p| matches!(p, Placement::Shard(_))))
+    });
+    Some(nodes)
+}
+
+impl Space {
+    /// Builds the graph, or `None` if it would be too large.
+    pub(crate) fn new(mesh: &Mesh, class: &Class) -> Option<Space> {
+        let choices = usize::from(class.rank()) + 2;
         // Rows have an entry per code: a scalar on a mesh of very many axes has few arrangements but many codes.
         let codes = choices.checked_pow(mesh.len() as u32).filter(|&codes| codes <= 2 * MAX_ARRANGEMENTS)?;
-        let mut space = Space {
-            grids,
-            starts: vec![0],
-            edges: Vec::new(),
-            prices: Vec::new(),
-            canonical: vec![NodeId::MAX; codes],
-            choices,
-            nodes,
-        };
+        let with_sums = arrangements(mesh, class, true);
+        let partial = with_sums.is_some();
+        let nodes = with_sums.or_else(|| arrangements(mesh, class, false))?;
+        let index: FxHashMap<Arrangement, NodeId> =
+            nodes.iter().zip(0..).map(|(&node, id)| (node, id)).collect();
+        let sums: Vec<AxisSet> =
+            nodes.iter().map(|node| node.layout().axes_where(|p| p == PARTIAL)).collect();
         // Arrangements that differ only in who owns which block.
-        let mut owners: FxHashMap<([u32; MAX_DIMS], AxisSet), Vec<NodeId>> = FxHashMap::default();
-        let partial_axes = |node: &Arrangement| node.layout().axes_where(|p| p == PARTIAL);
-        for id in 0..space.nodes.len() {
-            let key = (space.grids[id], partial_axes(&space.nodes[id]));
-            owners.entry(key).or_default().push(id as NodeId);
+        let grid = |node: &Arrangement| -> [u32; MAX_DIMS] {
+            std::array::from_fn(|dim| node.parts(mesh, dim as u8) as u32)
+        };
+        let mut grids: FxHashMap<([u32; MAX_DIMS], AxisSet), usize> = FxHashMap::default();
+        let mut owners: Vec<Vec<NodeId>> = Vec::new();
+        let mut owner_of = Vec::with_capacity(nodes.len());
+        for (id, node) in nodes.iter().enumerate() {
+            let group = *grids.entry((grid(node), sums[id])).or_insert(owners.len());
+            owners.resize(owners.len().max(group + 1), Vec::new());
+            owners[group].push(id as NodeId);
+            owner_of.push(group);
         }
+        let lists: Vec<[AxisList; MAX_DIMS]> = nodes.iter().map(lists).collect();
+        let block_counts: Vec<u64> = nodes.iter().map(|node| blocks(mesh, node)).collect();
+        let mut prices: Vec<Price> = Vec::new();
         let mut price_ids: FxHashMap<Price, u32> = FxHashMap::default();
+        let mut leads: Vec<(NodeId, Edge)> = Vec::new();
+        for (id, node) in nodes.iter().enumerate() {
+            let from = id as NodeId;
+            let mut connect = |action: Action, axes: AxisSet, to: NodeId| {
+                let parts = block_counts[if action == Action::AllGather { to as usize } else { id }];
+                let price = Price { action, axes, parts };
+                let next = prices.len() as u32;
+                let price = *price_ids.entry(price).or_insert_with(|| {
+                    prices.push(price);
+                    next
+                });
+                leads.push((to, Edge { from, price }));
+            };
+            steps(node, class.rank(), &mut |action, axes, after| {
+                if let Some(&to) = index.get(after) {
+                    connect(action, axes, to);
+                }
+            });
+            for &other in owners[owner_of[id]].iter().filter(|&&other| other != from) {
+                connect(Action::Permute, permuted_between(&lists[id], &lists[other as usize]), other);
+            }
+        }
+        let mut starts = vec![0u32; nodes.len() + 1];
+        leads.iter().for_each(|(to, _)| starts[*to as usize + 1] += 1);
+        (0..nodes.len()).for_each(|at| starts[at + 1] += starts[at]);
+        let mut next = starts.clone();
+        let mut edges = vec![Edge { from: 0, price: 0 }; leads.len()];
+        for (to, edge) in leads {
+            edges[next[to as usize] as usize] = edge;
+            next[to as usize] += 1;
+        }
+        for node in 0..nodes.len() {
+            let (start, end) = (starts[node] as usize, starts[node + 1] as usize);
+            edges[start..end].sort_unstable_by_key(|edge| (edge.price, edge.from));
+        }
+        let canonical = vec![NodeId::MAX; codes];
+        let mut space = Space { sums, starts, edges, prices, canonical, choices, partial, nodes };
         for id in 0..space.nodes.len() {
-            let node = space.nodes[id];
-            if node == Arrangement::canonical(node.layout())
-                && let Some(code) = space.code(node.layout())
+            let layout = space.nodes[id].layout();
+            if space.nodes[id] == Arrangement::canonical(layout)
+                && let Some(code) = space.code(layout)
             {
                 space.canonical[code] = id as NodeId;
             }
-            let mut connect = |action: Action, axes: AxisSet, after: &Arrangement| {
-                let side = if action == Action::AllGather { after } else { &node };
-                // With one byte per device, the tensor has as many bytes as there are blocks.
-                let parts = blocks(mesh, side);
-                let price = Price { action, axes, parts };
-                let next = space.prices.len() as u32;
-                let price = *price_ids.entry(price).or_insert_with(|| {
-                    space.prices.push(price);
-                    next
-                });
-                if let Some(&to) = index.get(after) {
-                    space.edges.push(Edge { to, price });
-                }
-            };
-            steps(&node, rank, &mut connect);
-            if let Some(others) = owners.get(&(space.grids[id], partial_axes(&node))) {
-                for &other in others.iter().filter(|&&other| other as usize != id) {
-                    let after = space.nodes[other as usize];
-                    connect(Action::Permute, permuted(&node, &after), &after);
-                }
-            }
-            space.starts.push(space.edges.len() as u32);
         }
         Some(space)
     }
 
     /// A layout as a number, if this space has it.
-    fn code(&self, layout: &Layout) -> Option<usize> {
+    pub(crate) fn code(&self, layout: &Layout) -> Option<usize> {
         (0..layout.len() as u32).try_fold(0, |code, axis| {
             let placement = match layout.get(AxisId(axis)) {
                 Placement::Replicated => 0,
@@ -219,95 +232,73 @@ impl Space {
         })
     }
 
-    fn node(&self, layout: &Layout) -> Option<NodeId> {
+    pub(crate) fn node(&self, layout: &Layout) -> Option<NodeId> {
         self.code(layout).map(|code| self.canonical[code]).filter(|&node| node != NodeId::MAX)
     }
 
-    fn allows(&self, shape: &TensorShape, node: NodeId) -> bool {
-        let grid = &self.grids[node as usize];
-        (0..shape.rank()).all(|dim| shape.dim(dim).is_multiple_of(u64::from(grid[usize::from(dim)])))
+    /// How many arrangements there are.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
     }
 
-    /// Shortest paths from one node to all, or until the goal is reached.
-    fn search(&self, comm: &Comm, shape: &TensorShape, start: NodeId, goal: Option<NodeId>) -> Tree {
-        let prices: Vec<(f64, u32)> = self
-            .prices
-            .iter()
-            .map(|price| match price.action.collective() {
-                None => (0.0, 0),
-                Some(kind) => {
-                    let bytes = Bytes(shape.bytes() / price.parts);
-                    (comm.seconds(kind, price.axes, bytes).0, 1)
-                }
-            })
-            .collect();
-        let mut seconds = vec![f64::INFINITY; self.nodes.len()];
-        let mut sends = vec![u32::MAX; self.nodes.len()];
-        let mut reached = vec![None; self.nodes.len()];
-        let mut done = vec![false; self.nodes.len()];
-        let mut queue = BinaryHeap::new();
-        (seconds[start as usize], sends[start as usize]) = (0.0, 0);
-        queue.push(Reverse((0u64, 0u32, start)));
-        while let Some(Reverse((_, _, id))) = queue.pop() {
-            let at = id as usize;
-            if std::mem::replace(&mut done[at], true) {
-                continue;
-            }
-            if goal == Some(id) {
-                break;
-            }
-            for edge in self.starts[at]..self.starts[at + 1] {
-                let Edge { to, price } = self.edges[edge as usize];
-                let (took, sent) = prices[price as usize];
-                let reach = (seconds[at] + took, sends[at] + sent);
-                let next = to as usize;
-                // Of equally fast ways the one with fewer messages.
-                if reach < (seconds[next], sends[next]) && self.allows(shape, to) {
-                    (seconds[next], sends[next]) = reach;
-                    reached[next] = Some((id, edge));
-                    queue.push(Reverse((reach.0.to_bits(), reach.1, to)));
-                }
-            }
-        }
-        Tree { seconds, reached }
+    /// The steps that lead to a node, those of the same price together.
+    pub(crate) fn leading_to(&self, node: usize) -> &[Edge] {
+        &self.edges[self.starts[node] as usize..self.starts[node + 1] as usize]
     }
 
-    /// The times from one layout to all others; `None` if the layout is not in this space.
-    pub(crate) fn row(&self, comm: &Comm, shape: &TensorShape, from: &Layout) -> Option<Row> {
-        let tree = self.search(comm, shape, self.node(from)?, None);
-        let at = |&node: &NodeId| tree.seconds.get(node as usize).copied().unwrap_or(f64::INFINITY);
-        Some(Row { seconds: self.canonical.iter().map(at).collect() })
-    }
-
-    /// The time from a row's layout to another; `None` if this space does not have it.
-    pub(crate) fn lookup(&self, row: &Row, to: &Layout) -> Option<Seconds> {
-        row.seconds
-            .get(self.code(to)?)
-            .map(|&seconds| Seconds(seconds))
-            .filter(|seconds| seconds.0.is_finite())
+    /// What the steps of a tensor of so many bytes cost, in seconds.
+    pub(crate) fn prices(&self, comm: &Comm, bytes: u64) -> Vec<f64> {
+        let cost = |price: &Price| match price.action.collective() {
+            None => 0.0,
+            Some(kind) => comm.seconds(kind, price.axes, Bytes(bytes / price.parts)).0,
+        };
+        self.prices.iter().map(cost).collect()
     }
 
     /// The steps from one layout to another; `None` if this space does not have a way.
     pub(crate) fn path(
         &self,
         comm: &Comm,
-        shape: &TensorShape,
+        bytes: u64,
         from: &Layout,
         to: &Layout,
     ) -> Option<Vec<(Action, AxisSet, Arrangement)>> {
-        let goal = self.node(to)?;
-        let tree = self.search(comm, shape, self.node(from)?, Some(goal));
-        if tree.seconds[goal as usize].is_infinite() {
-            return None;
+        let (start, goal) = (self.node(from)?, self.node(to)?);
+        let prices = self.prices(comm, bytes);
+        // Backwards from the goal, since steps are kept by where they lead.
+        let mut best = vec![(f64::INFINITY, u32::MAX); self.nodes.len()];
+        let mut onwards: Vec<Option<(NodeId, u32)>> = vec![None; self.nodes.len()];
+        let mut done = vec![false; self.nodes.len()];
+        let mut queue = BinaryHeap::new();
+        best[goal as usize] = (0.0, 0);
+        queue.push(Reverse((0u64, 0u32, goal)));
+        while let Some(Reverse((_, _, id))) = queue.pop() {
+            if id == start {
+                break;
+            }
+            if std::mem::replace(&mut done[id as usize], true) {
+                continue;
+            }
+            let (seconds, sends) = best[id as usize];
+            for edge in self.leading_to(id as usize) {
+                let sent = self.prices[edge.price as usize].action.collective().is_some();
+                let reach = (seconds + prices[edge.price as usize], sends + u32::from(sent));
+                // Of equally fast ways the one with fewer messages.
+                if reach < best[edge.from as usize] {
+                    best[edge.from as usize] = reach;
+                    onwards[edge.from as usize] = Some((id, edge.price));
+                    queue.push(Reverse((reach.0.to_bits(), reach.1, edge.from)));
+                }
+            }
         }
         let mut steps = Vec::new();
-        let mut at = goal;
-        while let Some((before, edge)) = tree.reached[at as usize] {
-            let price = &self.prices[self.edges[edge as usize].price as usize];
-            steps.push((price.action, price.axes, self.nodes[at as usize]));
-            at = before;
+        let mut at = start;
+        while at != goal {
+            let (next, price) = onwards[at as usize]?;
+            let price = &self.prices[price as usize];
+            steps.push((price.action, price.axes, self.nodes[next as usize]));
+            at = next;
         }
-        steps.reverse();
         Some(steps)
     }
 }

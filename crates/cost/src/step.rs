@@ -80,22 +80,31 @@ fn is_shard(at: &Arrangement, axis: AxisId) -> bool {
     matches!(at.layout().get(axis), crate::layout::Placement::Shard(_))
 }
 
+/// The axes of every dimension, major first.
+pub(crate) fn lists(at: &Arrangement) -> [AxisList; MAX_DIMS] {
+    std::array::from_fn(|dim| at.list(dim as u8))
+}
+
 /// The axes along which devices must talk for every block to get from its old to its new owner: all that stand
 /// between the first and the last difference in the order of any dimension. What comes before (major) and after
 /// (minor) is the same on both sides, and so are those digits of old and new owner.
-pub(crate) fn permuted(before: &Arrangement, after: &Arrangement) -> AxisSet {
+pub(crate) fn permuted_between(before: &[AxisList; MAX_DIMS], after: &[AxisList; MAX_DIMS]) -> AxisSet {
     let mut axes = AxisSet::EMPTY;
-    for dim in 0..MAX_DIMS as u8 {
-        let (old, new) = (before.list(dim), after.list(dim));
+    for (old, new) in before.iter().zip(after) {
         let same = old.iter().zip(new.iter()).take_while(|(a, b)| a == b).count();
         let rest = old.len().min(new.len()) - same;
         let same_end = old.iter().rev().zip(new.iter().rev()).take(rest).take_while(|(a, b)| a == b).count();
         let middle = |list: &AxisList| -> AxisSet {
             list.iter().take(list.len().saturating_sub(same_end)).skip(same).collect()
         };
-        axes = axes.union(middle(&old)).union(middle(&new));
+        axes = axes.union(middle(old)).union(middle(new));
     }
     axes
+}
+
+/// The same for two arrangements.
+pub(crate) fn permuted(before: &Arrangement, after: &Arrangement) -> AxisSet {
+    permuted_between(&lists(before), &lists(after))
 }
 
 impl Step {

@@ -263,10 +263,15 @@ impl Maker<'_> {
             let lead = split.forward().index();
             let listed = configs(&self.shapes[lead].rule, self.mesh);
             let all = listed.iter().chain(more.get(lead).into_iter().flatten());
-            all.map(|lead| {
-                self.choice(variable, split.configs(self.shapes, self.mesh, lead), &inside, tables)
-            })
-            .collect()
+            let all: Vec<Vec<Config>> = all.map(|lead| split.configs(self.shapes, self.mesh, lead)).collect();
+            for transfer in &inside {
+                let (_, member) = self.variables.place[transfer.from.op.index()];
+                let from = |configs: &Vec<Config>| {
+                    transfer.from.layout(self.shapes, &configs[member as usize], self.mesh)
+                };
+                tables.prepare(transfer.tensor, &Distinct::of(all.iter().map(from)).values)?;
+            }
+            all.into_iter().map(|configs| self.choice(variable, configs, &inside, tables)).collect()
         };
         internal.into_par_iter().enumerate().map(variable).collect()
     }

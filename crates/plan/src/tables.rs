@@ -64,6 +64,12 @@ impl<'a> Tables<'a> {
         PlanError::Tensor { tensor: self.graph.tensor(tensor).name.clone(), source }
     }
 
+    /// Gets ready for questions that start from these layouts.
+    pub fn prepare(&self, tensor: TensorId, from: &[Layout]) -> Result<(), PlanError> {
+        self.relayouts.prepare(&self.relayouts.tensor(self.shape(tensor)?), from);
+        Ok(())
+    }
+
     /// Picoseconds from one layout to another.
     pub fn time(&self, tensor: TensorId, from: &Layout, to: &Layout) -> Result<i64, PlanError> {
         if from == to {
@@ -86,15 +92,9 @@ impl<'a> Tables<'a> {
             return Ok(table.clone());
         }
         let ready = self.relayouts.tensor(key.0);
-        let error = |source| self.error(tensor, source);
-        let mut cells = Vec::with_capacity(from.values.len() * to.values.len());
-        for from in &from.values {
-            let times = self.relayouts.times(&ready, from).map_err(error)?;
-            for to in &to.values {
-                cells.push(picoseconds(times.to(to).map_err(error)?));
-            }
-        }
-        let table: Arc<[i64]> = cells.into();
+        let times = self.relayouts.table(&ready, &from.values, &to.values);
+        let times = times.map_err(|source| self.error(tensor, source))?;
+        let table: Arc<[i64]> = times.into_iter().map(picoseconds).collect();
         if let Ok(mut known) = self.known.write() {
             known.insert(key, table.clone());
         }
