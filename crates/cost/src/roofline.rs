@@ -8,6 +8,11 @@
 //!   tiles (and the depth into slices), each core works off its share of whole tiles, and smaller tiles run
 //!   at a smaller share of peak. Small or thin matrices are slower because they fill tiles or cores badly.
 //!   For other ops it is flops over the vector rate.
+//!
+//! A 3x3 convolution of stride 1 in single precision may also be computed by Winograd's minimal filtering
+//! F(4x4, 3x3) (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", arXiv 1509.09308, section 4),
+//! which libraries pick where it is faster: inputs, weights and results are transformed to tiles of 6x6, in which the
+//! convolution is 36 matrix products with a quarter of the multiplications, for several times the memory traffic.
 
 use shardwright_graph::{DType, Gemm, Workload};
 use shardwright_machine::{Device, Precision, Seconds};
@@ -30,6 +35,14 @@ const CONV_START: f64 = 2.4;
 /// and on matrix units, which its operands have to be rearranged for.
 const CONV_SHARE: f64 = 0.7;
 const CONV_SHARE_MATRIX_UNITS: f64 = 0.28;
+/// Results per side of a Winograd tile, and points per side after the transformation.
+const WINOGRAD_TILE: u64 = 4;
+const WINOGRAD_POINTS: u64 = 6;
+/// What Winograd's products reach of the rate of ordinary ones: forwards, for the gradient by the input, and for
+/// the gradient by the weight. Fitted like the others.
+const WINOGRAD_SHARES: [f64; 3] = [0.45, 0.3, 0.6];
+/// Time to fill and drain its kernels: three transformations and the products.
+const WINOGRAD_START: f64 = 4.0;
 /// The share of memory bandwidth that a convolution reaches.
 const CONV_MEMORY_SHARE: f64 = 0.4;
 /// The share of peak that arithmetic outside matrix products reaches: no matrix units, few fused operations.
@@ -66,7 +79,12 @@ pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
             let product = gemm_seconds(gemm, peak, u64::from(device.cores));
             if workload.class.starts_with("conv") {
                 let share = if peak > 2.0 * vector { CONV_SHARE_MATRIX_UNITS } else { CONV_SHARE };
-                ((product / share).max(memory(CONV_MEMORY_SHARE)), CONV_START)
+                let plain = ((product / share).max(memory(CONV_MEMORY_SHARE)), CONV_START);
+                let total = |(busy, start): (f64, f64)| busy + start * device.launch_overhead.0;
+                match winograd(workload, peak, device) {
+                    Some(busy) if total((busy, WINOGRAD_START)) < total(plain) => (busy, WINOGRAD_START),
+                    _ => plain,
+                }
             } else {
                 (product.max(memory(MEMORY_SHARE)), GEMM_START)
             }
@@ -74,6 +92,30 @@ pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
     };
     let launch = device.launch_overhead.0;
     Seconds((busy + start * launch).max(launch))
+}
+
+/// How long a convolution takes by Winograd's algorithm, without filling and draining; `None` where it does not
+/// apply. For the gradient by the weight the roles of results and weights are exchanged, which leaves as many points.
+fn winograd(workload: &Workload, peak: f64, device: &Device) -> Option<f64> {
+    // Samples, groups, channels in and out, height, width, kernel, strides.
+    let &[n, 1, c, o, h, w, 3, 3, 1, 1] = &workload.sizes[..] else { return None };
+    if workload.dtype != DType::F32 {
+        return None;
+    }
+    let tiles = n * h.div_ceil(WINOGRAD_TILE) * w.div_ceil(WINOGRAD_TILE);
+    let batch = WINOGRAD_POINTS * WINOGRAD_POINTS;
+    let products = |m, n, k| Gemm { batch, m, n, k, steps: 1 };
+    let (products, share) = match workload.class {
+        "conv" => (products(tiles, o, c), WINOGRAD_SHARES[0]),
+        "conv_grad_input" => (products(tiles, c, o), WINOGRAD_SHARES[1]),
+        _ => (products(o, c, tiles), WINOGRAD_SHARES[2]),
+    };
+    let arithmetic = gemm_seconds(&products, peak, u64::from(device.cores)) / share;
+    let (tiles, c, o) = (tiles as f64, c as f64, o as f64);
+    let points = (tiles * c + tiles * o + c * o) * (batch * workload.dtype.bytes()) as f64;
+    let stream = |bytes: f64| bytes / (MEMORY_SHARE * device.memory_bandwidth.0);
+    // The transformations read what is given and write points or the reverse, and the products move the points.
+    Some(stream(workload.bytes as f64 + points) + arithmetic.max(stream(points)))
 }
 
 /// The best tiling's time for a matrix product.
@@ -119,6 +161,31 @@ mod tests {
         assert!(rate([1, 8192, 8192, 64]) < 0.3, "bound by memory");
         assert!(rate([1, 128, 128, 128]) < 0.01, "one tile for 132 cores");
         assert!(rate([132, 256, 128, 256]) > 10.0 * rate([1, 256, 128, 256]), "batches fill cores");
+    }
+
+    /// OptCNN's cluster ran VGG-16 at 184 images a second per P100 (its Fig. 7): 1.6 times the flops of the data
+    /// sheet, which plain convolution cannot reach.
+    #[test]
+    fn large_3x3_convolutions_beat_the_data_sheet_and_others_do_not() {
+        let machine = builtin("p100x16").unwrap();
+        let device = &machine.spec().device;
+        let rate = |sizes: [u64; 10]| {
+            let none = Workload {
+                class: "conv",
+                dtype: DType::F32,
+                sizes: WorkloadSizes::new(),
+                flops: 0,
+                bytes: 0,
+                gemm: None,
+            };
+            let work = none.resized(&sizes);
+            work.flops as f64 / roofline(device, &work).0 / 10.6e12
+        };
+        assert!((1.0..2.0).contains(&rate([32, 1, 256, 256, 56, 56, 3, 3, 1, 1])));
+        assert!(rate([32, 1, 256, 256, 56, 56, 3, 3, 2, 2]) < 0.8, "stride");
+        assert!(rate([32, 1, 256, 256, 56, 56, 1, 1, 1, 1]) < 0.8, "kernel");
+        assert!(rate([32, 2, 128, 128, 56, 56, 3, 3, 1, 1]) < 0.8, "groups");
+        assert!(rate([1, 1, 64, 64, 7, 7, 3, 3, 1, 1]) < 0.2, "too small");
     }
 
     #[test]
