@@ -369,6 +369,34 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Tables come from sweeps over many layouts at once, ways from a queue: two searches, one answer.
+    #[test]
+    fn tables_hold_the_times_of_the_ways(
+        layouts in prop::collection::vec(layout(false), 1..12),
+        dims in prop::sample::select(vec![[16, 16, 16, 16], [16, 48, 4, 4], [7, 32, 16, 2], [64, 1, 3, 16]]),
+    ) {
+        let r = relayouts("p100x16");
+        let shape = TensorShape::new(&dims, 4).unwrap();
+        let tensor = r.tensor(shape);
+        let all: Vec<Layout> = layouts.iter().map(|l| Layout::new(&l[..4])).collect();
+        let from: Vec<Layout> =
+            all.into_iter().filter(|l| shape.check(r.comm().mesh(), l).is_ok()).collect();
+        let whole = |l: &Layout| l.axes_where(|p| p == P).is_empty();
+        let to: Vec<Layout> = from.iter().copied().filter(whole).chain([Layout::replicated(4)]).collect();
+        let table = r.table(&tensor, &from, &to).unwrap();
+        for (row, from) in table.chunks(to.len()).zip(&from) {
+            for (&seconds, to) in row.iter().zip(&to) {
+                let way = r.find(&tensor, from, to).unwrap().seconds;
+                prop_assert!((seconds.0 - way.0).abs() <= 1e-9 * way.0, "{from:?} to {to:?}: {seconds}, {way}");
+                prop_assert_eq!(seconds, r.seconds(&tensor, from, to).unwrap());
+            }
+        }
+    }
+}
+
 #[test]
 fn collectives_and_relayouts_agree_on_bytes() {
     let r = relayouts("p100x16");
