@@ -60,6 +60,12 @@ pub trait Operator {
         false
     }
 
+    /// Whether the output is the sum of the inputs, where they all have its type: then sums of partial results are
+    /// partial results of the sum.
+    fn is_sum(&self) -> bool {
+        false
+    }
+
     /// The op that computes just `region`, run on the region's local blocks. Ops whose
     /// attributes do not depend on sizes or positions return a copy of themselves.
     fn localize(&self, region: &Region<'_>) -> Op;

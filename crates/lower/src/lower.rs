@@ -5,7 +5,7 @@
 //! for. Gradients on their way to an update, and updated weights on their way home, start as soon as they are
 //! there, so that they can travel while other ops compute; everything else moves when it is first needed.
 //!
-//! Partial results stay partial until somebody reads them.
+//! Partial results stay partial until somebody reads them, and sums of partial results are partial ones.
 
 use crate::{
     blocks::reduces,
@@ -16,9 +16,7 @@ use rustc_hash::FxHashMap;
 use shardwright_cost::{Arrangement, Branch, Layout, LayoutError, Relayouts, TensorShape};
 use shardwright_graph::{Graph, Op, OpId, Phase, Region, TensorId};
 use shardwright_machine::{DeviceId, Mesh, Seconds};
-use shardwright_space::{
-    AxisUse, Config, OpShapes, Placed, halos, input_layout, output_layout, place, window_cuts,
-};
+use shardwright_space::{AxisUse, Config, OpShapes, Places, halos, place, window_cuts};
 use smallvec::{SmallVec, smallvec};
 use std::rc::Rc;
 
@@ -66,9 +64,8 @@ struct Copy {
 struct Lowering<'a> {
     graph: &'a Graph,
     relayouts: &'a Relayouts,
-    configs: &'a [Config],
     shapes: Vec<OpShapes>,
-    placed: Vec<Placed>,
+    places: Places,
     /// Per tensor: as it is made, stored or (data) first read, once it is there.
     homes: Vec<Option<ValueId>>,
     /// Per tensor: the copies in other layouts that exist so far.
@@ -91,13 +88,12 @@ pub fn lower(graph: &Graph, relayouts: &Relayouts, configs: &[Config]) -> Result
         let fail = |reason| LowerError::Config { op: node.name.clone(), reason };
         config.check(&shapes.rule, mesh).map_err(fail)?;
     }
-    let placed = place(graph, &shapes, configs, mesh);
+    let places = place(graph, &shapes, configs, mesh);
     let mut lowering = Lowering {
         graph,
         relayouts,
-        configs,
         shapes,
-        placed,
+        places,
         homes: vec![None; graph.tensors.len()],
         copies: vec![SmallVec::new(); graph.tensors.len()],
         known_ways: Ways::default(),
@@ -134,13 +130,13 @@ impl<'a> Lowering<'a> {
     fn eager(&self) -> Vec<SmallVec<[Layout; 1]>> {
         let mut eager = vec![SmallVec::new(); self.graph.tensors.len()];
         for op in self.graph.op_ids().filter(|&op| self.graph.node(op).phase == Phase::Update) {
-            let (shapes, config) = (&self.shapes[op.index()], &self.configs[op.index()]);
+            let shapes = &self.shapes[op.index()];
             for (i, t) in self.graph.node(op).inputs.iter().enumerate() {
-                eager[t.index()].push(input_layout(shapes, i, config, self.mesh()));
+                eager[t.index()].push(self.places.input(op, i, shapes, self.mesh()));
             }
         }
         for carry in &self.graph.carries {
-            eager[carry.new.index()].extend(self.placed[carry.old.index()].home);
+            eager[carry.new.index()].extend(self.places.tensors[carry.old.index()].home);
         }
         eager
     }
@@ -175,7 +171,7 @@ impl<'a> Lowering<'a> {
 
     fn home_layout(&self, tensor: TensorId) -> Layout {
         let replicated = || Layout::replicated(self.mesh().len());
-        self.placed[tensor.index()].home.unwrap_or_else(replicated)
+        self.places.tensors[tensor.index()].home.unwrap_or_else(replicated)
     }
 
     /// The value of a tensor in a layout that a pass needs, made now if it does not exist yet.
@@ -184,7 +180,7 @@ impl<'a> Lowering<'a> {
         if *layout == home {
             return Ok(self.home(tensor));
         }
-        let delivered = self.placed[tensor.index()].delivered;
+        let delivered = self.places.tensors[tensor.index()].delivered;
         let shared = delivered || self.graph.tensor(tensor).producer.is_some();
         let pass = (!shared).then_some(phase);
         let mut copies = self.copies[tensor.index()].iter();
@@ -224,7 +220,7 @@ impl<'a> Lowering<'a> {
         let t = self.graph.tensor(tensor);
         let fail = |source| LowerError::Tensor { tensor: t.name.clone(), source };
         let shape = TensorShape::new(&t.ty.shape, t.ty.dtype.bytes() as u32).map_err(fail)?;
-        let fetches = &self.placed[tensor.index()].fetches;
+        let fetches = &self.places.tensors[tensor.index()].fetches;
         let layouts = fetches.iter().find(|fetch| fetch.pass == pass).map(|fetch| fetch.layouts.clone());
         let key = (shape, self.home_layout(tensor), layouts.unwrap_or_default());
         if let Some(known) = self.known_ways.get(&key) {
@@ -241,17 +237,17 @@ impl<'a> Lowering<'a> {
     }
 
     fn op(&mut self, op: OpId) -> Result<(), LowerError> {
-        let (graph, mesh, config) = (self.graph, self.mesh(), &self.configs[op.index()]);
+        let (graph, mesh) = (self.graph, self.mesh());
         let node = graph.node(op);
         let mut reads = SmallVec::new();
         for (i, &t) in node.inputs.iter().enumerate() {
-            let layout = input_layout(&self.shapes[op.index()], i, config, mesh);
+            let layout = self.places.input(op, i, &self.shapes[op.index()], mesh);
             let value = self.get(t, &layout, node.phase)?;
             reads.push(self.windows(op, i, value));
         }
         let mut writes = SmallVec::new();
         for (o, &t) in node.outputs.iter().enumerate() {
-            let layout = output_layout(&self.shapes[op.index()], o, config, mesh);
+            let layout = self.places.output(op, o, &self.shapes[op.index()], mesh);
             let value = self.value(t, Arrangement::canonical(&layout));
             let value = self.add(value);
             self.homes[t.index()] = Some(value);
@@ -264,7 +260,8 @@ impl<'a> Lowering<'a> {
 
     /// Fetches what the windows of an op's operand reach for, one dimension after the other.
     fn windows(&mut self, op: OpId, i: usize, mut value: ValueId) -> ValueId {
-        let (mesh, shapes, config) = (self.mesh(), &self.shapes[op.index()], &self.configs[op.index()]);
+        let (mesh, shapes, config) =
+            (self.mesh(), &self.shapes[op.index()], &self.places.configs[op.index()]);
         let exchanges = halos(shapes, i, config, mesh);
         for cut in window_cuts(shapes, i, config, mesh) {
             let before = &self.program.values[value.index()];
@@ -289,7 +286,7 @@ impl<'a> Lowering<'a> {
 
     /// The local ops of all devices; returns where they start.
     fn locals(&mut self, op: OpId) -> u32 {
-        let (mesh, config) = (self.mesh(), &self.configs[op.index()]);
+        let (mesh, config) = (self.mesh(), &self.places.configs[op.index()]);
         let shapes = &self.shapes[op.index()];
         let start = self.program.locals.len() as u32;
         // Devices that compute the same part share its op.

@@ -1,7 +1,8 @@
 //! The bytes that the lowered program will send, by the cost model: nothing is lowered for it.
 
 use crate::error::PlanError;
-use shardwright_cost::{Relayouts, TensorShape, Traffic, spread_traffic};
+use rustc_hash::FxHashMap;
+use shardwright_cost::{Layout, Relayouts, TensorShape, Traffic, spread_traffic};
 use shardwright_graph::Graph;
 use shardwright_space::{Config, OpShapes, halos, place};
 
@@ -24,14 +25,22 @@ pub fn predicted_traffic(
             halos(shapes, i, config, mesh).iter().for_each(|halo| traffic.merge(&halo.traffic));
         }
     }
-    for (tensor, placed) in graph.tensors.iter().zip(place(graph, shapes, configs, mesh)) {
+    // Deep models are full of tensors that do the same.
+    let mut known: FxHashMap<(TensorShape, Layout, Vec<Layout>), Traffic> = FxHashMap::default();
+    for (tensor, placed) in graph.tensors.iter().zip(place(graph, shapes, configs, mesh).tensors) {
         let Some(home) = placed.home.filter(|_| !placed.delivered) else { continue };
         let fail = |source| PlanError::Tensor { tensor: tensor.name.clone(), source };
         let shape = TensorShape::new(&tensor.ty.shape, tensor.ty.dtype.bytes() as u32).map_err(fail)?;
-        let ready = relayouts.tensor(shape);
-        for fetch in &placed.fetches {
-            let branches = relayouts.spread(&ready, &home, &fetch.layouts).map_err(fail)?;
-            traffic.merge(&spread_traffic(&branches));
+        for fetch in placed.fetches {
+            let key = (shape, home, fetch.layouts);
+            if let Some(sent) = known.get(&key) {
+                traffic.merge(sent);
+                continue;
+            }
+            let branches = relayouts.spread(&relayouts.tensor(shape), &home, &key.2).map_err(fail)?;
+            let sent = spread_traffic(&branches);
+            traffic.merge(&sent);
+            known.insert(key, sent);
         }
     }
     Ok(traffic)

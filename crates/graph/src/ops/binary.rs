@@ -115,6 +115,10 @@ impl Operator for Binary {
         elements(&outputs[0])
     }
 
+    fn is_sum(&self) -> bool {
+        self.f == BinaryFn::Add
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
     }

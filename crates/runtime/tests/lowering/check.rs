@@ -14,6 +14,9 @@ use std::sync::Mutex;
 /// Devices per level, outermost first: one to three axes each.
 pub const MACHINES: [&[u32]; 7] = [&[2], &[3], &[2, 2], &[4], &[2, 3], &[2, 4], &[8]];
 
+/// Larger ones, up to six axes, where re-layouts are found by other searches: for fuzzing.
+pub const LARGE: [&[u32]; 5] = [&[12], &[4, 4], &[16], &[4, 8], &[8, 8]];
+
 /// A machine with so many units per level, whose devices are slow enough that even tiny models are worth splitting.
 pub fn machine(counts: &[u32]) -> Machine {
     let mut text = String::from("name = \"test\"\n");

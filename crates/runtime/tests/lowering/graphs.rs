@@ -2,7 +2,7 @@
 
 use crate::{
     case::Rng,
-    check::{KINDS, MACHINES, Seen, check, random_config, relayouts, show},
+    check::{KINDS, LARGE, MACHINES, Seen, check, random_config, relayouts, show},
 };
 use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::{Graph, OpId, Optimizer};
@@ -47,10 +47,10 @@ fn configs(graph: &Graph, mesh: &Mesh, rng: &mut Rng) -> Vec<Config> {
 }
 
 /// One random case; counts what its program does.
-pub fn run(model: &str, seed: u64, seen: &mut Seen) {
+pub fn run(model: &str, seed: u64, machines: &[&'static [u32]], seen: &mut Seen) {
     let mut rng = Rng::new(seed.wrapping_mul(31).wrapping_add(model.len() as u64));
     let graph = graph(model, &mut rng);
-    let counts = rng.pick(&MACHINES);
+    let counts = rng.pick(machines);
     let relayouts = relayouts(counts);
     let mesh = relayouts.comm().mesh();
     let configs = configs(&graph, mesh, &mut rng);
@@ -67,7 +67,7 @@ fn whole_models_under_random_configs_train_as_they_do_serially() {
     let mut seen = Seen::new();
     for model in MODELS {
         for seed in 0..6 {
-            run(model, seed, &mut seen);
+            run(model, seed, &MACHINES, &mut seen);
         }
     }
     // Windows that need no exchange are rare in models.
@@ -84,11 +84,18 @@ fn fuzz_models() {
     };
     let (cases, first) = (number("FUZZ_CASES", 2000) / 10, number("FUZZ_SEED", 1000));
     let mut seen = Seen::new();
+    let machines = [&MACHINES[..], &LARGE[..]].concat();
     for case in 0..cases {
-        run(MODELS[(case % MODELS.len() as u64) as usize], first + case / MODELS.len() as u64, &mut seen);
+        run(
+            MODELS[(case % MODELS.len() as u64) as usize],
+            first + case / MODELS.len() as u64,
+            &machines,
+            &mut seen,
+        );
     }
     println!(
         "{cases} training steps of {} models agree with the serial run, bytes as predicted",
         MODELS.len()
     );
+    println!("instructions: {seen:?}");
 }

@@ -3,7 +3,7 @@
 use crate::{
     case::{Case, Rng},
     cases::GENERATORS,
-    check::{KINDS, MACHINES, Seen, check, random_config, relayouts, show},
+    check::{KINDS, LARGE, MACHINES, Seen, check, random_config, relayouts, show},
 };
 use shardwright_graph::{
     Graph, GraphBuilder, Init, Op, Role, TensorId,
@@ -50,12 +50,12 @@ fn surround(rng: &mut Rng, case: &Case) -> Graph {
 }
 
 /// One random case of an op kind; counts what its program does.
-pub fn run(kind: usize, seed: u64, seen: &mut Seen) {
+pub fn run(kind: usize, seed: u64, machines: &[&'static [u32]], seen: &mut Seen) {
     let (name, generate) = GENERATORS[kind];
     let mut rng = Rng::new(seed.wrapping_mul(1009).wrapping_add(kind as u64));
     let case = generate(&mut rng);
     let graph = surround(&mut rng, &case);
-    let counts = rng.pick(&MACHINES);
+    let counts = rng.pick(machines);
     let relayouts = relayouts(counts);
     let mesh = relayouts.comm().mesh();
     let pins = rng.between(0, 2) == 0;
@@ -82,7 +82,7 @@ fn every_op_kind_under_random_configs_computes_the_serial_result() {
     let mut seen = Seen::new();
     for kind in 0..Op::KINDS.len() {
         for seed in 0..8 {
-            run(kind, seed, &mut seen);
+            run(kind, seed, &MACHINES, &mut seen);
         }
     }
     // Buckets need several weights.
@@ -100,8 +100,14 @@ fn fuzz_ops() {
     };
     let (cases, first) = (number("FUZZ_CASES", 2000), number("FUZZ_SEED", 1000));
     let mut seen = Seen::new();
+    let machines = [&MACHINES[..], &LARGE[..]].concat();
     for case in 0..cases {
-        run((case % Op::KINDS.len() as u64) as usize, first + case / Op::KINDS.len() as u64, &mut seen);
+        run(
+            (case % Op::KINDS.len() as u64) as usize,
+            first + case / Op::KINDS.len() as u64,
+            &machines,
+            &mut seen,
+        );
     }
     println!("{cases} cases of {} op kinds agree with the serial run, bytes as predicted", Op::KINDS.len());
     println!("instructions: {seen:?}");

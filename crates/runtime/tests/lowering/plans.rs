@@ -4,7 +4,7 @@ use crate::check::{check, machine};
 use shardwright_cost::Relayouts;
 use shardwright_frontend::zoo::{BuildOptions, FAMILIES, build};
 use shardwright_graph::Optimizer;
-use shardwright_plan::{Demands, Problem, evaluate, plan, strategy};
+use shardwright_plan::{Demands, Problem, evaluate, search, strategy};
 use shardwright_search::Control;
 
 /// Plans a model by every strategy for two nodes of two devices, and checks three steps of each plan.
@@ -17,18 +17,16 @@ fn train(name: &str, options: &str) {
     let relayouts = Relayouts::new(&machine, problem.mesh());
     let mut seen = Vec::new();
     for strategy in strategy::STRATEGIES {
-        let plan = plan(&problem, strategy, &Demands::default(), &Control::new());
-        let plan = plan.unwrap_or_else(|e| panic!("{spec} by {}: {e}", strategy.name));
-        let configs = plan.configs(&graph, problem.mesh()).unwrap();
+        let found = search(&problem, strategy, &Demands::default(), &Control::new());
+        let configs = found.unwrap_or_else(|e| panic!("{spec} by {}: {e}", strategy.name)).configs;
         if seen.contains(&configs) {
             continue;
         }
         let fail = |e: String| panic!("{spec} by {}: {e}", strategy.name);
         let _ = check(&graph, &relayouts, &configs, 3).unwrap_or_else(fail);
         // A plan that sends nothing would show nothing.
-        assert!(plan.traffic_bytes > 0, "{spec} by {}", strategy.name);
-        let costs = evaluate(&problem, &configs).unwrap();
-        assert_eq!(plan.traffic_bytes, costs.traffic.total().0, "{spec} by {}", strategy.name);
+        let traffic = evaluate(&problem, &configs).unwrap().traffic;
+        assert!(traffic.total().0 > 0, "{spec} by {}", strategy.name);
         seen.push(configs);
     }
 }
