@@ -1,13 +1,13 @@
 //! Small all-reduces joined into larger ones, as DDP does with gradients (Li et al., VLDB 2020, section 3.2.3).
 //!
-//! An all-reduce waits for others along the same axes until together they are large enough, or until somebody reads
-//! one of the results. Latency is paid once per bucket; the bytes on every axis stay the same: an all-reduce that
+//! An all-reduce waits for others along the same axes until together they are large enough, or until an op reads one
+//! of the results. Updates wait with it: they are in no hurry. Latency is paid once per bucket; the bytes on every axis stay the same: an all-reduce that
 //! would make the cost model switch to an algorithm that sends differently starts a bucket of its own.
 
 use crate::program::{Instruction, ParallelGraph, Relayout, ValueId, Work};
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Action, Collective, Comm, Reduction, Traffic};
-use shardwright_graph::DType;
+use shardwright_graph::{DType, OpId};
 use shardwright_machine::{AxisSet, Bytes};
 
 /// All-reduces of so many bytes or more are not worth joining: DDP's default.
@@ -20,78 +20,123 @@ type Key = (AxisSet, AxisSet, Reduction, DType);
 struct Bucket {
     key: Key,
     members: Vec<Instruction>,
+    /// What has to wait for them: updates, and whatever moves their results.
+    waiting: Vec<Instruction>,
     bytes: u64,
     traffic: Traffic,
 }
 
+struct Bucketing<'a> {
+    program: &'a ParallelGraph,
+    comm: &'a Comm,
+    limit: Bytes,
+    /// Whether an op is an update, which can wait; others need their operands at once.
+    is_update: &'a dyn Fn(OpId) -> bool,
+    open: Vec<Bucket>,
+    /// Which open bucket holds up a value.
+    pending: FxHashMap<ValueId, Key>,
+    out: Vec<Instruction>,
+}
+
 /// Joins all-reduces of less than `limit` bytes.
-pub(crate) fn bucket(mut program: ParallelGraph, comm: &Comm, limit: Bytes) -> ParallelGraph {
-    let mut out: Vec<Instruction> = Vec::with_capacity(program.instructions.len());
-    let mut open: Vec<Bucket> = Vec::new();
-    // Which open bucket will write a value.
-    let mut pending: FxHashMap<ValueId, Key> = FxHashMap::default();
-    for instruction in std::mem::take(&mut program.instructions) {
-        for read in &instruction.reads {
-            if let Some(key) = pending.get(read) {
-                let at = open.iter().position(|bucket| bucket.key == *key);
-                at.into_iter().for_each(|at| close(open.remove(at), comm, &mut out, &mut pending));
-            }
-        }
-        let Some((key, bytes)) = small(&program, &instruction, limit) else {
-            out.push(instruction);
-            continue;
-        };
-        let traffic = |bytes| comm.traffic(Collective::AllReduce, key.0, key.1, Bytes(bytes));
-        let at = open.iter().position(|bucket| bucket.key == key);
-        let mut bucket = match at.map(|at| open.remove(at)) {
-            Some(bucket) => {
-                let mut together = bucket.traffic;
-                together.merge(&traffic(bytes));
-                let all = bucket.bytes.saturating_add(bytes);
-                if all <= limit.0 && together == traffic(all) {
-                    bucket
-                } else {
-                    close(bucket, comm, &mut out, &mut pending);
-                    Bucket { key, members: Vec::new(), bytes: 0, traffic: Traffic::default() }
-                }
-            }
-            None => Bucket { key, members: Vec::new(), bytes: 0, traffic: Traffic::default() },
-        };
-        bucket.bytes += bytes;
-        bucket.traffic.merge(&traffic(bytes));
-        pending.extend(instruction.writes.iter().map(|&value| (value, key)));
-        bucket.members.push(instruction);
-        open.push(bucket);
+pub(crate) fn bucket(
+    mut program: ParallelGraph,
+    comm: &Comm,
+    limit: Bytes,
+    is_update: &dyn Fn(OpId) -> bool,
+) -> ParallelGraph {
+    let instructions = std::mem::take(&mut program.instructions);
+    let (open, pending) = (Vec::new(), FxHashMap::default());
+    let out = Vec::with_capacity(instructions.len());
+    let mut pass = Bucketing { program: &program, comm, limit, is_update, open, pending, out };
+    for instruction in instructions {
+        pass.add(instruction);
     }
-    for bucket in open {
-        close(bucket, comm, &mut out, &mut pending);
+    while let Some(bucket) = pass.open.first() {
+        pass.close(bucket.key);
     }
-    program.instructions = out;
+    program.instructions = pass.out;
     program
 }
 
-/// The key and bytes of an all-reduce that is small enough to wait.
-fn small(program: &ParallelGraph, instruction: &Instruction, limit: Bytes) -> Option<(Key, u64)> {
-    let Work::Relayout(step) = &instruction.work else { return None };
-    if step.action != Action::AllReduce || step.message >= limit {
-        return None;
+impl Bucketing<'_> {
+    fn add(&mut self, instruction: Instruction) {
+        let can_wait = match instruction.work {
+            Work::Compute { op, .. } => (self.is_update)(op),
+            Work::Relayout(_) => true,
+            Work::Window { .. } => false,
+        };
+        // Closing a bucket may put what waited for it into another.
+        loop {
+            let mut held = instruction.reads.iter().filter_map(|read| self.pending.get(read)).copied();
+            let Some(key) = held.next() else { break };
+            if can_wait && held.all(|other| other == key) {
+                self.pending.extend(instruction.writes.iter().map(|&value| (value, key)));
+                let bucket = self.open.iter_mut().find(|bucket| bucket.key == key);
+                bucket.into_iter().for_each(|bucket| bucket.waiting.push(instruction.clone()));
+                return;
+            }
+            self.close(key);
+        }
+        match self.small(&instruction) {
+            Some((key, bytes)) => self.join(instruction, key, bytes),
+            None => self.out.push(instruction),
+        }
     }
-    let before = program.value(instruction.reads[0]);
-    Some(((step.axes, before.at.layout().absent(), step.reduction?, before.ty.dtype), step.message.0))
-}
 
-/// Emits a bucket as one instruction.
-fn close(bucket: Bucket, comm: &Comm, out: &mut Vec<Instruction>, pending: &mut FxHashMap<ValueId, Key>) {
-    let reads = bucket.members.iter().flat_map(|member| member.reads.iter().copied()).collect();
-    let writes: smallvec::SmallVec<_> =
-        bucket.members.iter().flat_map(|member| member.writes.iter().copied()).collect();
-    writes.iter().for_each(|value| {
-        pending.remove(value);
-    });
-    let (axes, absent, reduction, _) = bucket.key;
-    let message = Bytes(bucket.bytes);
-    let seconds = comm.choose(Collective::AllReduce, axes, absent, message).1;
-    let action = Action::AllReduce;
-    let work = Work::Relayout(Relayout { action, axes, message, seconds, reduction: Some(reduction) });
-    out.push(Instruction { work, reads, writes });
+    /// The key and bytes of an all-reduce that is small enough to wait.
+    fn small(&self, instruction: &Instruction) -> Option<(Key, u64)> {
+        let Work::Relayout(step) = &instruction.work else { return None };
+        if step.action != Action::AllReduce || step.message >= self.limit {
+            return None;
+        }
+        let before = self.program.value(instruction.reads[0]);
+        Some(((step.axes, before.at.layout().absent(), step.reduction?, before.ty.dtype), step.message.0))
+    }
+
+    fn traffic(&self, key: Key, bytes: u64) -> Traffic {
+        self.comm.traffic(Collective::AllReduce, key.0, key.1, Bytes(bytes))
+    }
+
+    fn join(&mut self, instruction: Instruction, key: Key, bytes: u64) {
+        let sent = self.traffic(key, bytes);
+        if let Some(bucket) = self.open.iter().find(|bucket| bucket.key == key) {
+            let all = bucket.bytes.saturating_add(bytes);
+            let mut together = bucket.traffic;
+            together.merge(&sent);
+            if all > self.limit.0 || together != self.traffic(key, all) {
+                self.close(key);
+            }
+        }
+        let at = self.open.iter().position(|bucket| bucket.key == key).unwrap_or_else(|| {
+            let (members, waiting) = (Vec::new(), Vec::new());
+            self.open.push(Bucket { key, members, waiting, bytes: 0, traffic: Traffic::default() });
+            self.open.len() - 1
+        });
+        self.pending.extend(instruction.writes.iter().map(|&value| (value, key)));
+        let bucket = &mut self.open[at];
+        bucket.bytes += bytes;
+        bucket.traffic.merge(&sent);
+        bucket.members.push(instruction);
+    }
+
+    /// Emits a bucket as one instruction, and then what has waited for it.
+    fn close(&mut self, key: Key) {
+        let Some(at) = self.open.iter().position(|bucket| bucket.key == key) else { return };
+        let bucket = self.open.remove(at);
+        for value in bucket.members.iter().chain(&bucket.waiting).flat_map(|member| &member.writes) {
+            self.pending.remove(value);
+        }
+        let (axes, absent, reduction, _) = key;
+        let message = Bytes(bucket.bytes);
+        let seconds = self.comm.choose(Collective::AllReduce, axes, absent, message).1;
+        let action = Action::AllReduce;
+        let work = Work::Relayout(Relayout { action, axes, message, seconds, reduction: Some(reduction) });
+        let reads = bucket.members.iter().flat_map(|member| member.reads.iter().copied()).collect();
+        let writes = bucket.members.iter().flat_map(|member| member.writes.iter().copied()).collect();
+        self.out.push(Instruction { work, reads, writes });
+        for instruction in bucket.waiting {
+            self.add(instruction);
+        }
+    }
 }

@@ -341,7 +341,8 @@ impl<'a> Lowering<'a> {
             let old = self.home(carry.old);
             self.program.carries.push(Carry { old, new });
         }
-        let mut program = bucket(self.program, self.relayouts.comm(), BUCKET);
+        let is_update = |op| graph.node(op).phase == Phase::Update;
+        let mut program = bucket(self.program, self.relayouts.comm(), BUCKET, &is_update);
         program.note_lifetimes();
         Ok(program)
     }
