@@ -7,6 +7,8 @@ mod commands;
 mod files;
 mod interrupt;
 mod planning;
+mod processes;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -30,6 +32,7 @@ enum Command {
     Plan(commands::plan::Args),
     Compare(commands::compare::Args),
     Network(commands::network::Args),
+    Run(commands::run::Args),
     Profile(commands::profile::Args),
 }
 
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Some(Command::Plan(args)) => commands::plan::run(&args),
         Some(Command::Compare(args)) => commands::compare::run(&args),
         Some(Command::Network(args)) => commands::network::run(&args),
+        Some(Command::Run(args)) => commands::run::run(&args),
         Some(Command::Profile(args)) => commands::profile::run(&args),
     };
     match verdict {

@@ -7,7 +7,7 @@ use shardwright_cost::CostFile;
 use shardwright_frontend::zoo::{self, BuildOptions};
 use shardwright_graph::{Graph, Optimizer};
 use shardwright_machine::{Bytes, Machine};
-use shardwright_plan::{Demands, Problem, Wish};
+use shardwright_plan::{Demands, PlanRequest, Problem, Wish};
 use shardwright_search::Control;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const MOST_BYTES: u64 = 1 << 30;
 
 /// What is planned, and for what.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct PlanningArgs {
     /// A built-in model with options (`vgg16`, `mlp:batch=400,hidden=300`), or a graph file (.json)
     pub model: String,
@@ -102,6 +102,22 @@ impl PlanningArgs {
         Ok(Request { graph, machine, costs, untied: self.untied, start })
     }
 
+    /// How model and machine are asked for, so that a plan can be opened again.
+    pub fn asked(&self) -> PlanRequest {
+        PlanRequest {
+            model: self.model.clone(),
+            batch: self.batch,
+            optimizer: self.optimizer,
+            machine: self.machine.clone(),
+        }
+    }
+
+    /// The same arguments, with the model and the machine that a plan was made for.
+    pub fn for_request(&self, asked: PlanRequest) -> Self {
+        let PlanRequest { model, batch, optimizer, machine } = asked;
+        Self { model, batch, optimizer, machine, ..self.clone() }
+    }
+
     fn build(&self) -> anyhow::Result<Graph> {
         let options = BuildOptions { batch: self.batch, optimizer: self.optimizer, training: true };
         Ok(zoo::build(&self.model, &options)?)
@@ -162,7 +178,8 @@ fn is_path(model: &str) -> bool {
     name.contains(['/', '\\', '.'])
 }
 
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+/// Reads a whole file that may have any size.
+pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let context = || format!("cannot read {}", path.display());
     let file = std::fs::File::open(path).with_context(context)?;
     let mut bytes = Vec::new();

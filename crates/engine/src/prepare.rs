@@ -4,7 +4,7 @@
 //! values by the device's own numbers, and know who waits for them, so that a step only counts.
 
 use crate::exchange::{Exchange, ExchangeError, Member, Take, all_reduce, extents};
-use crate::fabric::Edge;
+use crate::fabric::{Edge, Placement};
 use crate::role::Role;
 use crate::walk::{Combine, combine_of};
 use shardwright_cost::Action;
@@ -96,6 +96,8 @@ pub struct Prepared {
     pub devices: Vec<DeviceProgram>,
     /// The messages of a step.
     pub edges: Vec<Edge>,
+    /// Which devices share a process.
+    pub placement: Placement,
 }
 
 /// Why a program cannot be carried out.
@@ -109,10 +111,11 @@ pub struct PrepareError {
 }
 
 impl Prepared {
-    /// Prepares a program.
-    pub fn new(program: &ParallelGraph) -> Result<Self, PrepareError> {
+    /// Prepares a program whose devices share so many processes.
+    pub fn new(program: &ParallelGraph, processes: u32) -> Result<Self, PrepareError> {
         let devices: Vec<DeviceProgram> = program.devices().map(|d| declare(program, d)).collect();
-        let mut prepared = Self { devices, edges: Vec::new() };
+        let placement = Placement { devices: devices.len() as u32, processes };
+        let mut prepared = Self { devices, edges: Vec::new(), placement };
         for (at, instruction) in program.instructions.iter().enumerate() {
             let id = InstructionId(at as u32);
             match &instruction.work {
@@ -213,7 +216,7 @@ impl Prepared {
         from: &[Option<u32>],
         to: &[Option<u32>],
     ) {
-        let roles = Role::of(exchange, devices, &mut self.edges);
+        let roles = Role::of(exchange, devices, &self.placement, &mut self.edges);
         for (member, role) in roles.into_iter().enumerate() {
             if from[member].is_none() && to[member].is_none() {
                 continue;

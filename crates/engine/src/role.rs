@@ -6,7 +6,7 @@
 
 use crate::buffer::{Buffer, Pool};
 use crate::exchange::{Exchange, extents};
-use crate::fabric::{Edge, Fabric};
+use crate::fabric::{Edge, Fabric, Packing, Placement};
 use crate::walk::{Combine, Walk};
 use shardwright_graph::DType;
 use smallvec::SmallVec;
@@ -32,8 +32,8 @@ struct Part {
 pub struct Role {
     dtype: DType,
     combine: Option<Combine>,
-    /// Edges to send along.
-    sends: Vec<u32>,
+    /// Edges to send along, and how what is sent is packed where it leaves the process.
+    sends: Vec<(u32, Option<Packing>)>,
     /// Edges to receive from.
     receives: Vec<u32>,
     parts: Vec<Part>,
@@ -45,15 +45,27 @@ pub struct Role {
 
 impl Role {
     /// The roles of an exchange's members, who are these devices; adds the messages that they send to `edges`.
-    pub fn of(exchange: &Exchange, devices: &[u32], edges: &mut Vec<Edge>) -> Vec<Role> {
+    /// Between processes, just what is needed is sent; within one, the receiver sees all that the sender has.
+    pub fn of(
+        exchange: &Exchange,
+        devices: &[u32],
+        placement: &Placement,
+        edges: &mut Vec<Edge>,
+    ) -> Vec<Role> {
+        let apart = |from: usize, to: usize| !placement.together(devices[from], devices[to]);
         let count = exchange.members.len();
         let mut sends = vec![Vec::new(); count];
         let mut receives: Vec<Vec<(usize, u32)>> = vec![Vec::new(); count];
         for to in 0..count {
             for from in exchange.takes[to].iter().flat_map(|take| &take.from).filter(|&&from| from != to) {
                 let edge = edges.len() as u32;
-                edges.push(Edge { from: devices[*from], to: devices[to] });
-                sends[*from].push(edge);
+                let packing = exchange.packing(*from, to);
+                let bytes =
+                    packing.as_ref().map_or(0, |walk| walk.elements() as u64 * exchange.dtype.bytes());
+                edges.push(Edge { from: devices[*from], to: devices[to], bytes });
+                let size = exchange.dtype.bytes() as usize;
+                let packing = packing.filter(|_| apart(*from, to)).map(|walk| Packing { walk, size });
+                sends[*from].push((edge, packing));
                 receives[to].push((*from, edge));
             }
         }
@@ -62,7 +74,7 @@ impl Role {
                 Some(at) => Source::Message(at),
                 None => Source::Own,
             };
-            let parts = exchange.assemblies(to, |_| false).into_iter();
+            let parts = exchange.assemblies(to, |from| apart(from, to)).into_iter();
             let member = &exchange.members[to];
             Role {
                 dtype: exchange.dtype,
@@ -116,7 +128,11 @@ impl Progress {
 
     /// Gives `own` to those who wait for it and have taken the last step's.
     pub fn announce(&mut self, role: &Role, fabric: &Fabric, own: Option<&Arc<Buffer>>) {
-        while self.sent < role.sends.len() && own.is_some_and(|own| fabric.send(role.sends[self.sent], own)) {
+        let Some(own) = own else { return };
+        while let Some((edge, packing)) = role.sends.get(self.sent) {
+            if !fabric.send(*edge, own, packing.as_ref()) {
+                return;
+            }
             self.sent += 1;
         }
     }

@@ -60,7 +60,7 @@ pub struct DeviceOutcome {
 
 /// Runs all devices of a program on threads of this process.
 pub fn run(graph: &Graph, program: &ParallelGraph, options: Options) -> Result<Outcome, EngineError> {
-    let prepared = Prepared::new(program)?;
+    let prepared = Prepared::new(program, 1)?;
     let fabric = Fabric::new(prepared.devices.len(), prepared.edges.clone());
     let devices = 0..prepared.devices.len() as u32;
     let outcomes = run_devices(graph, program, &prepared, &fabric, devices, options)?;

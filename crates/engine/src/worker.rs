@@ -9,6 +9,7 @@ use crate::fabric::Fabric;
 use crate::prepare::{DeviceProgram, Job, Task};
 use crate::role::Progress;
 use shardwright_graph::Op;
+use shardwright_lower::InstructionId;
 use shardwright_runtime::{Context, KernelError, View, ViewMut, kernels};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -23,8 +24,8 @@ const AHEAD: usize = 24;
 /// What a device did, for a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Event {
-    /// The task, by its place in the device's program.
-    pub task: u32,
+    /// The instruction that it was part of.
+    pub instruction: InstructionId,
     /// Seconds from the start of the run.
     pub start: f64,
     /// How long it took.
@@ -204,8 +205,9 @@ impl<'a> Worker<'a> {
                 let took = before.elapsed();
                 self.spent.communicating += took;
                 if let Some(events) = &mut self.events {
+                    let instruction = self.program.tasks[task as usize].instruction;
                     let start = before.duration_since(self.start).as_secs_f64();
-                    events.push(Event { task, start, seconds: took.as_secs_f64() });
+                    events.push(Event { instruction, start, seconds: took.as_secs_f64() });
                 }
             }
         }
@@ -233,7 +235,7 @@ impl<'a> Worker<'a> {
         self.spent.computing += took;
         if let Some(events) = &mut self.events {
             let start = before.duration_since(self.start).as_secs_f64();
-            events.push(Event { task: at, start, seconds: took.as_secs_f64() });
+            events.push(Event { instruction: task.instruction, start, seconds: took.as_secs_f64() });
         }
         for (&v, buffer) in task.writes.iter().zip(made) {
             self.values[v as usize] = Some(buffer);

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 use shardwright_engine::{
-    Combine, Edge, Exchange, Fabric, Member, Pool, Progress, Role, all_reduce, extents,
+    Combine, Edge, Exchange, Fabric, Member, Placement, Pool, Progress, Role, all_reduce, extents,
 };
 use shardwright_graph::{Block, DType, TensorType};
 use shardwright_runtime::{Data, Value};
@@ -25,10 +25,11 @@ fn run(
     source: impl Fn(usize, usize, usize) -> Option<Value> + Sync,
 ) -> Vec<Vec<Vec<Option<Value>>>> {
     let mut edges: Vec<Edge> = Vec::new();
-    let roles: Vec<Vec<Vec<Role>>> = groups
-        .iter()
-        .map(|group| group.stages.iter().map(|s| Role::of(s, &group.devices, &mut edges)).collect())
-        .collect();
+    let placement = Placement { devices: devices as u32, processes: 1 };
+    let mut roles_of = |group: &Group| -> Vec<Vec<Role>> {
+        group.stages.iter().map(|s| Role::of(s, &group.devices, &placement, &mut edges)).collect()
+    };
+    let roles: Vec<Vec<Vec<Role>>> = groups.iter().map(&mut roles_of).collect();
     let fabric = Fabric::new(devices, edges);
     let (fabric, roles, source) = (&fabric, &roles, &source);
     let work = |device: u32| {

@@ -1,7 +1,7 @@
 //! Parallel equals serial: whole small models, trained for some steps under the plans of all strategies.
 
 use shardwright_cost::Relayouts;
-use shardwright_engine::{Options, Outcome, run};
+use shardwright_engine::{Options, Outcome, relative_error, run};
 use shardwright_frontend::zoo::{BuildOptions, FAMILIES, build};
 use shardwright_graph::{Graph, Optimizer};
 use shardwright_lower::{ParallelGraph, lower};
@@ -42,25 +42,16 @@ fn serial(graph: &Graph) -> Expected {
     Expected { losses, finals }
 }
 
-/// The largest difference, relative to the largest number of the tensor. Gradients that cancel out (of a key's
-/// bias, of what comes before a norm) are nothing but rounding: below a thousandth, differences count as they are.
-fn error(found: &[f64], expected: &[f64]) -> f64 {
-    let scale = expected.iter().fold(1e-3, |most: f64, x| most.max(x.abs()));
-    let apart = found.iter().zip(expected).map(|(a, b)| (a - b).abs() / scale);
-    assert_eq!(found.len(), expected.len());
-    apart.fold(0.0, |most, e| if e.is_nan() { f64::INFINITY } else { f64::max(most, e) })
-}
-
 fn compare(graph: &Graph, outcome: &Outcome, expected: &Expected, tolerance: f64, name: &str) {
     assert_eq!(outcome.losses.len(), STEPS, "{name}");
-    let apart = error(&outcome.losses, &expected.losses);
+    let apart = relative_error(&outcome.losses, &expected.losses);
     assert!(apart <= tolerance, "{name}: losses {:?} instead of {:?}", outcome.losses, expected.losses);
     assert_eq!(outcome.finals.len(), graph.carries.len(), "{name}");
     for ((carry, (tensor, value)), expected) in
         graph.carries.iter().zip(&outcome.finals).zip(&expected.finals)
     {
         assert_eq!(carry.old, *tensor);
-        let apart = error(&value.to_f64_vec(), expected);
+        let apart = relative_error(&value.to_f64_vec(), expected);
         assert!(apart <= tolerance, "{name}: {} is off by {apart:e}", graph.tensor(*tensor).name);
     }
 }

@@ -44,8 +44,8 @@ pub use evaluate::{Costs, LayerCost, evaluate};
 pub use groups::Groups;
 pub use memory::limited;
 pub use plan::{
-    BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, SpaceUsed,
-    StepTimes,
+    BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, PlanRequest,
+    SpaceUsed, StepTimes,
 };
 pub use planner::{Demands, Found, baseline_costs, plan, search};
 pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Problem};

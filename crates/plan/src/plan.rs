@@ -1,6 +1,7 @@
 //! The plan: what was found, what it is predicted to cost, and everything that was assumed. Versioned JSON.
 
 use serde::{Deserialize, Serialize};
+use shardwright_graph::Optimizer;
 use std::collections::BTreeMap;
 
 /// The version of the plan's JSON.
@@ -15,6 +16,9 @@ pub struct Plan {
     pub shardwright_version: String,
     /// The model's name, with its options.
     pub model: String,
+    /// How the model and the machine were asked for, so that they can be opened again; the command line's to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<PlanRequest>,
     /// FNV-1a of the graph's JSON: the model as it was planned.
     pub model_hash: String,
     /// The machine's name.
@@ -61,6 +65,19 @@ pub struct Plan {
     pub ops: Vec<PlanOp>,
     /// What to keep in mind.
     pub warnings: Vec<String>,
+}
+
+/// How a plan's model and machine were asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanRequest {
+    /// A built-in model with options, or a file.
+    pub model: String,
+    /// Samples per step, where that was said.
+    pub batch: Option<u64>,
+    /// How weights are updated.
+    pub optimizer: Optimizer,
+    /// A built-in machine, or a file.
+    pub machine: String,
 }
 
 /// Where operator times come from.

@@ -262,6 +262,7 @@ fn describe(
         format_version: FORMAT_VERSION,
         shardwright_version: env!("CARGO_PKG_VERSION").to_string(),
         model: graph.name.clone(),
+        request: None,
         model_hash: model_hash(graph),
         machine: machine.name().to_string(),
         machine_fingerprint: machine.fingerprint().to_string(),

@@ -43,11 +43,12 @@ impl Plan {
             }
             groups.push(group);
         }
-        let glued = primes.glue(&groups).ok();
         let same = |mesh: &Mesh| {
             let axes = mesh.axes().iter().map(|axis| (&axis.name, axis.size));
             axes.eq(self.axes.iter().map(|axis| (&axis.name, axis.size)))
         };
+        // Gluing would rename the only axis of a level.
+        let glued = if same(primes) { Some(primes.clone()) } else { primes.glue(&groups).ok() };
         glued.filter(same).ok_or_else(|| {
             let axes: Vec<String> = self.axes.iter().map(|a| format!("{}:{}", a.name, a.size)).collect();
             mismatch(format!("machine {} has no axes {}; plan again", machine.name(), axes.join(" ")))

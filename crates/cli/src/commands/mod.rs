@@ -8,5 +8,6 @@ pub mod models;
 pub mod network;
 pub mod plan;
 pub mod profile;
+pub mod run;
 pub mod solve;
 pub mod solvers;

@@ -67,7 +67,8 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
+/// Plans what the arguments ask for.
+pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
     let strategy = strategy::find(solver)?;
     let request = planning.open()?;
     let control = planning.control(&request);
@@ -75,6 +76,7 @@ fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
         let problem = request.problem()?;
         let mut plan = plan(&problem, strategy, &planning.demands(), &control)?;
         plan.search_seconds = request.elapsed();
+        plan.request = Some(planning.asked());
         Ok(plan)
     })?
 }

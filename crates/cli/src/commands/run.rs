@@ -1,0 +1,322 @@
+//! `run`: trains a plan for some steps on this machine's cores, checks it against the serial program, and measures.
+
+use crate::Verdict;
+use crate::commands::plan;
+use crate::files::write_atomically;
+use crate::planning::{PlanningArgs, Request, read, show_bytes, show_seconds};
+use crate::processes;
+use crate::trace;
+use anyhow::{Context, ensure};
+use serde_json::json;
+use shardwright_cost::Relayouts;
+use shardwright_engine::{Options, Outcome, relative_error};
+use shardwright_graph::{DType, Graph};
+use shardwright_lower::{ParallelGraph, lower};
+use shardwright_plan::{Plan, PlanError};
+use shardwright_runtime::Serial;
+use shardwright_space::Config;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Trains for some steps on this machine, checks the result against the serial program, measures.
+///
+/// Takes a plan that `plan -o` wrote, or a model with `plan`'s options. One thread per device, whatever the machine;
+/// predictions mean something for machines of this computer: `cpu:N`, or a file of `machine probe`.
+#[derive(clap::Args)]
+#[command(mut_arg("machine", |arg| arg.default_value("cpu:2")))]
+#[command(mut_arg("model", |arg| arg.value_name("PLAN|MODEL").help("A plan (.json), or a model as `plan` takes it")))]
+pub struct Args {
+    #[command(flatten)]
+    planning: PlanningArgs,
+    /// Which strategy plans a model: see `plan`
+    #[arg(long, default_value = "auto")]
+    solver: String,
+    /// How many training steps
+    #[arg(long, default_value_t = 5)]
+    steps: usize,
+    /// Spread the devices over so many processes, which talk through sockets
+    #[arg(long, default_value_t = 1)]
+    processes: u32,
+    /// This is one of the processes; where they meet is the next argument
+    #[arg(long, hide = true, requires = "meeting")]
+    worker: Option<u32>,
+    #[arg(long, hide = true)]
+    meeting: Option<PathBuf>,
+    /// Do not run the serial program for comparison
+    #[arg(long)]
+    no_verify: bool,
+    /// Write when every device did what, for Perfetto (ui.perfetto.dev)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// One JSON object on standard output, nothing else
+    #[arg(long)]
+    json: bool,
+    /// Only the verdict
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// A plan, opened: everything that is needed to run it.
+pub struct Opened {
+    /// The model and the machine.
+    pub request: Request,
+    /// The plan.
+    pub plan: Plan,
+    /// The config of every op.
+    pub configs: Vec<Config>,
+    /// What the devices do.
+    pub program: ParallelGraph,
+}
+
+impl Opened {
+    /// Opens a plan file, or plans a model.
+    fn new(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Self> {
+        let (request, plan) = match read_plan(&planning.model)? {
+            None => {
+                let plan = plan::make(planning, solver)?;
+                (planning.open()?, plan)
+            }
+            Some(plan) => {
+                let asked = plan.request.clone().with_context(|| {
+                    format!(
+                        "{}: the plan does not say how its model was asked for; plan again",
+                        planning.model
+                    )
+                })?;
+                (planning.for_request(asked).open()?, plan)
+            }
+        };
+        let mesh = plan.mesh(&request.machine)?;
+        let configs = plan.configs(&request.graph, &mesh)?;
+        let program = lower(&request.graph, &Relayouts::new(&request.machine, &mesh), &configs)?;
+        Ok(Self { request, plan, configs, program })
+    }
+}
+
+/// Reads a plan; none where the name is a model's.
+fn read_plan(name: &str) -> anyhow::Result<Option<Plan>> {
+    #[derive(serde::Deserialize)]
+    struct Mark {
+        #[serde(rename = "machine_fingerprint")]
+        _mark: String,
+    }
+    let path = Path::new(name);
+    if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+        return Ok(None);
+    }
+    let bytes = read(path)?;
+    if serde_json::from_slice::<Mark>(&bytes).is_err() {
+        return Ok(None);
+    }
+    Plan::from_json(&bytes).map(Some).map_err(|reason| anyhow::anyhow!("{name}: {reason}"))
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    ensure!((1..=1_000_000).contains(&args.steps), "--steps {}: from 1 to 1000000", args.steps);
+    let opened = match Opened::new(&args.planning, &args.solver) {
+        Err(error) if matches!(error.downcast_ref(), Some(PlanError::DoesNotFit { .. })) => {
+            eprintln!("{error}");
+            return Ok(Verdict::CannotBeMet);
+        }
+        opened => opened?,
+    };
+    let (graph, program) = (&opened.request.graph, &opened.program);
+    let devices = opened.plan.devices;
+    ensure!(
+        (1..=devices).contains(&args.processes),
+        "--processes {}: from 1 to the number of devices, {devices}",
+        args.processes
+    );
+    let options = Options {
+        seed: args.planning.seed,
+        steps: args.steps,
+        trace: args.trace.is_some(),
+        finals: !args.no_verify,
+    };
+    if let (Some(worker), Some(meeting)) = (args.worker, &args.meeting) {
+        return processes::work(graph, program, options, args.processes, worker, meeting);
+    }
+    let outcome = if args.processes > 1 {
+        Outcome::of(program, processes::start(&opened.plan, options, args.processes)?)
+    } else {
+        shardwright_engine::run(graph, program, options)?
+    };
+    if let Some(path) = &args.trace {
+        write_atomically(path, |out| trace::write(out, &opened, &outcome))?;
+    }
+    let check = if args.no_verify { None } else { Some(Check::new(graph, &outcome, options)?) };
+    let summary = Summary { opened: &opened, outcome: &outcome, check: check.as_ref() };
+    let mut out = io::stdout().lock();
+    if args.json {
+        writeln!(out, "{:#}", summary.json())?;
+    } else {
+        summary.print(&mut out, args.quiet)?;
+        if let Some(path) = &args.trace {
+            writeln!(out, "trace written to {}: open it at ui.perfetto.dev", path.display())?;
+        }
+    }
+    match check {
+        Some(check) if !check.is_good() => {
+            eprintln!(
+                "the run differs from the serial program by {:.1e}, more than {:.0e}: {}",
+                check.max_relative_error, check.tolerance, check.worst
+            );
+            Ok(Verdict::CannotBeMet)
+        }
+        _ => Ok(Verdict::Done),
+    }
+}
+
+/// The serial run, and how the parallel one compares.
+struct Check {
+    serial_step_seconds: f64,
+    max_relative_error: f64,
+    /// What differs most.
+    worst: String,
+    /// What rounding may explain.
+    tolerance: f64,
+    /// How many steps' losses are the serial ones bit by bit, from the first.
+    bitwise_steps: usize,
+}
+
+impl Check {
+    fn new(graph: &Graph, outcome: &Outcome, options: Options) -> anyhow::Result<Self> {
+        let mut serial = Serial::new(graph, options.seed, &[]);
+        let mut losses = Vec::with_capacity(options.steps);
+        let mut seconds = Vec::with_capacity(options.steps);
+        for _ in 0..options.steps {
+            let start = Instant::now();
+            serial.step().context("the serial program")?;
+            seconds.push(start.elapsed().as_secs_f64());
+            losses.extend(serial.loss());
+        }
+        let mut worst = (relative_error(&outcome.losses, &losses), "loss".to_string());
+        for (tensor, value) in &outcome.finals {
+            let Some(expected) = serial.value(*tensor) else { continue };
+            let error = relative_error(&value.to_f64_vec(), &expected.to_f64_vec());
+            if error > worst.0 {
+                worst = (error, graph.tensor(*tensor).name.clone());
+            }
+        }
+        let same = |(a, b): &(&f64, &f64)| a.to_bits() == b.to_bits();
+        let types = graph.tensors.iter().map(|t| t.ty.dtype);
+        // Every step amplifies the rounding of the one before.
+        let tolerance = types.filter(|d| d.is_float()).fold(1e-8, |most: f64, dtype| {
+            most.max(match dtype {
+                DType::F64 => 1e-8,
+                DType::F32 => 1e-2,
+                _ => 0.2,
+            })
+        });
+        Ok(Self {
+            serial_step_seconds: shardwright_engine::median_after_first(&seconds),
+            max_relative_error: worst.0,
+            worst: worst.1,
+            tolerance,
+            bitwise_steps: outcome.losses.iter().zip(&losses).take_while(same).count(),
+        })
+    }
+
+    fn is_good(&self) -> bool {
+        self.max_relative_error <= self.tolerance
+    }
+}
+
+struct Summary<'a> {
+    opened: &'a Opened,
+    outcome: &'a Outcome,
+    check: Option<&'a Check>,
+}
+
+impl Summary<'_> {
+    fn measured(&self) -> f64 {
+        self.outcome.median_step_seconds()
+    }
+
+    fn predicted(&self) -> f64 {
+        self.opened.plan.simulated.step_seconds
+    }
+
+    /// How far the prediction is from the measurement, relative to the measurement.
+    fn prediction_error(&self) -> f64 {
+        (self.predicted() - self.measured()) / self.measured().max(f64::MIN_POSITIVE)
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let (plan, outcome, check) = (&self.opened.plan, self.outcome, self.check);
+        // Times of the steps after the first, on average.
+        let counted = outcome.step_seconds.len().saturating_sub(1).max(1) as f64;
+        let devices: Vec<_> = outcome
+            .devices
+            .iter()
+            .map(|d| {
+                json!({"device": d.device, "busy_seconds": d.spent.computing.as_secs_f64() / counted,
+                    "communication_seconds": d.spent.communicating.as_secs_f64() / counted,
+                    "idle_seconds": d.spent.waiting.as_secs_f64() / counted,
+                    "memory_bytes": d.memory})
+            })
+            .collect();
+        json!({
+            "model": plan.model, "machine": plan.machine, "solver": plan.solver, "devices": plan.devices,
+            "steps": outcome.step_seconds.len(),
+            "max_relative_error": check.map(|c| c.max_relative_error),
+            "bitwise_steps": check.map(|c| c.bitwise_steps),
+            "measured_step_seconds": self.measured(),
+            "predicted_step_seconds": self.predicted(),
+            "prediction_error": self.prediction_error(),
+            "serial_step_seconds": check.map(|c| c.serial_step_seconds),
+            "loss": outcome.losses,
+            "step_seconds": outcome.step_seconds,
+            "device_times": devices,
+        })
+    }
+
+    fn print(&self, out: &mut impl Write, quiet: bool) -> io::Result<()> {
+        let (plan, outcome) = (&self.opened.plan, self.outcome);
+        writeln!(out, "{} on {} ({} devices), {}", plan.model, plan.machine, plan.devices, plan.solver)?;
+        if !quiet {
+            let counted = outcome.step_seconds.len().saturating_sub(1).max(1) as u32;
+            writeln!(
+                out,
+                "\n{:>6} {:>12} {:>14} {:>12} {:>12}",
+                "device", "computing", "communicating", "waiting", "memory"
+            )?;
+            for d in &outcome.devices {
+                let times = [d.spent.computing, d.spent.communicating, d.spent.waiting];
+                let [computing, communicating, waiting] =
+                    times.map(|t| show_seconds((t / counted).as_secs_f64()));
+                let memory = show_bytes(d.memory);
+                writeln!(
+                    out,
+                    "{:>6} {computing:>12} {communicating:>14} {waiting:>12} {memory:>12}",
+                    d.device
+                )?;
+            }
+            let losses: Vec<String> = outcome.losses.iter().take(10).map(|l| format!("{l:.6}")).collect();
+            writeln!(out, "\nloss {}", losses.join(" "))?;
+        }
+        writeln!(
+            out,
+            "measured {} per step, predicted {} ({:+.0}%)",
+            show_seconds(self.measured()),
+            show_seconds(self.predicted()),
+            self.prediction_error() * 100.0
+        )?;
+        let Some(check) = self.check else {
+            return writeln!(out, "not compared with the serial program (--no-verify)");
+        };
+        let ratio = check.serial_step_seconds / self.measured().max(f64::MIN_POSITIVE);
+        writeln!(
+            out,
+            "the serial program takes {} per step, {ratio:.2} times as long; largest relative difference {:.1e} ({}), \
+             {} of {} losses the same to the bit",
+            show_seconds(check.serial_step_seconds),
+            check.max_relative_error,
+            check.worst,
+            check.bitwise_steps,
+            outcome.losses.len()
+        )
+    }
+}

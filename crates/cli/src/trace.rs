@@ -1,0 +1,67 @@
+//! A measured run as a Chrome trace, which Perfetto opens: a process per device, with a track for what it computes and
+//! one for what it fetches from others.
+
+use crate::commands::run::Opened;
+use serde_json::{Value, json};
+use shardwright_engine::Outcome;
+use shardwright_lower::{Instruction, Work};
+use shardwright_machine::DeviceId;
+use std::io::{self, Write};
+
+const COMPUTE: u32 = 0;
+const COMMUNICATE: u32 = 1;
+
+/// Writes the trace, one event per line.
+pub fn write(out: &mut dyn Write, opened: &Opened, outcome: &Outcome) -> io::Result<()> {
+    let mut events: Vec<Value> = Vec::new();
+    for device in &outcome.devices {
+        let pid = device.device;
+        events.push(json!({"ph": "M", "name": "process_name", "pid": pid,
+            "args": {"name": format!("device {pid}")}}));
+        for (tid, name) in [(COMPUTE, "compute"), (COMMUNICATE, "communicate")] {
+            events.push(
+                json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}),
+            );
+        }
+        for event in &device.events {
+            let instruction = opened.program.instruction(event.instruction);
+            let (tid, name, args) = describe(opened, instruction, DeviceId(pid));
+            events.push(json!({"ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
+                "ts": event.start * 1e6, "dur": event.seconds * 1e6}));
+        }
+    }
+    writeln!(out, "{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [")?;
+    for (at, event) in events.iter().enumerate() {
+        writeln!(out, "{event}{}", if at + 1 < events.len() { "," } else { "" })?;
+    }
+    writeln!(out, "]}}")
+}
+
+/// Track, name and details of an instruction on a device.
+fn describe(opened: &Opened, instruction: &Instruction, device: DeviceId) -> (u32, String, Value) {
+    let (graph, program) = (&opened.request.graph, &opened.program);
+    let bytes: u64 = (instruction.writes.iter())
+        .filter_map(|&v| program.value(v).local_type(&program.mesh, device))
+        .map(|ty| ty.bytes())
+        .sum();
+    let tensor = || {
+        let written = instruction.writes.first();
+        written.map_or("", |&v| graph.tensor(program.value(v).tensor).name.as_str())
+    };
+    match &instruction.work {
+        Work::Compute { op, .. } => {
+            let node = graph.node(*op);
+            let config = opened.configs[op.index()].show(&graph.rule(*op), &program.mesh);
+            let args = json!({"kind": node.op.kind(), "config": config, "bytes": bytes});
+            (COMPUTE, node.name.clone(), args)
+        }
+        Work::Relayout(step) => {
+            let axes: Vec<&str> = step.axes.iter().map(|axis| &program.mesh.axis(axis).name[..]).collect();
+            let name = format!("{:?} {}", step.action, tensor());
+            (COMMUNICATE, name, json!({"axes": axes, "bytes": bytes, "tensor": tensor()}))
+        }
+        Work::Window { .. } => {
+            (COMMUNICATE, format!("halo {}", tensor()), json!({"bytes": bytes, "tensor": tensor()}))
+        }
+    }
+}

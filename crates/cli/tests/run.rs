@@ -1,0 +1,130 @@
+//! `shardwright run`, as a user or a script meets it.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+const MODEL: &str = "mlp:batch=16,hidden=32,layers=3";
+
+fn shardwright(args: &[&str]) -> std::process::Output {
+    Command::cargo_bin("shardwright").unwrap().args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = shardwright(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_run_has_everything_that_scripts_rely_on() {
+    let run = json(&["run", MODEL, "--machine", "cpu:4", "--solver", "model", "--steps", "3", "--json"]);
+    assert_eq!((&run["devices"], &run["steps"]), (&Value::from(4), &Value::from(3)));
+    assert!(run["max_relative_error"].as_f64().unwrap() < 1e-4);
+    for key in ["measured_step_seconds", "predicted_step_seconds", "serial_step_seconds"] {
+        assert!(run[key].as_f64().unwrap() > 0.0, "{key}");
+    }
+    assert!(run["prediction_error"].is_f64() && run["bitwise_steps"].as_u64().unwrap() <= 3);
+    let losses: Vec<f64> = run["loss"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect();
+    assert!(losses.len() == 3 && losses[2] < losses[0], "{losses:?}");
+    assert_eq!(run["device_times"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn a_written_plan_runs_as_the_model_that_it_was_made_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (plan, trace) = (path("plan.json"), path("trace.json"));
+    let options = ["--machine", "flat:2", "--batch", "8", "--optimizer", "adam"];
+    let planned = shardwright(&[&["plan", MODEL, "-o", &plan], &options[..]].concat());
+    assert!(planned.status.success());
+    let run = json(&["run", &plan, "--steps", "2", "--trace", &trace, "--json"]);
+    let direct = json(&[&["run", MODEL, "--steps", "2", "--json"], &options[..]].concat());
+    assert_eq!(run["loss"], direct["loss"]);
+    assert_eq!(run["devices"], 2);
+
+    let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let ran = |pid: u64| {
+        let mine = events.iter().filter(move |e| e["pid"] == pid && e["ph"] == "X");
+        mine.filter(|e| e["args"]["kind"] == "contract" && e["dur"].as_f64().unwrap() > 0.0).count()
+    };
+    assert!(ran(0) > 0 && ran(0) == ran(1), "both devices compute every product");
+
+    // A plan that was changed, or is of something else, is refused with the remedy.
+    let mut changed: Value = serde_json::from_slice(&std::fs::read(&plan).unwrap()).unwrap();
+    changed["request"]["batch"] = Value::from(4);
+    std::fs::write(&plan, changed.to_string()).unwrap();
+    let refused = shardwright(&["run", &plan]);
+    assert_eq!(refused.status.code(), Some(2));
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(message.contains("plan again"), "{message}");
+}
+
+#[test]
+fn people_see_times_and_the_verdict() {
+    let output = shardwright(&["run", MODEL, "--machine", "cpu:2", "--solver", "data", "--steps", "2"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in ["device", "computing", "waiting", "measured", "predicted", "serial program takes", "loss "] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let quick = shardwright(&["run", MODEL, "--no-verify", "--steps", "1", "-q"]);
+    assert!(String::from_utf8(quick.stdout).unwrap().contains("not compared"));
+    assert_eq!(shardwright(&["run", MODEL, "--steps", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn processes_compute_what_threads_compute() {
+    let args = ["run", MODEL, "--machine", "flat:4", "--solver", "model", "--steps", "3", "--json"];
+    let threads = json(&args);
+    for processes in ["2", "3", "4"] {
+        let run = json(&[&args[..], &["--processes", processes]].concat());
+        assert_eq!(run["loss"], threads["loss"], "{processes} processes");
+        assert_eq!(run["max_relative_error"], threads["max_relative_error"]);
+        assert_eq!(run["device_times"].as_array().unwrap().len(), 4);
+    }
+    let refused = shardwright(&["run", MODEL, "--machine", "flat:2", "--processes", "3"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+/// A process that is killed ends the run, which names it; the others do not stay behind.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_killed_process_ends_the_run_and_is_named() {
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+    let mut parent = Command::new(assert_cmd::cargo::cargo_bin("shardwright"))
+        .args(["run", MODEL, "--machine", "flat:4", "--solver", "data"])
+        .args(["--steps", "1000000", "--processes", "2", "--no-verify"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let listed = format!("/proc/{0}/task/{0}/children", parent.id());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // Long enough after they started that they have met and train.
+    let children: Vec<String> = loop {
+        let text = std::fs::read_to_string(&listed).unwrap_or_default();
+        let children: Vec<String> = text.split_whitespace().map(String::from).collect();
+        if children.len() == 2 {
+            break children;
+        }
+        assert!(Instant::now() < deadline, "the processes did not start");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(Command::new("kill").args(["-9", &children[1]]).status().unwrap().success());
+    while parent.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            parent.kill().unwrap();
+            panic!("the run hangs");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = parent.wait_with_output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("process 1 (devices 2 to 3) died: signal: 9"), "{message}");
+    for child in children {
+        assert!(!std::path::Path::new(&format!("/proc/{child}")).exists(), "process {child} stayed behind");
+    }
+}
