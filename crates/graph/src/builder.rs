@@ -199,13 +199,8 @@ impl GraphBuilder {
         self.graph.outputs.push(tensor);
     }
 
-    /// Runs `build` so that the ops that it adds belong to `layer` and `phase`.
-    pub(crate) fn in_layer<R>(
-        &mut self,
-        phase: Phase,
-        layer: LayerId,
-        build: impl FnOnce(&mut Self) -> R,
-    ) -> R {
+    /// Runs `build` so that the ops that it adds belong to `layer` and `phase`, with no scope before their names.
+    pub fn in_layer<R>(&mut self, phase: Phase, layer: LayerId, build: impl FnOnce(&mut Self) -> R) -> R {
         let scope = std::mem::take(&mut self.scope);
         let before = self.backward.replace((phase, layer));
         let result = build(self);

@@ -100,6 +100,24 @@ pub(crate) fn erf_f64(x: f64) -> f64 {
     }
 }
 
+/// The inverse of [`erf_f64`]: Winitzki's approximation, refined by Newton's method.
+pub(crate) fn erf_inv(x: f64) -> f64 {
+    if x.is_nan() || x.abs() > 1.0 {
+        return f64::NAN;
+    }
+    if x.abs() == 1.0 {
+        return x * f64::INFINITY;
+    }
+    let log = (1.0 - x * x).ln();
+    let a = 0.147;
+    let half = 2.0 / (std::f64::consts::PI * a) + log / 2.0;
+    let mut y = ((half * half - log / a).sqrt() - half).max(0.0).sqrt().copysign(x);
+    for _ in 0..4 {
+        y -= (erf_f64(y) - x) / (std::f64::consts::FRAC_2_SQRT_PI * (-y * y).exp());
+    }
+    y
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,5 +188,16 @@ mod tests {
         }
         let (below, above) = (erf_f64(2.5 - 1e-12), erf_f64(2.5));
         assert!((below - above).abs() < 1e-13, "the two ways meet");
+    }
+
+    #[test]
+    fn erf_inv_undoes_erf() {
+        for i in -300..=300 {
+            let y = f64::from(i) / 100.0;
+            assert!((erf_inv(erf_f64(y)) - y).abs() < 1e-9, "{y}");
+        }
+        assert_eq!(erf_inv(1.0), f64::INFINITY);
+        assert_eq!(erf_inv(-1.0), f64::NEG_INFINITY);
+        assert!(erf_inv(1.5).is_nan() && erf_inv(f64::NAN).is_nan());
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     region::Region,
     require,
     rule::Rule,
-    types::{DType, Shape, TensorType},
+    types::{DType, Real, Shape, TensorType},
 };
 use serde::{Deserialize, Serialize};
 
@@ -18,8 +18,10 @@ use serde::{Deserialize, Serialize};
 pub enum BinaryFn {
     /// Sum.
     Add,
-    /// Logical and (of truth values).
+    /// And: of truth values, or bit by bit of whole numbers.
     And,
+    /// The angle of the point whose coordinates are (second, first).
+    Atan2,
     /// Quotient.
     Div,
     /// Larger of the two.
@@ -28,10 +30,22 @@ pub enum BinaryFn {
     Min,
     /// Product.
     Mul,
-    /// Logical or (of truth values).
+    /// Or: of truth values, or bit by bit of whole numbers.
     Or,
+    /// The first to the power of the second.
+    Pow,
+    /// What is left of the first by whole multiples of the second; has the first's sign.
+    Rem,
+    /// Bits moved up by as many places as the second says; zero if that is all of them or more.
+    ShiftLeft,
+    /// Bits moved down, zeros coming in.
+    ShiftRight,
+    /// Bits moved down, the sign coming in.
+    ShiftRightSigned,
     /// Difference.
     Sub,
+    /// Exclusive or: of truth values, or bit by bit of whole numbers.
+    Xor,
 }
 
 /// `z = f(x, y)`.
@@ -60,8 +74,14 @@ impl Operator for Binary {
         arity(inputs, 2)?;
         let (a, b) = (&inputs[0], &inputs[1]);
         require!(a.dtype == b.dtype, "element types differ: {} and {}", a.dtype, b.dtype);
-        let logical = matches!(self.f, BinaryFn::And | BinaryFn::Or);
-        require!(logical == (a.dtype == DType::Bool), "{:?} does not take {}", self.f, a.dtype);
+        use BinaryFn::*;
+        let takes = match self.f {
+            And | Or | Xor => !a.dtype.is_float(),
+            ShiftLeft | ShiftRight | ShiftRightSigned => a.dtype.is_int(),
+            Atan2 | Pow => a.dtype.is_float(),
+            Add | Div | Max | Min | Mul | Rem | Sub => a.dtype != DType::Bool,
+        };
+        require!(takes, "{:?} does not take {}", self.f, a.dtype);
         Ok(vec![TensorType::new(a.dtype, broadcast_shape(&a.shape, &b.shape)?)])
     }
 
@@ -103,7 +123,38 @@ impl Operator for Binary {
                     let branches = if i == 0 { [first, dz, zero] } else { [first, zero, dz] };
                     cx.emit(Select {}, &branches)?
                 }
-                (BinaryFn::And | BinaryFn::Or, _) => return Ok(vec![None; 2]),
+                (BinaryFn::Atan2, _) => {
+                    let [xx, yy] = [cx.binary(BinaryFn::Mul, x, x)?, cx.binary(BinaryFn::Mul, y, y)?];
+                    let square = cx.binary(BinaryFn::Add, xx, yy)?;
+                    let over = cx.binary(BinaryFn::Div, dz, square)?;
+                    let product = cx.binary(BinaryFn::Mul, over, if i == 0 { y } else { x })?;
+                    if i == 0 { product } else { cx.emit(Unary { f: UnaryFn::Neg }, &[product])? }
+                }
+                (BinaryFn::Pow, 0) => {
+                    // y x^(y-1), which is right where x is zero too.
+                    let less = UnaryFn::Affine { scale: Real(1.0), shift: Real(-1.0) };
+                    let less = cx.emit(Unary { f: less }, &[y])?;
+                    let power = cx.binary(BinaryFn::Pow, x, less)?;
+                    let slope = cx.binary(BinaryFn::Mul, y, power)?;
+                    cx.binary(BinaryFn::Mul, dz, slope)?
+                }
+                (BinaryFn::Pow, _) => {
+                    let z = cx.output(0);
+                    let log = cx.emit(Unary { f: UnaryFn::Log }, &[x])?;
+                    let slope = cx.binary(BinaryFn::Mul, z, log)?;
+                    cx.binary(BinaryFn::Mul, dz, slope)?
+                }
+                (BinaryFn::Rem, 0) => dz,
+                (BinaryFn::Rem, _) => return Err(OpError::new("a remainder has no gradient by its divisor")),
+                (
+                    BinaryFn::And
+                    | BinaryFn::Or
+                    | BinaryFn::ShiftLeft
+                    | BinaryFn::ShiftRight
+                    | BinaryFn::ShiftRightSigned
+                    | BinaryFn::Xor,
+                    _,
+                ) => return Ok(vec![None; 2]),
             };
             let shape = cx.input_type(i).shape.clone();
             *grad = Some(cx.unbroadcast(full, &shape)?);
@@ -111,8 +162,10 @@ impl Operator for Binary {
         Ok(grads)
     }
 
+    /// Transcendental functions count ten, as in [`Unary`].
     fn flops(&self, _: &[TensorType], outputs: &[TensorType]) -> u64 {
-        elements(&outputs[0])
+        let each = if matches!(self.f, BinaryFn::Atan2 | BinaryFn::Pow) { 10 } else { 1 };
+        elements(&outputs[0]) * each
     }
 
     fn is_sum(&self) -> bool {

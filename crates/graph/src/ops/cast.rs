@@ -1,4 +1,4 @@
-//! Change of element type.
+//! Change of element type: the same numbers, or the same bits.
 
 use crate::{
     autodiff::GradContext,
@@ -6,6 +6,7 @@ use crate::{
     operator::{OpError, Operator, arity},
     ops::Op,
     region::Region,
+    require,
     rule::Rule,
     types::{DType, TensorType},
 };
@@ -35,6 +36,40 @@ impl Operator for Cast {
             None => Ok(vec![None]),
             Some(dy) => Ok(vec![Some(cx.emit(Cast { dtype }, &[dy])?)]),
         }
+    }
+
+    fn flops(&self, _: &[TensorType], _: &[TensorType]) -> u64 {
+        0
+    }
+
+    fn localize(&self, _: &Region<'_>) -> Op {
+        self.clone().into()
+    }
+}
+
+/// The same bits as another type of the same width.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bitcast {
+    /// The new element type.
+    pub dtype: DType,
+}
+
+impl Operator for Bitcast {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        arity(inputs, 1)?;
+        let from = inputs[0].dtype;
+        let fits = from.bytes() == self.dtype.bytes() && self.dtype != DType::Bool && from != DType::Bool;
+        require!(fits, "the bits of {from} are not those of {}", self.dtype);
+        Ok(vec![TensorType::new(self.dtype, inputs[0].shape.clone())])
+    }
+
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        Rule::elementwise(inputs, outputs)
+    }
+
+    fn gradient(&self, _: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
+        Ok(vec![None])
     }
 
     fn flops(&self, _: &[TensorType], _: &[TensorType]) -> u64 {

@@ -14,28 +14,34 @@ mod conv_grad;
 mod cross_entropy;
 mod cumsum;
 mod dropout;
+mod dynamic;
 mod gather;
+mod literal;
 mod lstm;
 mod norm;
 mod norm_grad;
 mod one_hot;
+mod opaque;
 mod optimizer;
 mod pad;
 mod pool;
 mod reduce;
 mod reshape;
+mod reverse;
 mod select;
 mod slice;
 mod slide;
 mod softmax;
+mod sort;
 mod source;
+mod take_along;
 mod top_k;
 mod transpose;
 mod unary;
 
 pub use binary::{Binary, BinaryFn};
 pub use broadcast::Broadcast;
-pub use cast::Cast;
+pub use cast::{Bitcast, Cast};
 pub use concat::Concat;
 pub use contract::Contract;
 pub use conv::{Conv, ConvGeometry};
@@ -43,21 +49,27 @@ pub use conv_grad::{ConvGradInput, ConvGradWeight};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad, SumExp};
 pub use cumsum::Cumsum;
 pub use dropout::Dropout;
+pub use dynamic::{DynamicSlice, DynamicUpdate};
 pub use gather::{Gather, ScatterAdd};
+pub use literal::{Literal, LiteralValues};
 pub use lstm::{Lstm, LstmGrad};
 pub use norm::{Normalize, Variance};
 pub use norm_grad::{NormGradInput, NormGradParams, NormGradStats};
 pub use one_hot::OneHot;
+pub use opaque::Opaque;
 pub use optimizer::{Adam, Momentum, Sgd};
 pub use pad::Pad;
 pub use pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, PoolGeometry};
 pub use reduce::{Reduce, ReduceFn};
 pub use reshape::Reshape;
+pub use reverse::Reverse;
 pub use select::{Compare, CompareFn, Select};
 pub use slice::Slice;
 pub use slide::{Slide, Slides};
 pub use softmax::{LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad};
+pub use sort::{Sort, TopK};
 pub use source::{Fill, Iota};
+pub use take_along::{PutAlong, TakeAlong};
 pub use top_k::TopKMask;
 pub use transpose::{Transpose, TransposeGrad};
 pub use unary::{Unary, UnaryFn, UnaryGrad};
@@ -106,6 +118,8 @@ ops! {
     AvgPoolGrad = "avg_pool_grad",
     /// Element-wise function of two tensors, with broadcasting.
     Binary = "binary",
+    /// The same bits as another element type.
+    Bitcast = "bitcast",
     /// Repetition along dimensions.
     Broadcast = "broadcast",
     /// Change of element type.
@@ -130,12 +144,18 @@ ops! {
     Cumsum = "cumsum",
     /// Random zeros, by a mask that every split shares.
     Dropout = "dropout",
+    /// A box of a tensor at a computed place.
+    DynamicSlice = "dynamic_slice",
+    /// A tensor with a box at a computed place replaced.
+    DynamicUpdate = "dynamic_update",
     /// The same number everywhere.
     Fill = "fill",
     /// Rows of a table by their ids.
     Gather = "gather",
     /// Each element's own position along a dimension.
     Iota = "iota",
+    /// Elements that are written down.
+    Literal = "literal",
     /// Logarithm of the softmax along one dimension.
     LogSoftmax = "log_softmax",
     /// Derivative of the log-softmax times the incoming gradient.
@@ -160,12 +180,18 @@ ops! {
     NormGradStats = "norm_grad_stats",
     /// 1 at the position that an id names, 0 elsewhere.
     OneHot = "one_hot",
+    /// An op of which only the types are known.
+    Opaque = "opaque",
     /// A constant around and between the elements.
     Pad = "pad",
+    /// Elements added up at positions named along a dimension.
+    PutAlong = "put_along",
     /// Sum, mean or maximum over dimensions.
     Reduce = "reduce",
     /// The same elements in another shape.
     Reshape = "reshape",
+    /// Dimensions turned around.
+    Reverse = "reverse",
     /// Rows added up into a table by their ids.
     ScatterAdd = "scatter_add",
     /// One of two tensors by a truth value, with broadcasting.
@@ -178,8 +204,14 @@ ops! {
     Softmax = "softmax",
     /// Derivative of the softmax times the incoming gradient.
     SoftmaxGrad = "softmax_grad",
+    /// Rows in order.
+    Sort = "sort",
     /// Sum of exponentials along the last dimension, from given maxima.
     SumExp = "sum_exp",
+    /// Elements at positions named along a dimension.
+    TakeAlong = "take_along",
+    /// The largest elements of each row and where they are.
+    TopK = "top_k",
     /// 1 at the largest elements of each row, 0 elsewhere.
     TopKMask = "top_k_mask",
     /// The dimensions in another order.

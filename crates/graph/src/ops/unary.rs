@@ -8,7 +8,7 @@ use crate::{
     region::Region,
     require,
     rule::Rule,
-    types::{DType, Real, TensorType},
+    types::{Real, TensorType},
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,12 +25,20 @@ pub enum UnaryFn {
         /// Summand.
         shift: Real,
     },
+    /// The least whole number that is not smaller.
+    Ceil,
     /// Cosine.
     Cos,
     /// Gauss error function.
     Erf,
+    /// The inverse of [`UnaryFn::Erf`].
+    ErfInv,
     /// e to the x.
     Exp,
+    /// e to the x, less one, exact near zero.
+    Expm1,
+    /// The largest whole number that is not larger.
+    Floor,
     /// x times the normal distribution function (exact, by erf).
     Gelu,
     /// The usual tanh approximation of [`UnaryFn::Gelu`].
@@ -39,9 +47,11 @@ pub enum UnaryFn {
     LeakyRelu(Real),
     /// Natural logarithm.
     Log,
+    /// Logarithm of 1 + x, exact near zero.
+    Log1p,
     /// -x.
     Neg,
-    /// Logical not (of truth values).
+    /// Not: of truth values, or of every bit of whole numbers.
     Not,
     /// x to this power.
     Power(Real),
@@ -49,10 +59,14 @@ pub enum UnaryFn {
     Reciprocal,
     /// max(x, 0).
     Relu,
+    /// The nearest whole number, the even one of two.
+    Round,
     /// 1/sqrt(x).
     Rsqrt,
     /// 1/(1+e^-x).
     Sigmoid,
+    /// -1, 0 or 1.
+    Sign,
     /// x times sigmoid(x).
     Silu,
     /// Sine.
@@ -61,6 +75,8 @@ pub enum UnaryFn {
     Sqrt,
     /// x squared.
     Square,
+    /// Tangent.
+    Tan,
     /// Hyperbolic tangent.
     Tanh,
 }
@@ -71,17 +87,18 @@ impl UnaryFn {
     /// Where the value suffices the argument need not be kept for the backward pass.
     pub fn gradient_from_output(self) -> bool {
         use UnaryFn::*;
-        matches!(self, Exp | Reciprocal | Relu | Rsqrt | Sigmoid | Sqrt | Tanh)
+        matches!(self, ErfInv | Exp | Expm1 | Reciprocal | Relu | Rsqrt | Sigmoid | Sqrt | Tan | Tanh)
     }
 
     /// Rough flops per element: transcendental functions count ten.
     fn flops(self) -> u64 {
         use UnaryFn::*;
         match self {
-            Abs | Neg | Not | Relu | LeakyRelu(_) | Square => 1,
+            Abs | Ceil | Floor | LeakyRelu(_) | Neg | Not | Relu | Round | Sign | Square => 1,
             Affine { .. } => 2,
             Reciprocal | Sqrt | Rsqrt => 4,
-            Cos | Erf | Exp | Gelu | GeluTanh | Log | Power(_) | Sigmoid | Silu | Sin | Tanh => 10,
+            Cos | Erf | ErfInv | Exp | Expm1 | Gelu | GeluTanh | Log | Log1p | Power(_) | Sigmoid | Silu
+            | Sin | Tan | Tanh => 10,
         }
     }
 }
@@ -99,7 +116,7 @@ impl Operator for Unary {
         arity(inputs, 1)?;
         let dtype = inputs[0].dtype;
         if self.f == UnaryFn::Not {
-            require!(dtype == DType::Bool, "`not` needs truth values, got {dtype}");
+            require!(!dtype.is_float(), "`not` needs truth values or whole numbers, got {dtype}");
         } else {
             require!(dtype.is_float(), "needs floating-point elements, got {dtype}");
         }

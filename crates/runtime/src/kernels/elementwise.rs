@@ -4,7 +4,10 @@ use super::{
     Context, Kernel, KernelError, Result, loops::count, movement::with_same_type, read, vector::vectorised,
     write,
 };
-use crate::tensor::{Element, Elements, ElementsMut, Float, View, ViewMut};
+use crate::{
+    math,
+    tensor::{Element, Elements, ElementsMut, Float, View, ViewMut},
+};
 use half::{bf16, f16};
 use shardwright_graph::{
     DType,
@@ -32,6 +35,12 @@ fn gelu_tanh<T: Float>(x: T) -> (T, T) {
     let (c, k) = (T::from_f64(0.797_884_560_802_865_4), T::from_f64(0.044715));
     let inner = c * (x + k * x * x * x);
     (inner.tanh(), c * (T::ONE + T::from_f64(3.0) * k * x * x))
+}
+
+/// A rarer function, computed in `f64` whatever the type.
+#[inline(always)]
+fn in_f64<T: Float>(x: T, f: impl Fn(f64) -> f64) -> T {
+    T::from_f64(f(x.to_f64()))
 }
 
 /// `y = f(x)` for every element. A macro, since only what is written out in the loop is sure to be inlined:
@@ -62,7 +71,11 @@ macro_rules! map2 {
 impl Kernel for Unary {
     fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         if self.f == UnaryFn::Not {
-            map!(read::<u8>(&inputs[0])?, write::<u8>(&mut outputs[0])?, |x| 1 - x.min(1));
+            match inputs[0].data.dtype() {
+                DType::I32 => map!(read::<i32>(&inputs[0])?, write::<i32>(&mut outputs[0])?, |x| !x),
+                DType::I64 => map!(read::<i64>(&inputs[0])?, write::<i64>(&mut outputs[0])?, |x| !x),
+                _ => map!(read::<u8>(&inputs[0])?, write::<u8>(&mut outputs[0])?, |x| 1 - x.min(1)),
+            }
             return Ok(());
         }
         let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
@@ -73,9 +86,13 @@ impl Kernel for Unary {
                 let (a, b) = (T::from_f64(scale.0), T::from_f64(shift.0));
                 map!(x, y, |x| a * x + b);
             }
+            UnaryFn::Ceil => map!(x, y, |x| in_f64(x, f64::ceil)),
             UnaryFn::Cos => map!(x, y, |x| x.cos()),
             UnaryFn::Erf => map!(x, y, |x| x.erf()),
+            UnaryFn::ErfInv => map!(x, y, |x| in_f64(x, math::erf_inv)),
             UnaryFn::Exp => map!(x, y, |x| x.exp()),
+            UnaryFn::Expm1 => map!(x, y, |x| in_f64(x, f64::exp_m1)),
+            UnaryFn::Floor => map!(x, y, |x| in_f64(x, f64::floor)),
             UnaryFn::Gelu => map!(x, y, |x| x * normal(x).0),
             UnaryFn::GeluTanh => map!(x, y, |x| half * x * (T::ONE + gelu_tanh(x).0)),
             UnaryFn::LeakyRelu(slope) => {
@@ -83,6 +100,7 @@ impl Kernel for Unary {
                 map!(x, y, |x| if x > T::ZERO { x } else { slope * x });
             }
             UnaryFn::Log => map!(x, y, |x| x.ln()),
+            UnaryFn::Log1p => map!(x, y, |x| in_f64(x, f64::ln_1p)),
             UnaryFn::Neg => map!(x, y, |x| -x),
             UnaryFn::Not => {}
             UnaryFn::Power(p) => {
@@ -91,12 +109,21 @@ impl Kernel for Unary {
             }
             UnaryFn::Reciprocal => map!(x, y, |x| T::ONE / x),
             UnaryFn::Relu => map!(x, y, |x| if x > T::ZERO { x } else { T::ZERO }),
+            UnaryFn::Round => map!(x, y, |x| in_f64(x, f64::round_ties_even)),
             UnaryFn::Rsqrt => map!(x, y, |x| T::ONE / x.sqrt()),
             UnaryFn::Sigmoid => map!(x, y, |x| sigmoid(x)),
+            UnaryFn::Sign => map!(x, y, |x| if x > T::ZERO {
+                T::ONE
+            } else if x < T::ZERO {
+                -T::ONE
+            } else {
+                x
+            }),
             UnaryFn::Silu => map!(x, y, |x| x * sigmoid(x)),
             UnaryFn::Sin => map!(x, y, |x| x.sin()),
             UnaryFn::Sqrt => map!(x, y, |x| x.sqrt()),
             UnaryFn::Square => map!(x, y, |x| x * x),
+            UnaryFn::Tan => map!(x, y, |x| in_f64(x, f64::tan)),
             UnaryFn::Tanh => map!(x, y, |x| x.tanh()),
         }
         Ok(())
@@ -114,12 +141,20 @@ impl Kernel for UnaryGrad {
                 let a = T::from_f64(scale.0);
                 map!(dy, dx, |g| a * g);
             }
+            UnaryFn::Ceil | UnaryFn::Floor | UnaryFn::Not | UnaryFn::Round | UnaryFn::Sign => {
+                dx.fill(T::ZERO)
+            }
             UnaryFn::Cos => map2!(s, dy, dx, |x, g| -g * x.sin()),
             UnaryFn::Erf => {
                 let c = T::from_f64(std::f64::consts::FRAC_2_SQRT_PI);
                 map2!(s, dy, dx, |x, g| g * c * (-(x * x)).exp());
             }
+            UnaryFn::ErfInv => {
+                let c = T::from_f64(1.0 / std::f64::consts::FRAC_2_SQRT_PI);
+                map2!(s, dy, dx, |y, g| g * c * (y * y).exp());
+            }
             UnaryFn::Exp => map2!(s, dy, dx, |y, g| g * y),
+            UnaryFn::Expm1 => map2!(s, dy, dx, |y, g| g * (y + T::ONE)),
             UnaryFn::Gelu => map2!(s, dy, dx, |x, g| {
                 let (cdf, pdf) = normal(x);
                 g * (cdf + x * pdf)
@@ -133,8 +168,8 @@ impl Kernel for UnaryGrad {
                 map2!(s, dy, dx, |x, g| if x > T::ZERO { g } else { slope * g });
             }
             UnaryFn::Log => map2!(s, dy, dx, |x, g| g / x),
+            UnaryFn::Log1p => map2!(s, dy, dx, |x, g| g / (T::ONE + x)),
             UnaryFn::Neg => map!(dy, dx, |g| -g),
-            UnaryFn::Not => dx.fill(T::ZERO),
             UnaryFn::Power(p) => {
                 let (p, q) = (T::from_f64(p.0), T::from_f64(p.0 - 1.0));
                 map2!(s, dy, dx, |x, g| g * p * x.powf(q));
@@ -150,6 +185,7 @@ impl Kernel for UnaryGrad {
             UnaryFn::Sin => map2!(s, dy, dx, |x, g| g * x.cos()),
             UnaryFn::Sqrt => map2!(s, dy, dx, |y, g| half * g / y),
             UnaryFn::Square => map2!(s, dy, dx, |x, g| g * (x + x)),
+            UnaryFn::Tan => map2!(s, dy, dx, |y, g| g * (T::ONE + y * y)),
             UnaryFn::Tanh => map2!(s, dy, dx, |y, g| g * (T::ONE - y * y)),
         }
         Ok(())
@@ -245,36 +281,58 @@ impl Kernel for Binary {
                 BinaryFn::Div => broadcast2(inputs, z, div),
                 BinaryFn::Max => broadcast2(inputs, z, |a: E, b: E| if a >= b { a } else { b }),
                 BinaryFn::Min => broadcast2(inputs, z, |a: E, b: E| if a <= b { a } else { b }),
-                BinaryFn::And | BinaryFn::Or => Err(KernelError::BadValue("logic on numbers".into())),
+                other => Err(KernelError::BadValue(format!("{other:?} of such elements"))),
             }
         }
         let z = &mut outputs[0];
         // Whole numbers wrap as they do on every accelerator; division by zero gives zero, not a crash.
+        macro_rules! whole {
+            ($t:ty, $bits:ty) => {
+                match self.f {
+                    BinaryFn::And => broadcast2(inputs, z, |a: $t, b: $t| a & b),
+                    BinaryFn::Or => broadcast2(inputs, z, |a: $t, b: $t| a | b),
+                    BinaryFn::Xor => broadcast2(inputs, z, |a: $t, b: $t| a ^ b),
+                    BinaryFn::Rem => {
+                        broadcast2(inputs, z, |a: $t, b: $t| if b == 0 { 0 } else { a.wrapping_rem(b) })
+                    }
+                    BinaryFn::ShiftLeft => broadcast2(inputs, z, |a: $t, b: $t| {
+                        u32::try_from(b).ok().and_then(|b| a.checked_shl(b)).unwrap_or(0)
+                    }),
+                    BinaryFn::ShiftRight => broadcast2(inputs, z, |a: $t, b: $t| {
+                        u32::try_from(b).ok().and_then(|b| (a as $bits).checked_shr(b)).unwrap_or(0) as $t
+                    }),
+                    BinaryFn::ShiftRightSigned => broadcast2(inputs, z, |a: $t, b: $t| {
+                        let all = if a < 0 { -1 } else { 0 };
+                        u32::try_from(b).ok().and_then(|b| a.checked_shr(b)).unwrap_or(all)
+                    }),
+                    f => numbers::<$t>(
+                        f,
+                        inputs,
+                        z,
+                        [<$t>::wrapping_add, <$t>::wrapping_sub, <$t>::wrapping_mul, |a, b| {
+                            if b == 0 { 0 } else { a.wrapping_div(b) }
+                        }],
+                    ),
+                }
+            };
+        }
         match inputs[0].data.dtype() {
             DType::Bool => match self.f {
                 BinaryFn::And => broadcast2(inputs, z, |a: u8, b: u8| a & b),
+                BinaryFn::Xor => broadcast2(inputs, z, |a: u8, b: u8| a ^ b),
                 _ => broadcast2(inputs, z, |a: u8, b: u8| a | b),
             },
-            DType::I32 => numbers::<i32>(
-                self.f,
-                inputs,
-                z,
-                [i32::wrapping_add, i32::wrapping_sub, i32::wrapping_mul, |a, b| {
-                    if b == 0 { 0 } else { a.wrapping_div(b) }
-                }],
-            ),
-            DType::I64 => numbers::<i64>(
-                self.f,
-                inputs,
-                z,
-                [i64::wrapping_add, i64::wrapping_sub, i64::wrapping_mul, |a, b| {
-                    if b == 0 { 0 } else { a.wrapping_div(b) }
-                }],
-            ),
+            DType::I32 => whole!(i32, u32),
+            DType::I64 => whole!(i64, u64),
             _ => match self.f {
                 BinaryFn::Add => broadcast2(inputs, z, |a: T, b: T| a + b),
                 BinaryFn::Sub => broadcast2(inputs, z, |a: T, b: T| a - b),
                 BinaryFn::Mul => broadcast2(inputs, z, |a: T, b: T| a * b),
+                BinaryFn::Pow => broadcast2(inputs, z, |a: T, b: T| a.powf(b)),
+                BinaryFn::Atan2 => {
+                    broadcast2(inputs, z, |a: T, b: T| T::from_f64(a.to_f64().atan2(b.to_f64())))
+                }
+                BinaryFn::Rem => broadcast2(inputs, z, |a: T, b: T| T::from_f64(a.to_f64() % b.to_f64())),
                 f => numbers::<T>(f, inputs, z, [|a, b| a + b, |a, b| a - b, |a, b| a * b, |a, b| a / b]),
             },
         }

@@ -4,12 +4,15 @@
 //! verified before it runs, and [`run`] checks the element types); what depends on values, such as an index
 //! that is out of range, is reported.
 
+mod along;
+mod bits;
 mod broadcast;
 mod contract;
 mod conv;
 mod conv_direct;
 mod cross_entropy;
 mod dropout;
+mod dynamic;
 mod elementwise;
 mod gather;
 pub(crate) mod gemm;
@@ -25,6 +28,7 @@ mod reduce;
 mod reshape;
 mod rows;
 mod softmax;
+mod sort;
 mod unfold;
 mod vector;
 mod window;
@@ -110,6 +114,7 @@ kernels! {
     AvgPool,
     AvgPoolGrad,
     Binary,
+    Bitcast,
     Broadcast,
     Cast,
     Compare,
@@ -122,9 +127,12 @@ kernels! {
     CrossEntropyGrad,
     Cumsum,
     Dropout,
+    DynamicSlice,
+    DynamicUpdate,
     Fill,
     Gather,
     Iota,
+    Literal,
     LogSoftmax,
     LogSoftmaxGrad,
     Lstm,
@@ -137,16 +145,22 @@ kernels! {
     NormGradParams,
     NormGradStats,
     OneHot,
+    Opaque,
     Pad,
+    PutAlong,
     Reduce,
     Reshape,
+    Reverse,
     ScatterAdd,
     Select,
     Sgd,
     Slice,
     Softmax,
     SoftmaxGrad,
+    Sort,
     SumExp,
+    TakeAlong,
+    TopK,
     TopKMask,
     Transpose,
     TransposeGrad,

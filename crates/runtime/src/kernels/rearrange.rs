@@ -1,13 +1,13 @@
-//! Kernels of the ops that only move elements: transpose, slice, pad, concat.
+//! Kernels of the ops that only move elements: transpose, slice, pad, concat, reverse.
 
 use super::{
     Context, Kernel, Result,
     elementwise::fill,
     loops::{count, strides},
-    movement::Movement,
+    movement::{Movement, with_same_type},
 };
-use crate::tensor::{Float, View, ViewMut};
-use shardwright_graph::ops::{Concat, Pad, Slice, Transpose, TransposeGrad};
+use crate::tensor::{Elements, ElementsMut, Float, View, ViewMut};
+use shardwright_graph::ops::{Concat, Pad, Reverse, Slice, Transpose, TransposeGrad};
 
 impl Kernel for Transpose {
     const TAKES_NARROW: bool = true;
@@ -73,6 +73,25 @@ impl Kernel for Concat {
             Movement::new(x.shape, 0, start, |d| [from[d], to[d]]).run(x.data, &mut outputs[0].data)?;
             start += count(&x.shape[self.axis..]);
         }
+        Ok(())
+    }
+}
+
+impl Kernel for Reverse {
+    const TAKES_NARROW: bool = true;
+
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
+        let (shape, strides) = (inputs[0].shape, strides(inputs[0].shape));
+        with_same_type!(inputs[0].data, &mut outputs[0].data, |x, y| {
+            for (at, y) in y.iter_mut().enumerate() {
+                let from = self.axes.iter().fold(at, |from, &d| {
+                    let (size, stride) = (shape[d] as usize, strides[d]);
+                    let position = at / stride % size;
+                    from - position * stride + (size - 1 - position) * stride
+                });
+                *y = x[from];
+            }
+        });
         Ok(())
     }
 }

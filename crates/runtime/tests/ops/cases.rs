@@ -8,8 +8,8 @@ use crate::{
 use shardwright_graph::{
     DType, Init, Op, Real, Shape, TensorType,
     ops::{
-        Binary, BinaryFn, Broadcast, Cast, Compare, CompareFn, Contract, Fill, Iota, Reduce, Reshape, Select,
-        Unary, UnaryFn, UnaryGrad,
+        Binary, BinaryFn, Bitcast, Broadcast, Cast, Compare, CompareFn, Contract, Fill, Iota, Literal,
+        Opaque, Reduce, Reshape, Select, Unary, UnaryFn, UnaryGrad,
     },
 };
 
@@ -21,6 +21,7 @@ pub const GENERATORS: &[(&str, Generator)] = &[
     ("avg_pool", window_cases::avg_pool),
     ("avg_pool_grad", window_cases::avg_pool_grad),
     ("binary", binary),
+    ("bitcast", bitcast),
     ("broadcast", broadcast),
     ("cast", cast),
     ("compare", compare),
@@ -33,9 +34,12 @@ pub const GENERATORS: &[(&str, Generator)] = &[
     ("cross_entropy_grad", nn_cases::cross_entropy_grad),
     ("cumsum", shape_cases::cumsum),
     ("dropout", nn_cases::dropout),
+    ("dynamic_slice", shape_cases::dynamic_slice),
+    ("dynamic_update", shape_cases::dynamic_update),
     ("fill", fill),
     ("gather", shape_cases::gather),
     ("iota", iota),
+    ("literal", literal),
     ("log_softmax", nn_cases::log_softmax),
     ("log_softmax_grad", nn_cases::log_softmax_grad),
     ("lstm", shape_cases::lstm),
@@ -48,16 +52,22 @@ pub const GENERATORS: &[(&str, Generator)] = &[
     ("norm_grad_params", nn_cases::norm_grad_params),
     ("norm_grad_stats", nn_cases::norm_grad_stats),
     ("one_hot", shape_cases::one_hot),
+    ("opaque", opaque),
     ("pad", shape_cases::pad),
+    ("put_along", shape_cases::put_along),
     ("reduce", reduce),
     ("reshape", reshape),
+    ("reverse", shape_cases::reverse),
     ("scatter_add", shape_cases::scatter_add),
     ("select", select),
     ("sgd", nn_cases::sgd),
     ("slice", shape_cases::slice),
     ("softmax", nn_cases::softmax),
     ("softmax_grad", nn_cases::softmax_grad),
+    ("sort", shape_cases::sort),
     ("sum_exp", nn_cases::sum_exp),
+    ("take_along", shape_cases::take_along),
+    ("top_k", shape_cases::top_k),
     ("top_k_mask", shape_cases::top_k_mask),
     ("transpose", shape_cases::transpose),
     ("transpose_grad", shape_cases::transpose_grad),
@@ -92,20 +102,49 @@ fn binary(rng: &mut Rng) -> Case {
     let shape = rng.shape(0, 4);
     let other = broadcastable(rng, &shape);
     use BinaryFn::*;
-    let f = rng.pick(&[Add, And, Div, Max, Min, Mul, Or, Sub]);
+    let f = rng.pick(&[
+        Add,
+        And,
+        Atan2,
+        Div,
+        Max,
+        Min,
+        Mul,
+        Or,
+        Pow,
+        Rem,
+        ShiftLeft,
+        ShiftRight,
+        ShiftRightSigned,
+        Sub,
+        Xor,
+    ]);
+    let bits = rng.flip();
     let tensor = |s: Vec<u64>| match f {
-        And | Or => bools(s),
+        And | Or | Xor if bits => bools(s),
+        And | Or | Rem | ShiftLeft | ShiftRight | ShiftRightSigned | Xor => {
+            (TensorType::new(DType::I64, s), Init::Below(70))
+        }
         _ => f64s(s),
     };
     let mut inputs = vec![tensor(shape), tensor(other)];
     if rng.flip() {
         inputs.swap(0, 1);
     }
-    if f == Div {
-        // Away from zero.
+    // Away from zero.
+    if matches!(f, Div | Pow) {
         inputs[1].1 = Init::Constant(Real(1.7));
     }
+    if matches!(f, Atan2 | Pow) {
+        inputs[0].1 = Init::Constant(Real(1.3));
+    }
     case(Binary { f }, inputs)
+}
+
+fn bitcast(rng: &mut Rng) -> Case {
+    // Whole numbers to floats: small ones are tiny floats, all different.
+    let ty = TensorType::new(DType::I64, &rng.shape(0, 3)[..]);
+    case(Bitcast { dtype: DType::F64 }, vec![(ty, Init::Below(1 << 52))])
 }
 
 fn broadcast(rng: &mut Rng) -> Case {
@@ -174,6 +213,17 @@ fn iota(rng: &mut Rng) -> Case {
     case(Iota { ty: TensorType::new(dtype, &shape[..]), axis, start: rng.between(0, 3) }, vec![])
 }
 
+fn literal(rng: &mut Rng) -> Case {
+    let ty = TensorType::new(rng.pick(&[DType::F64, DType::I32]), &rng.shape(0, 3)[..]);
+    let values = (0..ty.shape.elements()).map(|i| Real(i as f64)).collect::<Vec<_>>().into();
+    case(Literal { ty, values }, vec![])
+}
+
+fn opaque(rng: &mut Rng) -> Case {
+    let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
+    case(Opaque { call: "library".into(), makes: vec![ty.clone()] }, vec![(ty, NORMAL)])
+}
+
 fn reduce(rng: &mut Rng) -> Case {
     let shape = rng.shape(0, 4);
     let axes = (0..shape.len()).filter(|_| rng.flip()).collect();
@@ -216,23 +266,31 @@ fn unary_fn(rng: &mut Rng) -> UnaryFn {
     rng.pick(&[
         Abs,
         Affine { scale: Real(-1.5), shift: Real(0.5) },
+        Ceil,
         Cos,
         Erf,
+        ErfInv,
         Exp,
+        Expm1,
+        Floor,
         Gelu,
         GeluTanh,
         LeakyRelu(Real(0.1)),
         Log,
+        Log1p,
         Neg,
         Power(Real(2.5)),
         Reciprocal,
         Relu,
+        Round,
         Rsqrt,
         Sigmoid,
+        Sign,
         Silu,
         Sin,
         Sqrt,
         Square,
+        Tan,
         Tanh,
     ])
 }
@@ -241,7 +299,8 @@ fn unary_fn(rng: &mut Rng) -> UnaryFn {
 fn domain(f: UnaryFn) -> Init {
     use UnaryFn::*;
     match f {
-        Log | Power(_) | Reciprocal | Rsqrt | Sqrt => Init::Constant(Real(1.3)),
+        Log | Log1p | Power(_) | Reciprocal | Rsqrt | Sqrt => Init::Constant(Real(1.3)),
+        ErfInv | Tan => Init::Constant(Real(0.4)),
         _ => NORMAL,
     }
 }

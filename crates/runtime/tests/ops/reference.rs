@@ -8,7 +8,10 @@ use crate::{
 };
 use shardwright_graph::{
     DType, Dims, Op, Real, Shape,
-    ops::{Cast, Concat, Gather, Pad, Slice, TopKMask, Transpose},
+    ops::{
+        Bitcast, Cast, Concat, DynamicSlice, Gather, Pad, PutAlong, Reverse, Slice, Sort, TakeAlong, TopK,
+        TopKMask, Transpose,
+    },
 };
 use shardwright_runtime::{Context, KernelError, Value, kernels::evaluate};
 
@@ -347,4 +350,146 @@ fn strides_and_gaps_past_the_end_do_not_matter() {
     let pad = Pad { low: one, high: zero, interior: huge(), value: Real(7.0) };
     let padded = evaluate(&pad.into(), &[&taken], &mut Context::default()).unwrap().remove(0);
     assert_eq!(padded.to_f64_vec(), [7.0, 2.0]);
+}
+
+/// The starts of a box, moved to where it fits.
+fn place(starts: &[Naive], shape: &[u64], sizes: &[u64]) -> Vec<u64> {
+    (0..shape.len()).map(|d| (starts[d].data[0] as u64).min(shape[d] - sizes[d])).collect()
+}
+
+#[test]
+fn a_dynamic_slice_takes_the_box_at_its_place() {
+    for (seed, case) in cases(shape_cases::dynamic_slice) {
+        let Op::DynamicSlice(DynamicSlice { sizes }) = &case.op else { unreachable!() };
+        check(&case, seed, 0.0, |x, shape| {
+            let start = place(&x[1..], &x[0].shape, sizes);
+            Naive::by(shape, |at| x[0].at(&at.iter().zip(&start).map(|(a, s)| a + s).collect::<Vec<_>>()))
+        });
+    }
+}
+
+#[test]
+fn a_dynamic_update_replaces_the_box_at_its_place() {
+    for (seed, case) in cases(shape_cases::dynamic_update) {
+        check(&case, seed, 0.0, |x, shape| {
+            let start = place(&x[2..], shape, &x[1].shape);
+            Naive::by(shape, |at| {
+                let inside = (0..at.len()).all(|d| (start[d]..start[d] + x[1].shape[d]).contains(&at[d]));
+                let within = || at.iter().zip(&start).map(|(a, s)| a - s).collect::<Vec<_>>();
+                if inside { x[1].at(&within()) } else { x[0].at(at) }
+            })
+        });
+    }
+}
+
+#[test]
+fn taking_along_a_dimension_reads_the_row_that_each_id_names() {
+    for (seed, case) in cases(shape_cases::take_along) {
+        let Op::TakeAlong(TakeAlong { axis, base, .. }) = case.op else { unreachable!() };
+        check(&case, seed, 0.0, |x, shape| {
+            Naive::by(shape, |at| {
+                let row = x[1].at(at) - base as f64;
+                let mut from = at.to_vec();
+                from[axis] = row as u64;
+                if row < 0.0 || row >= x[0].shape[axis] as f64 { 0.0 } else { x[0].at(&from) }
+            })
+        });
+    }
+}
+
+#[test]
+fn putting_along_a_dimension_sums_what_names_each_row() {
+    for (seed, case) in cases(shape_cases::put_along) {
+        let Op::PutAlong(PutAlong { axis, base, .. }) = case.op else { unreachable!() };
+        check(&case, seed, 1e-12, |x, shape| {
+            Naive::by(shape, |at| {
+                (0..x[0].shape[axis])
+                    .map(|i| {
+                        let mut from = at.to_vec();
+                        from[axis] = i;
+                        if x[0].at(&from) == (at[axis] + base) as f64 { x[1].at(&from) } else { 0.0 }
+                    })
+                    .sum()
+            })
+        });
+    }
+}
+
+#[test]
+fn reverse_turns_dimensions_around() {
+    for (seed, case) in cases(shape_cases::reverse) {
+        let Op::Reverse(Reverse { axes }) = &case.op else { unreachable!() };
+        check(&case, seed, 0.0, |x, shape| {
+            Naive::by(shape, |at| {
+                let turn = |(d, &p): (usize, &u64)| if axes.contains(&d) { shape[d] - 1 - p } else { p };
+                x[0].at(&at.iter().enumerate().map(turn).collect::<Vec<_>>())
+            })
+        });
+    }
+}
+
+#[test]
+fn sorting_puts_an_element_behind_all_that_come_before_it() {
+    for (seed, case) in cases(shape_cases::sort) {
+        let Op::Sort(Sort { axis, descending }) = case.op else { unreachable!() };
+        let values = case.values(seed);
+        let sorted = run(&case, &values);
+        let keys = Naive::of(&values[0]);
+        for (before, after) in values.iter().map(Naive::of).zip(sorted.iter().map(Naive::of)) {
+            for at in positions(&keys.shape) {
+                let other = |i: u64| {
+                    let mut to = at.clone();
+                    to[axis] = i;
+                    to
+                };
+                let key = keys.at(&at);
+                let first = |i: &u64| {
+                    let k = keys.at(&other(*i));
+                    if k == key { *i < at[axis] } else { (k < key) != descending }
+                };
+                let rank = (0..keys.shape[axis]).filter(first).count() as u64;
+                assert_eq!(after.at(&other(rank)), before.at(&at), "{case:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn top_k_are_the_first_of_a_falling_sort_with_their_places() {
+    for (seed, case) in cases(shape_cases::top_k) {
+        let Op::TopK(TopK { k }) = case.op else { unreachable!() };
+        let values = case.values(seed);
+        let found = run(&case, &values);
+        let (x, top, places) = (Naive::of(&values[0]), Naive::of(&found[0]), Naive::of(&found[1]));
+        let row = *x.shape.last().unwrap() as usize;
+        for (line, (top, places)) in
+            x.data.chunks(row).zip(top.data.chunks(k as usize).zip(places.data.chunks(k as usize)))
+        {
+            let mut order: Vec<usize> = (0..row).collect();
+            order.sort_by(|&a, &b| line[b].total_cmp(&line[a]).then(a.cmp(&b)));
+            for i in 0..k as usize {
+                assert_eq!((top[i], places[i] as usize), (line[order[i]], order[i]));
+            }
+        }
+    }
+}
+
+#[test]
+fn not_a_number_sorts_last_when_rising() {
+    let x = Value::from_vec([4], vec![f32::NAN, 2.0, f32::NEG_INFINITY, 1.0]);
+    let sorted =
+        evaluate(&Sort { axis: 0, descending: false }.into(), &[&x], &mut Context::default()).unwrap();
+    let sorted = sorted[0].as_slice::<f32>().unwrap();
+    assert_eq!(sorted[..3], [f32::NEG_INFINITY, 1.0, 2.0]);
+    assert!(sorted[3].is_nan());
+}
+
+#[test]
+fn bits_are_kept_by_a_bitcast() {
+    let x = Value::from_vec([2], vec![0x3f80_0000i32, -0x4000_0000]);
+    let op = Bitcast { dtype: DType::F32 }.into();
+    let floats = evaluate(&op, &[&x], &mut Context::default()).unwrap().remove(0);
+    assert_eq!(floats.as_slice::<f32>().unwrap(), [1.0, -2.0]);
+    let back = evaluate(&Bitcast { dtype: DType::I32 }.into(), &[&floats], &mut Context::default()).unwrap();
+    assert_eq!(back[0], x);
 }

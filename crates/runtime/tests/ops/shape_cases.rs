@@ -7,8 +7,8 @@ use crate::{
 use shardwright_graph::{
     DType, Dims, Init, Real, Shape, TensorType,
     ops::{
-        Concat, Cumsum, Gather, Lstm, LstmGrad, OneHot, Pad, ScatterAdd, Slice, TopKMask, Transpose,
-        TransposeGrad,
+        Concat, Cumsum, DynamicSlice, DynamicUpdate, Gather, Lstm, LstmGrad, OneHot, Pad, PutAlong, Reverse,
+        ScatterAdd, Slice, Sort, TakeAlong, TopK, TopKMask, Transpose, TransposeGrad,
     },
 };
 use smallvec::SmallVec;
@@ -129,4 +129,65 @@ pub fn transpose(rng: &mut Rng) -> Case {
 pub fn transpose_grad(rng: &mut Rng) -> Case {
     let shape = rng.shape(0, 5);
     case(TransposeGrad { perm: order(rng, shape.len()) }, vec![f64s(Shape::new(&shape))])
+}
+
+/// A tensor, the sizes of a box in it, and starts, some of which put the box past the end.
+fn boxed(rng: &mut Rng) -> (Vec<u64>, Vec<u64>, Vec<(TensorType, Init)>) {
+    let shape = rng.shape(1, 4);
+    let sizes = shape.iter().map(|&n| if rng.flip() { n } else { rng.between(1, n) }).collect();
+    let starts = shape.iter().map(|&n| ids(rng, &[], n)).collect();
+    (shape, sizes, starts)
+}
+
+pub fn dynamic_slice(rng: &mut Rng) -> Case {
+    let (shape, sizes, starts) = boxed(rng);
+    let inputs = std::iter::once(f64s(&shape[..])).chain(starts).collect();
+    case(DynamicSlice { sizes: sizes.into() }, inputs)
+}
+
+pub fn dynamic_update(rng: &mut Rng) -> Case {
+    let (shape, sizes, starts) = boxed(rng);
+    case(DynamicUpdate {}, [f64s(&shape[..]), f64s(&sizes[..])].into_iter().chain(starts).collect())
+}
+
+pub fn take_along(rng: &mut Rng) -> Case {
+    let shape = rng.shape(1, 3);
+    let axis = axis(rng, &shape);
+    let base = rng.between(0, 2);
+    let extent = base + shape[axis] + rng.between(0, 2);
+    let mut width = shape.clone();
+    width[axis] = rng.size();
+    let ids = ids(rng, &width, extent);
+    case(TakeAlong { axis, base, extent }, vec![f64s(&shape[..]), ids])
+}
+
+pub fn put_along(rng: &mut Rng) -> Case {
+    let taken = take_along(rng);
+    let shardwright_graph::Op::TakeAlong(TakeAlong { axis, base, extent }) = taken.op else {
+        unreachable!("the generator above takes")
+    };
+    let rows = taken.inputs[0].0.shape[axis];
+    let from = f64s(taken.inputs[1].0.shape.clone());
+    case(PutAlong { axis, base, extent, rows }, vec![taken.inputs[1].clone(), from])
+}
+
+pub fn reverse(rng: &mut Rng) -> Case {
+    let shape = rng.shape(1, 4);
+    let axes = (0..shape.len()).filter(|_| rng.between(0, 2) == 0).collect();
+    case(Reverse { axes }, vec![f64s(&shape[..])])
+}
+
+pub fn sort(rng: &mut Rng) -> Case {
+    let shape = rng.shape(1, 3);
+    let axis = axis(rng, &shape);
+    // Few different keys, so that ties are met.
+    let keys = (TensorType::new(DType::I64, &shape[..]), Init::Below(4));
+    let inputs = if rng.flip() { vec![f64s(&shape[..])] } else { vec![keys, f64s(&shape[..])] };
+    case(Sort { axis, descending: rng.flip() }, inputs)
+}
+
+pub fn top_k(rng: &mut Rng) -> Case {
+    let shape = rng.shape(1, 3);
+    let k = rng.between(1, shape[shape.len() - 1]);
+    case(TopK { k }, vec![f64s(&shape[..])])
 }
