@@ -3,4 +3,5 @@
 //! This crate turns descriptions into [`shardwright_graph::Graph`]s. It plans nothing and runs nothing.
 
 pub mod layers;
+pub mod stablehlo;
 pub mod zoo;

@@ -1,0 +1,277 @@
+//! Operations that move elements: broadcasts, reshapes, slices at fixed or computed places, pads.
+
+use super::{
+    super::error::Result,
+    Importer, Reading,
+    value::{Elements, Stack, Value},
+};
+use shardwright_graph::{
+    Dims, Real, Shape,
+    ops::{Concat, DynamicSlice, DynamicUpdate, Iota, Pad, Reverse, Slice},
+};
+use smallvec::SmallVec;
+use std::rc::Rc;
+
+/// The most slices that a stack is followed through one by one.
+const MOST_PARTS: u64 = 4096;
+/// The most elements of a constant that are sliced while the text is read.
+const MOST_FOLDED: usize = 4096;
+
+impl<'a> Importer<'a> {
+    pub fn broadcast_in_dim(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        op.arity(1)?;
+        let to = op.result()?.ty.shape.clone();
+        let x = op.operand(0)?;
+        let dims = op.dims(&op.ints("broadcast_dimensions")?, to.rank())?;
+        let from = &op.types[0].ty.shape;
+        let fits =
+            dims.len() == from.rank() && dims.iter().zip(from.iter()).all(|(&d, &n)| n == to[d] || n == 1);
+        if !fits {
+            return Err(op.fault(format!("{from} does not broadcast to {to} by dimensions {dims:?}")));
+        }
+        if let Some(c) = x.splat() {
+            return Ok(vec![Value::constant(op.types[0].ty.dtype, to, c)]);
+        }
+        Ok(vec![self.spread(x, &dims, &to)?])
+    }
+
+    /// A value repeated: its dimension `i` becomes dimension `dims[i]` of the shape.
+    pub fn spread(&mut self, x: &Value, dims: &[usize], shape: &Shape) -> Result<Value> {
+        let (mut slot, mut dims) = match x {
+            Value::Spread { slot, dims: inner, .. } => (*slot, inner.iter().map(|&d| dims[d]).collect()),
+            _ => (x.slot(&mut self.steps)?, SmallVec::<[usize; 4]>::from_slice(dims)),
+        };
+        if !dims.is_sorted() {
+            let mut order: SmallVec<[usize; 4]> = (0..dims.len()).collect();
+            order.sort_by_key(|&i| dims[i]);
+            slot = self.steps.transpose(slot, &order)?;
+            dims.sort_unstable();
+        }
+        if self.steps.ty(slot).shape.elements() == shape.elements() {
+            return Ok(Value::Tensor(self.steps.reshape(slot, shape)?));
+        }
+        Ok(Value::Spread { slot, dims, shape: shape.clone() })
+    }
+
+    pub fn reshape(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        op.arity(1)?;
+        let to = op.result()?.ty.clone();
+        if to.shape.elements() != op.types[0].ty.shape.elements() {
+            return Err(op.fault(format!("{} does not have the elements of {to}", op.types[0].ty)));
+        }
+        if let Value::Constant(_, elements) = op.operand(0)? {
+            return Ok(vec![Value::Constant(to, elements.clone())]);
+        }
+        let x = op.slot(0, &mut self.steps)?;
+        Ok(vec![Value::Tensor(self.steps.reshape(x, &to.shape)?)])
+    }
+
+    pub fn transpose(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        op.arity(1)?;
+        let perm = op.dims(&op.ints("permutation")?, op.types[0].ty.rank())?;
+        if perm.len() != op.types[0].ty.rank() {
+            return Err(op.fault(format!("{perm:?} is not an order of the dimensions of {}", op.types[0].ty)));
+        }
+        match op.operand(0)? {
+            x if x.splat().is_some() => {
+                let c = x.splat().unwrap_or(0.0);
+                Ok(vec![Value::constant(op.types[0].ty.dtype, op.result()?.ty.shape.clone(), c)])
+            }
+            Value::Spread { slot, dims, shape } => {
+                // A transposed broadcast is a broadcast to other dimensions.
+                let place = |d: usize| perm.iter().position(|&p| p == d).unwrap_or(0);
+                let dims: SmallVec<[usize; 4]> = dims.iter().map(|&d| place(d)).collect();
+                let shape: Shape = perm.iter().map(|&p| shape[p]).collect();
+                Ok(vec![self.spread(&Value::Tensor(*slot), &dims, &shape)?])
+            }
+            x => {
+                let slot = x.slot(&mut self.steps)?;
+                Ok(vec![Value::Tensor(self.steps.transpose(slot, &perm)?)])
+            }
+        }
+    }
+
+    pub fn slice(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        op.arity(1)?;
+        let unsigned = |name: &str| -> Result<Dims> {
+            let numbers = op.ints(name)?;
+            let list: Option<Dims> = numbers.iter().map(|&n| u64::try_from(n).ok()).collect();
+            list.ok_or_else(|| op.fault(format!("`{name}` has negative numbers")))
+        };
+        let slice = Slice {
+            start: unsigned("start_indices")?,
+            limit: unsigned("limit_indices")?,
+            stride: unsigned("strides")?,
+        };
+        Ok(vec![self.sliced(op, op.operand(0)?, slice)?])
+    }
+
+    fn sliced(&mut self, op: &Reading<'_, 'a>, x: &Value, slice: Slice) -> Result<Value> {
+        let ty = x.ty(&self.steps);
+        if slice == Slice::all(&ty.shape) {
+            return Ok(x.clone());
+        }
+        let to = op.result()?.ty.clone();
+        match x {
+            Value::Constant(_, Elements::Splat(c)) => Ok(Value::Constant(to, Elements::Splat(*c))),
+            Value::Constant(_, Elements::Dense(values))
+                if values.len() <= MOST_FOLDED
+                    && [slice.start.len(), slice.limit.len(), slice.stride.len()] == [ty.rank(); 3] =>
+            {
+                let taken = taken(values, &ty.shape, &slice, &to.shape);
+                let taken = taken.ok_or_else(|| op.fault(format!("does not fit {ty}")))?;
+                Ok(Value::Constant(to, Elements::Dense(taken)))
+            }
+            Value::Stack(stack) if slice.limit.first() == slice.start.first().map(|n| n + 1).as_ref() => {
+                let whole = Slice::all(&ty.shape);
+                let part = stack.parts.get(slice.start[0] as usize).copied().flatten();
+                match part
+                    .filter(|_| slice.start[1..] == whole.start[1..] && slice.limit[1..] == whole.limit[1..])
+                {
+                    Some(part) if slice.stride.iter().all(|&n| n == 1) => Ok(Value::Tensor(part)),
+                    _ => self.sliced_tensor(x, slice),
+                }
+            }
+            _ => self.sliced_tensor(x, slice),
+        }
+    }
+
+    fn sliced_tensor(&mut self, x: &Value, slice: Slice) -> Result<Value> {
+        let x = x.slot(&mut self.steps)?;
+        Ok(Value::Tensor(self.steps.one(slice, &[x])?))
+    }
+
+    pub fn concatenate(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        let axis = op.int("dimension")?;
+        let axis = op.dims(&[axis], op.result()?.ty.rank())?[0];
+        let slots = op.slots(&mut self.steps)?;
+        if let [only] = slots[..] {
+            return Ok(vec![Value::Tensor(only)]);
+        }
+        Ok(vec![Value::Tensor(self.steps.one(Concat { axis }, &slots)?)])
+    }
+
+    pub fn pad(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        op.arity(2)?;
+        let rank = op.types[0].ty.rank();
+        let [low, high] =
+            [op.ints_or("edge_padding_low", 0, rank)?, op.ints_or("edge_padding_high", 0, rank)?];
+        let interior = op.ints_or("interior_padding", 0, rank)?;
+        let Some(value) = op.operands[1].splat() else {
+            return self.opaque(op, "pad", "what it pads with is computed");
+        };
+        let x = op.operand(0)?;
+        if low.iter().chain(&high).chain(&interior).all(|&n| n == 0) {
+            return Ok(vec![x.clone()]);
+        }
+        if interior.iter().any(|&n| n < 0) {
+            return Err(op.fault("negative interior padding"));
+        }
+        let out = |pads: &[i64]| pads.iter().map(|&n| n.max(0) as u64).collect::<Dims>();
+        let pad = Pad { low: out(&low), high: out(&high), interior: out(&interior), value: Real(value) };
+        let mut slot = x.slot(&mut self.steps)?;
+        let padded = pad.low.iter().chain(&pad.high).chain(&pad.interior).any(|&n| n > 0);
+        if padded {
+            slot = self.steps.one(pad, &[slot])?;
+        }
+        // Negative pads leave elements out.
+        let shape = self.steps.ty(slot).shape.clone();
+        let mut slice = Slice::all(&shape);
+        for d in 0..rank {
+            slice.start[d] = (-low[d]).max(0) as u64;
+            slice.limit[d] = shape[d].saturating_sub((-high[d]).max(0) as u64);
+        }
+        if slice != Slice::all(&shape) {
+            slot = self.steps.one(slice, &[slot])?;
+        }
+        Ok(vec![Value::Tensor(slot)])
+    }
+
+    pub fn reverse(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        op.arity(1)?;
+        let mut axes = op.dims(&op.ints("dimensions")?, op.types[0].ty.rank())?;
+        axes.sort_unstable();
+        axes.retain(|d| op.types[0].ty.shape[*d] > 1);
+        if axes.is_empty() || op.operands[0].splat().is_some() {
+            return Ok(op.operands.to_vec());
+        }
+        let x = op.slot(0, &mut self.steps)?;
+        Ok(vec![Value::Tensor(self.steps.one(Reverse { axes }, &[x])?)])
+    }
+
+    pub fn iota(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        let ty = op.result()?.ty.clone();
+        let axis = op.dims(&[op.int("iota_dimension")?], ty.rank())?[0];
+        if ty.shape[axis] == 1 {
+            return Ok(vec![Value::constant(ty.dtype, ty.shape, 0.0)]);
+        }
+        // Positions along one dimension, repeated along the others.
+        let line = shardwright_graph::TensorType::new(ty.dtype, [ty.shape[axis]]);
+        let slot = self.steps.one(Iota { ty: line, axis: 0, start: 0 }, &[])?;
+        Ok(vec![self.spread(&Value::Tensor(slot), &[axis], &ty.shape)?])
+    }
+
+    pub fn dynamic_slice(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        let shape = op.types.first().map(|t| t.ty.shape.clone()).ok_or_else(|| op.fault("slices nothing"))?;
+        op.arity(1 + shape.rank())?;
+        let sizes = op.result()?.ty.shape.clone();
+        if sizes.rank() != shape.rank() || (0..shape.rank()).any(|d| sizes[d] > shape[d]) {
+            return Err(op.fault(format!("{sizes} is not a part of {shape}")));
+        }
+        if sizes == shape {
+            return Ok(vec![op.operands[0].clone()]);
+        }
+        if let Some(starts) = Self::known(&op.operands[1..]) {
+            let start: Dims =
+                (0..shape.rank()).map(|d| starts[d].clamp(0, (shape[d] - sizes[d]) as i64) as u64).collect();
+            let limit = start.iter().zip(sizes.iter()).map(|(a, b)| a + b).collect();
+            let slice = Slice { start, limit, stride: Dims::from_elem(1, shape.rank()) };
+            return Ok(vec![self.sliced(op, &op.operands[0], slice)?]);
+        }
+        let slots = op.slots(&mut self.steps)?;
+        Ok(vec![Value::Tensor(self.steps.one(DynamicSlice { sizes: sizes.0 }, &slots)?)])
+    }
+
+    pub fn dynamic_update_slice(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        if op.operands.len() < 2 {
+            return Err(op.fault("takes a tensor, a slice and its place"));
+        }
+        let (shape, part) = (&op.types[0].ty.shape, &op.types[1].ty.shape);
+        op.arity(2 + shape.rank())?;
+        if part == shape {
+            return Ok(vec![op.operands[1].clone()]);
+        }
+        let line = shape.rank() == part.rank() && shape.rank() > 0 && part[0] == 1 && part[1..] == shape[1..];
+        if let Some(starts) = Self::known(&op.operands[2..])
+            && line
+            && shape[0] <= MOST_PARTS
+        {
+            let at = starts[0].clamp(0, shape[0] as i64 - 1) as usize;
+            let mut stack = match &op.operands[0] {
+                Value::Stack(stack) => (**stack).clone(),
+                base => Stack { base: base.clone(), parts: vec![None; shape[0] as usize] },
+            };
+            stack.parts[at] = Some(op.slot(1, &mut self.steps)?);
+            return Ok(vec![Value::Stack(Rc::new(stack))]);
+        }
+        let slots = op.slots(&mut self.steps)?;
+        Ok(vec![Value::Tensor(self.steps.one(DynamicUpdate {}, &slots)?)])
+    }
+}
+
+/// The elements that a slice takes; none if it does not fit.
+fn taken(values: &[f64], shape: &Shape, slice: &Slice, to: &Shape) -> Option<Rc<[f64]>> {
+    (0..to.elements())
+        .map(|mut flat| {
+            let (mut at, mut stride) = (0u64, 1u64);
+            for d in (0..shape.rank()).rev() {
+                let size = to.get(d).copied().filter(|&n| n > 0)?;
+                let position = slice.start[d].checked_add((flat % size).checked_mul(slice.stride[d])?)?;
+                at = at.checked_add(position.checked_mul(stride)?)?;
+                flat /= size;
+                stride *= shape[d];
+            }
+            values.get(usize::try_from(at).ok()?).copied()
+        })
+        .collect()
+}

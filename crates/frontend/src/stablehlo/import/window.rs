@@ -1,0 +1,185 @@
+//! Reductions over sliding windows: pooling, running sums, and the derivative of maximum pooling.
+
+use super::{
+    super::{error::Result, syntax::Attribute},
+    Importer, Reading,
+    reduce::{body_function, is_neutral},
+    steps::Slot,
+    value::Value,
+};
+use shardwright_graph::{
+    Dims, Op, Real, Shape,
+    ops::{AvgPool, BinaryFn, Cumsum, MaxPool, MaxPoolGrad, PoolGeometry, UnaryFn},
+};
+use smallvec::SmallVec;
+
+/// A window over all dimensions.
+struct Window {
+    size: Dims,
+    stride: Dims,
+    dilation: Dims,
+    pad: SmallVec<[(i64, i64); 6]>,
+}
+
+impl Window {
+    fn read(op: &Reading<'_, '_>, rank: usize) -> Result<Self> {
+        let positive = |name: &str| -> Result<Dims> {
+            let list: Option<Dims> = op
+                .ints_or(name, 1, rank)?
+                .iter()
+                .map(|&n| u64::try_from(n).ok().filter(|&n| n > 0))
+                .collect();
+            list.ok_or_else(|| op.fault(format!("`{name}` must be positive")))
+        };
+        let pad = op.pairs("padding", rank)?;
+        Ok(Self {
+            size: positive("window_dimensions")?,
+            stride: positive("window_strides")?,
+            dilation: positive("window_dilations")?,
+            pad,
+        })
+    }
+
+    /// The dimensions along which the window is more than one element that stays where it is.
+    fn spatial(&self) -> SmallVec<[usize; 4]> {
+        (0..self.size.len())
+            .filter(|&d| self.size[d] > 1 || self.stride[d] > 1 || self.pad[d] != (0, 0))
+            .collect()
+    }
+
+    fn geometry(&self, spatial: &[usize]) -> PoolGeometry {
+        PoolGeometry {
+            kernel: spatial.iter().map(|&d| self.size[d]).collect(),
+            stride: spatial.iter().map(|&d| self.stride[d]).collect(),
+            pad: spatial.iter().map(|&d| self.pad[d]).collect(),
+            dilation: spatial.iter().map(|&d| self.dilation[d]).collect(),
+        }
+    }
+}
+
+/// How a tensor is seen as `[n, c, spatial...]`: the first dimension that no window covers, all others that none
+/// covers, then the rest.
+struct Seen {
+    perm: SmallVec<[usize; 4]>,
+    spatial: SmallVec<[usize; 4]>,
+}
+
+impl Seen {
+    fn new(rank: usize, spatial: &[usize]) -> Self {
+        let rest = (0..rank).filter(|d| !spatial.contains(d));
+        Self { perm: rest.chain(spatial.iter().copied()).collect(), spatial: spatial.into() }
+    }
+
+    /// The shape `[n, c, spatial...]` of a tensor of this shape.
+    fn shape(&self, shape: &Shape) -> Shape {
+        let rest = self.perm.len() - self.spatial.len();
+        let n = if rest > 0 { shape[self.perm[0]] } else { 1 };
+        let c = self.perm[..rest].iter().skip(1).map(|&d| shape[d]).product();
+        [n, c].into_iter().chain(self.spatial.iter().map(|&d| shape[d])).collect()
+    }
+}
+
+impl<'a> Importer<'a> {
+    /// A tensor as `[n, c, spatial...]`.
+    fn seen(&mut self, slot: Slot, seen: &Seen) -> Result<Slot> {
+        let shape = seen.shape(&self.steps.ty(slot).shape);
+        let moved = self.steps.transpose(slot, &seen.perm)?;
+        self.steps.reshape(moved, &shape)
+    }
+
+    /// The other way round: to a tensor of this shape.
+    fn unseen(&mut self, slot: Slot, seen: &Seen, shape: &Shape) -> Result<Slot> {
+        let ordered: Shape = seen.perm.iter().map(|&d| shape[d]).collect();
+        let whole = self.steps.reshape(slot, &ordered)?;
+        let mut back: SmallVec<[usize; 4]> = SmallVec::from_elem(0, seen.perm.len());
+        for (i, &d) in seen.perm.iter().enumerate() {
+            back[d] = i;
+        }
+        self.steps.transpose(whole, &back)
+    }
+
+    pub fn reduce_window(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        if op.operands.len() != 2 {
+            return self.opaque(op, "reduce_window", "it reduces several tensors at once");
+        }
+        let ty = op.types[0].ty.clone();
+        let window = Window::read(op, ty.rank())?;
+        let f = op.operation.regions.first().and_then(body_function);
+        let init = op.operands[1].splat();
+        let plain = op.ints_or("base_dilations", 1, ty.rank())?.iter().all(|&n| n == 1);
+        let (Some(f), Some(init), true) = (f, init, plain) else {
+            return self.opaque(op, "reduce_window", "its body, start or dilation is not known");
+        };
+        let spatial = window.spatial();
+        if spatial.is_empty() && is_neutral(f, init, ty.dtype) {
+            return Ok(vec![op.operands[0].clone()]);
+        }
+        if let (BinaryFn::Add, [axis], true) = (f, &spatial[..], is_neutral(f, init, ty.dtype)) {
+            let (d, n) = (*axis, ty.shape[*axis]);
+            let running = window.size[d] == n && window.stride[d] == 1 && window.dilation[d] == 1;
+            let ends = [(n as i64 - 1, 0), (0, n as i64 - 1)];
+            if running && n > 1 && ends.contains(&window.pad[d]) {
+                let x = op.slot(0, &mut self.steps)?;
+                let cumsum = Cumsum { axis: d, exclusive: false, reverse: window.pad[d].1 > 0 };
+                return Ok(vec![Value::Tensor(self.steps.one(cumsum, &[x])?)]);
+            }
+        }
+        let pools = ty.dtype.is_float() && (1..=3).contains(&spatial.len()) && is_neutral(f, init, ty.dtype);
+        if !pools || !matches!(f, BinaryFn::Add | BinaryFn::Max | BinaryFn::Min) {
+            return self.opaque(op, "reduce_window", "this window is not pooling");
+        }
+        let geometry = window.geometry(&spatial);
+        let seen = Seen::new(ty.rank(), &spatial);
+        let x = op.operand(0)?.clone();
+        let x = if f == BinaryFn::Min { self.unary(UnaryFn::Neg, &x)? } else { x };
+        let slot = x.slot(&mut self.steps)?;
+        let x = self.seen(slot, &seen)?;
+        let made = match f {
+            BinaryFn::Add => {
+                let count: u64 = geometry.kernel.iter().fold(1, |n, &k| n.saturating_mul(k));
+                let mean = Value::Tensor(self.steps.one(AvgPool { geometry }, &[x])?);
+                self.unary(UnaryFn::Affine { scale: Real(count as f64), shift: Real(0.0) }, &mean)?
+            }
+            _ => Value::Tensor(self.steps.add(Op::from(MaxPool { geometry }), &[x])?[0]),
+        };
+        let made = if f == BinaryFn::Min { self.unary(UnaryFn::Neg, &made)? } else { made };
+        let made = made.slot(&mut self.steps)?;
+        let shape = op.result()?.ty.shape.clone();
+        Ok(vec![Value::Tensor(self.unseen(made, &seen, &shape)?)])
+    }
+
+    /// The derivative of maximum pooling: the largest of each window (the first of equals) collects.
+    pub fn select_and_scatter(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
+        op.arity(3)?;
+        let ty = op.types[0].ty.clone();
+        let window = Window::read(op, ty.rank())?;
+        let [select, scatter] = &op.operation.regions[..] else {
+            return Err(op.fault("there are two bodies"));
+        };
+        let picks = select.operations.first().is_some_and(|first| {
+            let direction = first.attribute("comparison_direction");
+            let at_least = matches!(direction, Some(Attribute::Dialect(_, text)) if text.ends_with(" GE"));
+            let named =
+                |i: usize| first.operands.get(i).map(|v| v.name) == select.arguments.get(i).map(|a| a.name);
+            first.name == "stablehlo.compare"
+                && at_least
+                && named(0)
+                && named(1)
+                && select.operations.len() == 2
+        });
+        let spatial = window.spatial();
+        let zero = op.operands[2].splat() == Some(0.0);
+        let pools = ty.dtype.is_float() && (1..=3).contains(&spatial.len());
+        if !picks || !zero || !pools || body_function(scatter) != Some(BinaryFn::Add) {
+            return self.opaque(op, "select_and_scatter", "it is not the derivative of maximum pooling");
+        }
+        let geometry = window.geometry(&spatial);
+        let seen = Seen::new(ty.rank(), &spatial);
+        let [x, dy] = [op.slot(0, &mut self.steps)?, op.slot(1, &mut self.steps)?];
+        let [x, dy] = [self.seen(x, &seen)?, self.seen(dy, &seen)?];
+        let pooled = self.steps.add(Op::from(MaxPool { geometry: geometry.clone() }), &[x])?;
+        let input = Dims::from_slice(&self.steps.ty(x).shape[2..]);
+        let dx = self.steps.one(MaxPoolGrad { geometry, input }, &[dy, pooled[1]])?;
+        Ok(vec![Value::Tensor(self.unseen(dx, &seen, &ty.shape)?)])
+    }
+}

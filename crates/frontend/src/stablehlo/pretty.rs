@@ -1,0 +1,542 @@
+//! The short forms in which JAX prints operations, each read into the generic form.
+//!
+//! Most operations print as `name operands, key = value, ... : types`, which [`Parser::plain`] reads; the others
+//! have a function each.
+
+use super::{
+    error::{Fault, Result},
+    lexer::Token,
+    parser::Parser,
+    syntax::{Argument, Attribute, Block, Operation, Type},
+};
+use std::borrow::Cow;
+
+/// Short names of attributes: operation, short name, the name in the generic form.
+const SHORT_NAMES: &[(&str, &str, &str)] = &[
+    ("stablehlo.broadcast_in_dim", "dims", "broadcast_dimensions"),
+    ("stablehlo.concatenate", "dim", "dimension"),
+    ("stablehlo.dynamic_slice", "sizes", "slice_sizes"),
+    ("stablehlo.iota", "dim", "iota_dimension"),
+    ("stablehlo.pad", "high", "edge_padding_high"),
+    ("stablehlo.pad", "interior", "interior_padding"),
+    ("stablehlo.pad", "low", "edge_padding_low"),
+    ("stablehlo.reverse", "dims", "dimensions"),
+    ("stablehlo.rng_bit_generator", "algorithm", "rng_algorithm"),
+    ("stablehlo.transpose", "dims", "permutation"),
+];
+
+impl<'a> Parser<'a> {
+    /// What follows the name in the short form.
+    pub fn pretty(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        match operation.name {
+            "module" => {
+                operation.name = "builtin.module";
+                self.module(operation)
+            }
+            "func.func" => self.function(operation),
+            "call" | "func.call" => {
+                operation.name = "func.call";
+                self.call(operation, "callee")
+            }
+            "stablehlo.custom_call" => self.call(operation, "call_target_name"),
+            "return" | "func.return" | "stablehlo.return" => {
+                operation.name =
+                    if operation.name == "stablehlo.return" { operation.name } else { "func.return" };
+                self.terminator(operation)
+            }
+            "stablehlo.constant" => self.constant(operation),
+            "stablehlo.compare" => self.compare(operation),
+            "stablehlo.select" => self.select(operation),
+            "stablehlo.slice" => self.slice(operation),
+            "stablehlo.reduce" => self.reduce(operation),
+            "stablehlo.dot_general" => self.dot_general(operation),
+            "stablehlo.convolution" => self.convolution(operation),
+            "stablehlo.while" => self.while_loop(operation),
+            "sdy.mesh" => self.mesh(operation),
+            "sdy.sharding_constraint" => self.sharding_constraint(operation),
+            name if name.contains('.') => self.plain(operation),
+            _ => Err(Fault::new(
+                operation.at,
+                format!("`{}` is not an operation of StableHLO", operation.name),
+            )),
+        }
+    }
+
+    fn attribute_dict_if_any(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        if self.accept_word("attributes")? || self.lexer.peek() == Token::Mark(b'{') {
+            let attributes = self.attribute_dict()?;
+            operation.attributes.extend(attributes);
+        }
+        Ok(())
+    }
+
+    /// `module @name attributes {...} { ... }`.
+    fn module(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        if let Token::Symbol(name) = self.lexer.peek() {
+            self.lexer.next()?;
+            operation.attributes.push(("sym_name", Attribute::Text(name)));
+        }
+        if self.accept_word("attributes")? {
+            let attributes = self.attribute_dict()?;
+            operation.attributes.extend(attributes);
+        }
+        operation.regions.push(self.region()?);
+        Ok(())
+    }
+
+    /// `func.func public @main(%arg0: type {attributes}, ...) -> (type {attributes}, ...) { ... }`.
+    fn function(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        if let Token::Word(visibility @ ("public" | "private")) = self.lexer.peek() {
+            self.lexer.next()?;
+            operation.attributes.push(("sym_visibility", Attribute::Text(visibility)));
+        }
+        let Token::Symbol(name) = self.lexer.peek() else { return Err(self.unexpected("a function's name")) };
+        self.lexer.next()?;
+        operation.attributes.push(("sym_name", Attribute::Text(name)));
+        self.expect(b'(')?;
+        let mut of_arguments = Vec::new();
+        let arguments = self.list_until(b')', |parser| {
+            let Token::Value(name) = parser.lexer.peek() else {
+                return Err(parser.unexpected("an argument; functions without a body cannot be planned"));
+            };
+            parser.lexer.next()?;
+            parser.expect(b':')?;
+            let ty = parser.value_type()?;
+            of_arguments.push(parser.dict_or_empty()?);
+            Ok(Argument { name, ty, location: parser.location()? })
+        })?;
+        let mut of_results = Vec::new();
+        let mut results = Vec::new();
+        if self.lexer.peek() == Token::Arrow {
+            self.lexer.next()?;
+            if self.accept(b'(')? {
+                results = self.list_until(b')', |parser| {
+                    let ty = parser.value_type()?;
+                    of_results.push(parser.dict_or_empty()?);
+                    Ok(ty)
+                })?;
+            } else {
+                results.push(self.value_type()?);
+                of_results.push(Attribute::Dict(Vec::new()));
+            }
+        }
+        self.attribute_dict_if_function_attributes(operation)?;
+        let types = arguments.iter().map(|a| a.ty.clone()).collect();
+        operation.attributes.push(("function_type", Attribute::Function(types, results)));
+        operation.attributes.push(("arg_attrs", Attribute::List(of_arguments)));
+        operation.attributes.push(("res_attrs", Attribute::List(of_results)));
+        let mut body = self.region()?;
+        body.arguments = arguments;
+        operation.regions.push(body);
+        Ok(())
+    }
+
+    fn attribute_dict_if_function_attributes(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        if self.accept_word("attributes")? {
+            let attributes = self.attribute_dict()?;
+            operation.attributes.extend(attributes);
+        }
+        Ok(())
+    }
+
+    fn dict_or_empty(&mut self) -> Result<Attribute<'a>> {
+        let open = self.lexer.peek() == Token::Mark(b'{');
+        Ok(Attribute::Dict(if open { self.attribute_dict()? } else { Vec::new() }))
+    }
+
+    /// `@f(%0, %1) {attributes} : (types) -> types`.
+    fn call(&mut self, operation: &mut Operation<'a>, key: &'static str) -> Result<()> {
+        let Token::Symbol(name) = self.lexer.peek() else { return Err(self.unexpected("a function's name")) };
+        self.lexer.next()?;
+        let callee = if key == "callee" { Attribute::Symbol(name) } else { Attribute::Text(name) };
+        operation.attributes.push((key, callee));
+        self.expect(b'(')?;
+        operation.operands = self.list_until(b')', Self::value_use)?;
+        self.attribute_dict_if_any(operation)?;
+        self.expect(b':')?;
+        (operation.operand_types, operation.result_types) = self.function_type()?;
+        self.check_operands(operation)
+    }
+
+    /// `return %0, %1 : type, type`.
+    fn terminator(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        if let Token::Value(_) = self.lexer.peek() {
+            self.operands(operation)?;
+            self.expect(b':')?;
+            operation.operand_types.push(self.value_type()?);
+            while self.accept(b',')? {
+                operation.operand_types.push(self.value_type()?);
+            }
+        }
+        self.check_operands(operation)
+    }
+
+    /// Values separated by commas; stops before a comma that no value follows. Returns whether it read one.
+    fn operands(&mut self, operation: &mut Operation<'a>) -> Result<bool> {
+        while let Token::Value(_) = self.lexer.peek() {
+            operation.operands.push(self.value_use()?);
+            if !self.accept(b',')? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The types at the end: `(types) -> types`, one type for all, or one type per operand and result.
+    fn types(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.expect(b':')?;
+        if self.lexer.peek() == Token::Mark(b'(') {
+            (operation.operand_types, operation.result_types) = self.function_type()?;
+            return self.check_operands(operation);
+        }
+        let mut types = vec![self.value_type()?];
+        while self.accept(b',')? {
+            types.push(self.value_type()?);
+        }
+        let operands = operation.operands.len();
+        if self.lexer.peek() == Token::Arrow {
+            self.lexer.next()?;
+            operation.operand_types = types;
+            operation.result_types = self.result_types()?;
+            // One type may stand for all operands.
+            if operation.operand_types.len() == 1 && operands > 1 {
+                operation.operand_types = vec![operation.operand_types[0].clone(); operands];
+            }
+        } else if types.len() == 1 {
+            operation.operand_types = vec![types[0].clone(); operands];
+            operation.result_types = types;
+        } else {
+            operation.operand_types = types.clone();
+            operation.result_types = types;
+        }
+        self.check_operands(operation)
+    }
+
+    /// `name %0, %1, key = value, WORD {attributes} : types`, operands perhaps in parentheses.
+    fn plain(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let parenthesised = self.accept(b'(')?;
+        let mut more = self.operands(operation)?;
+        while more {
+            let Token::Word(short) = self.lexer.peek() else { break };
+            self.lexer.next()?;
+            if !self.accept(b'=')? {
+                return Err(self.unexpected(&format!("`=` behind `{short}`")));
+            }
+            let value = match self.lexer.peek() {
+                // An enumeration's value stands alone.
+                Token::Word(word) if !matches!(word, "true" | "false" | "array" | "dense") => {
+                    self.lexer.next()?;
+                    Attribute::Dialect("stablehlo", Cow::Borrowed(word))
+                }
+                // A colon behind a number here begins the types.
+                Token::Number(number) => {
+                    self.lexer.next()?;
+                    Attribute::Number(number, None)
+                }
+                _ => self.attribute()?,
+            };
+            let long = SHORT_NAMES.iter().find(|(name, s, _)| *name == operation.name && *s == short);
+            operation.attributes.push((long.map_or(short, |entry| entry.2), value));
+            more = self.accept(b',')?;
+        }
+        if parenthesised {
+            self.expect(b')')?;
+        }
+        self.attribute_dict_if_any(operation)?;
+        self.types(operation)
+    }
+
+    /// `dense<0> : tensor<i32>`.
+    fn constant(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.attribute_dict_if_any(operation)?;
+        let at = self.lexer.at();
+        let Attribute::Dense(dense) = self.attribute()? else {
+            return Err(Fault::new(at, "expected the constant's values, `dense<...>`"));
+        };
+        operation.result_types.push(Type::Tensor(dense.ty));
+        operation.attributes.push(("value", Attribute::Dense(dense)));
+        Ok(())
+    }
+
+    /// `GT, %0, %1, FLOAT : types`.
+    fn compare(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let Token::Word(direction) = self.lexer.peek() else { return Err(self.unexpected("a comparison")) };
+        self.lexer.next()?;
+        self.expect(b',')?;
+        let enumeration =
+            |kind: &str, word: &str| Attribute::Dialect("stablehlo", format!("{kind} {word}").into());
+        operation.attributes.push(("comparison_direction", enumeration("comparison_direction", direction)));
+        if self.operands(operation)?
+            && let Token::Word(kind) = self.lexer.peek()
+        {
+            self.lexer.next()?;
+            operation.attributes.push(("compare_type", enumeration("comparison_type", kind)));
+        }
+        self.types(operation)
+    }
+
+    /// `%0, %1, %2 : type of the condition, type of the rest`.
+    fn select(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.operands(operation)?;
+        self.attribute_dict_if_any(operation)?;
+        self.types(operation).or_else(|fault| {
+            // Two types for three operands: the second stands for both branches and the result.
+            let [condition, branch] = &operation.operand_types[..] else { return Err(fault) };
+            if operation.operands.len() != 3 {
+                return Err(fault);
+            }
+            operation.result_types = vec![branch.clone()];
+            operation.operand_types = vec![condition.clone(), branch.clone(), branch.clone()];
+            Ok(())
+        })
+    }
+
+    /// `%0 [0:8, 0:64:2] : types`.
+    fn slice(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        operation.operands.push(self.value_use()?);
+        self.expect(b'[')?;
+        let [mut starts, mut limits, mut strides] = [const { Vec::new() }; 3];
+        self.list_until(b']', |parser| {
+            starts.push(parser.whole_number()?);
+            parser.expect(b':')?;
+            limits.push(parser.whole_number()?);
+            strides.push(if parser.accept(b':')? { parser.whole_number()? } else { "1" });
+            Ok(())
+        })?;
+        for (key, values) in [("start_indices", starts), ("limit_indices", limits), ("strides", strides)] {
+            operation.attributes.push((key, Attribute::Array("i64", values)));
+        }
+        self.types(operation)
+    }
+
+    fn whole_number(&mut self) -> Result<&'a str> {
+        let Token::Number(number) = self.lexer.peek() else { return Err(self.unexpected("a number")) };
+        self.lexer.next()?;
+        Ok(number)
+    }
+
+    /// `(%0 init: %1), (%2 init: %3) applies op across dimensions = [1] : types`, or with the body behind the types.
+    fn reduce(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let mut inits = Vec::new();
+        loop {
+            self.expect(b'(')?;
+            operation.operands.push(self.value_use()?);
+            self.expect_word("init")?;
+            self.expect(b':')?;
+            inits.push(self.value_use()?);
+            self.expect(b')')?;
+            if !self.accept(b',')? {
+                break;
+            }
+        }
+        operation.operands.append(&mut inits);
+        let applied = if self.accept_word("applies")? {
+            let Token::Word(name) = self.lexer.peek() else { return Err(self.unexpected("an operation")) };
+            self.lexer.next()?;
+            Some(name)
+        } else {
+            None
+        };
+        self.expect_word("across")?;
+        self.expect_word("dimensions")?;
+        self.expect(b'=')?;
+        operation.attributes.push(("dimensions", self.attribute()?));
+        self.attribute_dict_if_any(operation)?;
+        self.types(operation)?;
+        let body = match applied {
+            Some(name) => self.applied(operation, name)?,
+            None => self.reducer(operation.operands.len() / 2)?,
+        };
+        operation.regions.push(body);
+        Ok(())
+    }
+
+    /// The body that applies one operation to two elements.
+    fn applied(&self, operation: &Operation<'a>, name: &'a str) -> Result<Block<'a>> {
+        let element = match &operation.result_types[..] {
+            [Type::Tensor(ty)] => Type::Tensor(super::syntax::TensorTy { sizes: "", ..*ty }),
+            _ => return Err(Fault::new(operation.at, "a reduction by one operation makes one tensor")),
+        };
+        let at = operation.at;
+        let value = |name| super::syntax::Use { at, name, index: 0 };
+        let operation = |name, operands: &[&'a str], results: &[&'a str]| Operation {
+            at,
+            name,
+            results: results.iter().map(|&r| (r, 1)).collect(),
+            operands: operands.iter().map(|&o| value(o)).collect(),
+            attributes: Vec::new(),
+            regions: Vec::new(),
+            operand_types: vec![element.clone(); operands.len()],
+            result_types: vec![element.clone(); results.len()],
+            location: None,
+        };
+        let argument = |name| Argument { name, ty: element.clone(), location: None };
+        Ok(Block {
+            arguments: vec![argument("a"), argument("b")],
+            operations: vec![
+                operation(name, &["a", "b"], &["r"]),
+                operation("stablehlo.return", &["r"], &[]),
+            ],
+        })
+    }
+
+    /// `reducer(%a: type, %b: type) (%c: type, %d: type) { ... }`. The text pairs the two arguments of each
+    /// operand; the generic form has all first arguments before all second ones.
+    fn reducer(&mut self, operands: usize) -> Result<Block<'a>> {
+        self.expect_word("reducer")?;
+        let (mut firsts, mut seconds) = (Vec::new(), Vec::new());
+        for _ in 0..operands {
+            self.expect(b'(')?;
+            firsts.push(self.argument()?);
+            self.expect(b',')?;
+            seconds.push(self.argument()?);
+            self.expect(b')')?;
+        }
+        let mut body = self.region()?;
+        firsts.append(&mut seconds);
+        body.arguments = firsts;
+        Ok(body)
+    }
+
+    /// `%0, %1, batching_dims = [0] x [0], contracting_dims = [1] x [0], precision = [...] : types`.
+    fn dot_general(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let mut numbers: Vec<String> = Vec::new();
+        let mut more = self.operands(operation)?;
+        while more {
+            let Token::Word(key) = self.lexer.peek() else { break };
+            self.lexer.next()?;
+            self.expect(b'=')?;
+            match key {
+                "batching_dims" | "contracting_dims" => {
+                    let kind = if key == "batching_dims" { "batching" } else { "contracting" };
+                    let lhs = self.numbers()?;
+                    self.expect_word("x")?;
+                    let rhs = self.numbers()?;
+                    numbers.push(format!("lhs_{kind}_dimensions = {lhs}, rhs_{kind}_dimensions = {rhs}"));
+                }
+                "precision" => {
+                    self.numbers()?;
+                }
+                "algorithm" => {
+                    self.lexer.bracketed()?;
+                }
+                _ => return Err(Fault::new(self.lexer.at(), format!("`{key}` of dot_general is not known"))),
+            }
+            more = self.accept(b',')?;
+        }
+        let value = Attribute::Dialect("stablehlo.dot", numbers.join(", ").into());
+        operation.attributes.push(("dot_dimension_numbers", value));
+        self.attribute_dict_if_any(operation)?;
+        self.types(operation)
+    }
+
+    /// A bracketed list as written.
+    fn numbers(&mut self) -> Result<String> {
+        if self.lexer.peek() != Token::Mark(b'[') {
+            return Err(self.unexpected("`[`"));
+        }
+        Ok(format!("[{}]", self.lexer.bracketed()?))
+    }
+
+    /// `(%0, %1) dim_numbers = [...]x[...]->[...], window = {...} {attributes} : types`.
+    fn convolution(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.expect(b'(')?;
+        operation.operands = self.list_until(b')', Self::value_use)?;
+        self.expect_word("dim_numbers")?;
+        self.expect(b'=')?;
+        let input = self.numbers()?;
+        self.expect_word("x")?;
+        let kernel = self.numbers()?;
+        self.expect_arrow()?;
+        let output = self.numbers()?;
+        let value = Attribute::Dialect("stablehlo.conv", format!("{input}x{kernel}->{output}").into());
+        operation.attributes.push(("dimension_numbers", value));
+        self.expect(b',')?;
+        self.expect_word("window")?;
+        self.expect(b'=')?;
+        for (key, value) in self.attribute_dict()? {
+            let long = match key {
+                "stride" => "window_strides",
+                "pad" => "padding",
+                "lhs_dilate" => "lhs_dilation",
+                "rhs_dilate" => "rhs_dilation",
+                "reverse" => "window_reversal",
+                _ => {
+                    return Err(Fault::new(
+                        operation.at,
+                        format!("`{key}` of a convolution's window is not known"),
+                    ));
+                }
+            };
+            operation.attributes.push((long, value));
+        }
+        self.attribute_dict_if_any(operation)?;
+        self.types(operation)
+    }
+
+    /// `(%a = %0, %b = %1) : types cond { ... } do { ... }`.
+    fn while_loop(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.expect(b'(')?;
+        let mut names = Vec::new();
+        operation.operands = self.list_until(b')', |parser| {
+            let Token::Value(name) = parser.lexer.peek() else {
+                return Err(parser.unexpected("a loop's value"));
+            };
+            parser.lexer.next()?;
+            parser.expect(b'=')?;
+            names.push(name);
+            parser.value_use()
+        })?;
+        if !names.is_empty() {
+            self.expect(b':')?;
+            operation.operand_types.push(self.value_type()?);
+            while self.accept(b',')? {
+                operation.operand_types.push(self.value_type()?);
+            }
+        }
+        self.check_operands(operation)?;
+        operation.result_types = operation.operand_types.clone();
+        if self.accept_word("attributes")? {
+            let attributes = self.attribute_dict()?;
+            operation.attributes.extend(attributes);
+        }
+        let types = &operation.operand_types;
+        let arguments: Vec<_> = names
+            .iter()
+            .zip(types)
+            .map(|(&name, ty)| Argument { name, ty: ty.clone(), location: None })
+            .collect();
+        for word in ["cond", "do"] {
+            self.expect_word(word)?;
+            let mut body = self.region()?;
+            body.arguments = arguments.clone();
+            operation.regions.push(body);
+        }
+        Ok(())
+    }
+
+    /// `@mesh = <["x"=2]>`: the text says how a user shards; planning decides that anew.
+    fn mesh(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let Token::Symbol(name) = self.lexer.peek() else { return Err(self.unexpected("a mesh's name")) };
+        self.lexer.next()?;
+        self.expect(b'=')?;
+        if self.lexer.peek() != Token::Mark(b'<') {
+            return Err(self.unexpected("`<`"));
+        }
+        let mesh = self.lexer.bracketed()?;
+        operation.attributes.push(("sym_name", Attribute::Text(name)));
+        operation.attributes.push(("mesh", Attribute::Dialect("sdy.mesh", Cow::Borrowed(mesh))));
+        self.attribute_dict_if_any(operation)
+    }
+
+    /// `%0 <@mesh, [{"x"}]> : type`.
+    fn sharding_constraint(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        operation.operands.push(self.value_use()?);
+        if self.lexer.peek() != Token::Mark(b'<') {
+            return Err(self.unexpected("`<`"));
+        }
+        let sharding = self.lexer.bracketed()?;
+        operation.attributes.push(("sharding", Attribute::Dialect("sdy.sharding", Cow::Borrowed(sharding))));
+        self.types(operation)
+    }
+}
