@@ -8,6 +8,7 @@ mod files;
 mod interrupt;
 mod planning;
 mod processes;
+mod stablehlo;
 mod trace;
 
 use clap::{Parser, Subcommand};

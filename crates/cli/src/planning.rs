@@ -2,6 +2,7 @@
 
 use crate::commands::machines;
 use crate::interrupt;
+use crate::stablehlo::{StablehloArgs, is_stablehlo};
 use anyhow::Context;
 use shardwright_cost::CostFile;
 use shardwright_frontend::zoo::{self, BuildOptions};
@@ -13,12 +14,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The most bytes of a model or cost file that are read.
-const MOST_BYTES: u64 = 1 << 30;
+pub const MOST_BYTES: u64 = 1 << 30;
 
 /// What is planned, and for what.
 #[derive(Clone, clap::Args)]
 pub struct PlanningArgs {
-    /// A built-in model with options (`vgg16`, `mlp:batch=400,hidden=300`), or a graph file (.json)
+    /// A built-in model with options (`vgg16`, `mlp:batch=400,hidden=300`), or a file: .mlir or .stablehlo (text as
+    /// JAX prints it, also .gz), .json (our graph)
     pub model: String,
     /// A built-in machine, `flat:N`, or a .toml file; `NAME:K` for its first K devices
     #[arg(long, default_value = "p100x16")]
@@ -26,6 +28,8 @@ pub struct PlanningArgs {
     /// Samples per step, over all devices
     #[arg(long)]
     pub batch: Option<u64>,
+    #[command(flatten)]
+    pub stablehlo: StablehloArgs,
     /// How weights are updated: sgd, momentum, adam
     #[arg(long, default_value = "sgd", value_parser = optimizer)]
     pub optimizer: Optimizer,
@@ -69,6 +73,8 @@ fn optimizer(text: &str) -> Result<Optimizer, String> {
 /// Everything that a plan starts from.
 pub struct Request {
     pub graph: Graph,
+    /// What the reader of the model has to say about it.
+    pub notes: Vec<String>,
     pub machine: Machine,
     costs: Option<CostFile>,
     untied: bool,
@@ -82,6 +88,7 @@ impl PlanningArgs {
             model: model.into(),
             machine: "p100x16".into(),
             batch: Some(batch),
+            stablehlo: StablehloArgs::default(),
             optimizer: Optimizer::sgd(0.01),
             costs: None,
             memory: None,
@@ -97,9 +104,10 @@ impl PlanningArgs {
     pub fn open(&self) -> anyhow::Result<Request> {
         let start = Instant::now();
         let machine = machines::open(&self.machine)?;
-        let graph = if is_path(&self.model) { self.read_graph()? } else { self.build()? };
+        let (graph, notes) =
+            if is_path(&self.model) { self.read_model()? } else { (self.build()?, Vec::new()) };
         let costs = self.costs.as_deref().map(read_costs).transpose()?;
-        Ok(Request { graph, machine, costs, untied: self.untied, start })
+        Ok(Request { graph, notes, machine, costs, untied: self.untied, start })
     }
 
     /// How model and machine are asked for, so that a plan can be opened again.
@@ -123,16 +131,25 @@ impl PlanningArgs {
         Ok(zoo::build(&self.model, &options)?)
     }
 
-    fn read_graph(&self) -> anyhow::Result<Graph> {
+    fn read_model(&self) -> anyhow::Result<(Graph, Vec<String>)> {
         let path = Path::new(&self.model);
-        let known = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
-        anyhow::ensure!(known, "{}: only graphs in .json can be read so far", path.display());
+        let is = |name: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name));
+        let known = is("json") || is_stablehlo(path);
+        anyhow::ensure!(
+            known,
+            "{}: only .mlir, .stablehlo and graphs in .json can be read so far",
+            path.display()
+        );
         anyhow::ensure!(
             self.batch.is_none(),
             "{}: the batch of a graph file is fixed; leave --batch out",
             path.display()
         );
-        Graph::from_json(&read(path)?).with_context(|| path.display().to_string())
+        if is_stablehlo(path) {
+            let imported = self.stablehlo.read(path, read(path)?)?;
+            return Ok((imported.graph, imported.notes));
+        }
+        Ok((Graph::from_json(&read(path)?).with_context(|| path.display().to_string())?, Vec::new()))
     }
 
     /// What the plan has to keep.

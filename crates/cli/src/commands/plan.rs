@@ -77,6 +77,7 @@ pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
         let mut plan = plan(&problem, strategy, &planning.demands(), &control)?;
         plan.search_seconds = request.elapsed();
         plan.request = Some(planning.asked());
+        plan.warnings.extend(request.notes.iter().cloned());
         Ok(plan)
     })?
 }

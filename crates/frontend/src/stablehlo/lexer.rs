@@ -179,6 +179,9 @@ impl<'a> Lexer<'a> {
     /// goes on behind it. For what is kept as written.
     pub fn bracketed(&mut self) -> Result<&'a str> {
         let (bytes, start) = (self.text.as_bytes(), self.start);
+        if !matches!(self.token, Token::Mark(b'<' | b'(' | b'[' | b'{')) {
+            return Err(Fault::new(start, "expected an opening bracket"));
+        }
         let mut open = 0usize;
         let mut i = start;
         loop {

@@ -28,7 +28,7 @@ mod syntax;
 
 pub use error::StablehloError;
 
-use shardwright_graph::{Graph, Role};
+use shardwright_graph::{Graph, Role, TensorId};
 
 /// What a text does not say.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +44,10 @@ pub struct Options {
 pub struct Imported {
     /// The step.
     pub graph: Graph,
+    /// The program's arguments, in its order.
+    pub arguments: Vec<TensorId>,
+    /// The program's results, in its order.
+    pub results: Vec<TensorId>,
     /// What was not taken literally: opaque ops, branches of which both sides are computed.
     pub notes: Vec<String>,
 }

@@ -86,7 +86,11 @@ fn region(f: &mut fmt::Formatter<'_>, block: &Block<'_>, depth: usize) -> fmt::R
 fn dict(f: &mut fmt::Formatter<'_>, attributes: &[(&str, Attribute<'_>)]) -> fmt::Result {
     f.write_str("{")?;
     separated(f, attributes, |f, (name, value)| {
-        f.write_str(name)?;
+        if plain(name) {
+            f.write_str(name)?;
+        } else {
+            write!(f, "\"{name}\"")?;
+        }
         if *value == Attribute::Unit {
             return Ok(());
         }
@@ -96,6 +100,12 @@ fn dict(f: &mut fmt::Formatter<'_>, attributes: &[(&str, Attribute<'_>)]) -> fmt
     f.write_str("}")
 }
 
+/// Whether a name needs no quotes.
+fn plain(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'$'))
+}
+
 fn attribute(f: &mut fmt::Formatter<'_>, value: &Attribute<'_>) -> fmt::Result {
     match value {
         Attribute::Unit => f.write_str("unit"),
@@ -103,7 +113,8 @@ fn attribute(f: &mut fmt::Formatter<'_>, value: &Attribute<'_>) -> fmt::Result {
         Attribute::Number(number, None) => f.write_str(number),
         Attribute::Number(number, Some(ty)) => write!(f, "{number} : {ty}"),
         Attribute::Text(text) => write!(f, "\"{text}\""),
-        Attribute::Symbol(name) => write!(f, "@{name}"),
+        Attribute::Symbol(name) if plain(name) => write!(f, "@{name}"),
+        Attribute::Symbol(name) => write!(f, "@\"{name}\""),
         Attribute::Array(element, items) if items.is_empty() => write!(f, "array<{element}>"),
         Attribute::Array(element, items) => {
             write!(f, "array<{element}: ")?;

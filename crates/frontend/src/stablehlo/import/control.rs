@@ -51,6 +51,7 @@ impl<'a> Importer<'a> {
             let name = if iteration == 0 { short.clone() } else { format!("{short}[{iteration}]") };
             let known = values.clone();
             self.steps.at = op.operation.at;
+            self.walk(op.operation.at)?;
             let next = self.within(op.operation.at, name, |importer| {
                 let holds = importer.block(condition, known.clone(), Some(scope))?;
                 match holds.first().and_then(Value::splat) {

@@ -76,8 +76,8 @@ impl<'a> Importer<'a> {
         let lhs = op.slot(0, &mut self.steps)?;
         let lhs = self.steps.transpose(lhs, &lhs_order)?;
         let (rhs, reversed) = self.kernel(op, &rhs_order, &reversal)?;
-        let out: Shape =
-            out_order.iter().map(|&d| op.results[0].ty.shape.get(d).copied().unwrap_or(0)).collect();
+        let result = op.result()?.ty.clone();
+        let out: Shape = out_order.iter().map(|&d| result.shape.get(d).copied().unwrap_or(0)).collect();
 
         let made = if window.lhs_dilation.iter().any(|&n| n > 1) || reversed {
             self.input_gradient(op, &window, groups, lhs, rhs, reversed, &out)?
@@ -102,7 +102,7 @@ impl<'a> Importer<'a> {
             back[d] = i;
         }
         let made = self.steps.transpose(made, &back)?;
-        Ok(vec![self.cast(&Value::Tensor(made), op.result()?.ty.dtype)?])
+        Ok(vec![self.cast(&Value::Tensor(made), result.dtype)?])
     }
 
     /// The kernel as `[o, i, spatial...]`, and whether it is turned around in all spatial dimensions; a reversal

@@ -22,7 +22,12 @@ impl<'a> Importer<'a> {
         let results = results.iter().map(|value| value.slot(&mut self.steps)).collect::<Result<Vec<_>>>()?;
         let block = body_of(main)?;
         let arguments: Vec<Slot> = (0..block.arguments.len()).map(|i| Slot(i as u32)).collect();
-        let roles = infer(&self.steps, &arguments, &results);
+        let donated = donates(main);
+        let roles = infer(&self.steps, &arguments, &results, donated);
+        if roles.next.iter().all(Option::is_none) && self.options.roles.is_empty() {
+            self.note("no argument has its next value among the results: planned as a forward pass, all arguments as \
+                 inputs; `--role NAME=parameter` tells weights".into());
+        }
         let names = self.argument_names(main, &roles);
         let roles = self.told(roles, &names, main.at)?;
         let name = match self.program.module.attribute("sym_name") {
@@ -105,6 +110,17 @@ impl<'a> Importer<'a> {
         };
         arguments.iter().enumerate().map(name).collect()
     }
+}
+
+/// Whether the caller gives some argument's memory away, which training steps do with their state.
+fn donates(main: &Operation<'_>) -> bool {
+    let Some(Attribute::List(arguments)) = main.attribute("arg_attrs") else { return false };
+    arguments.iter().any(|argument| match argument {
+        Attribute::Dict(entries) => {
+            entries.iter().any(|(key, _)| std::matches!(*key, "tf.aliasing_output" | "jax.buffer_donor"))
+        }
+        _ => false,
+    })
 }
 
 /// `params['blocks'][0]['w']` as `params.blocks.0.w`.
@@ -269,13 +285,13 @@ impl Build {
         notes: Vec<String>,
     ) -> Result<Imported> {
         let tensors = results.iter().map(|&slot| self.tensor(steps, slot)).collect::<Result<Vec<_>>>()?;
+        let given = arguments.iter().map(|&slot| self.tensor(steps, slot)).collect::<Result<Vec<_>>>()?;
         let mut carried = vec![false; results.len()];
         let mut made = std::collections::HashSet::new();
-        for (argument, next) in arguments.iter().zip(&roles.next) {
+        for (&old, next) in given.iter().zip(&roles.next) {
             let Some(r) = *next else { continue };
             // A tensor becomes one thing only, and what no op makes does not change.
             if self.builder.graph().tensor(tensors[r]).producer.is_some() && made.insert(tensors[r]) {
-                let old = self.tensor(steps, *argument)?;
                 self.builder.record_carry(old, tensors[r]);
                 carried[r] = true;
             }
@@ -290,6 +306,6 @@ impl Build {
         }
         let graph = self.builder.finish();
         shardwright_graph::verify::verify(&graph).map_err(|e| Fault::new(self.at, e.to_string()))?;
-        Ok(Imported { graph, notes })
+        Ok(Imported { graph, arguments: given, results: tensors, notes })
     }
 }

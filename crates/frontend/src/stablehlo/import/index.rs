@@ -211,6 +211,10 @@ fn form(numbers: &Numbers, table: &Shape, ids: &Shape, rows: usize) -> Option<Fo
         let mut indexed = numbers.indexed.clone();
         indexed.sort_unstable();
         let axis = indexed[0];
+        // The others are the rows' offsets.
+        if indexed.len() + numbers.offsets.len() != table.rank() {
+            return None;
+        }
         // Several indexed dimensions are merged, which needs them side by side.
         if indexed.iter().enumerate().any(|(i, &d)| d != axis + i)
             || rows != ids.rank() + numbers.offsets.len()

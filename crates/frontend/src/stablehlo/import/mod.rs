@@ -32,7 +32,10 @@ use std::collections::HashMap;
 /// How deep calls and regions may nest.
 const MOST_NESTED: usize = 64;
 /// The most operations that are walked, calls and iterations counted each time: no text may take for ever.
-const MOST_WALKED: usize = 1 << 22;
+const MOST_WALKED: usize = 1 << 20;
+
+/// The most notes that anybody reads.
+const MOST_NOTES: usize = 64;
 
 /// What is known of a program while it is walked.
 struct Importer<'a> {
@@ -156,10 +159,7 @@ impl<'a> Importer<'a> {
 
     /// One operation: checks its types before and after.
     fn operation(&mut self, operation: &'a Operation<'a>, scope: &Scope<'_, 'a>) -> Result<Vec<Value>> {
-        self.walked += 1;
-        if self.walked > MOST_WALKED {
-            return Err(Fault::new(operation.at, "the program takes more steps than any training step does"));
-        }
+        self.walk(operation.at)?;
         let mut operands = Vec::with_capacity(operation.operands.len());
         let mut types = Vec::with_capacity(operation.operands.len());
         for (value, ty) in operation.operands.iter().zip(&operation.operand_types) {
@@ -193,6 +193,18 @@ impl<'a> Importer<'a> {
             }
         }
         Ok(values)
+    }
+
+    /// Counts an operation or an iteration.
+    fn walk(&mut self, at: usize) -> Result<()> {
+        self.walked += 1;
+        if self.walked > MOST_WALKED {
+            let reason = format!(
+                "the program takes more than {MOST_WALKED} operations; plan a step with fewer iterations"
+            );
+            return Err(Fault::new(at, reason));
+        }
+        Ok(())
     }
 
     fn dispatch(&mut self, op: &Reading<'_, 'a>, scope: &Scope<'_, 'a>) -> Result<Vec<Value>> {
@@ -308,7 +320,7 @@ impl<'a> Importer<'a> {
     }
 
     fn note(&mut self, note: String) {
-        if !self.notes.contains(&note) {
+        if self.notes.len() < MOST_NOTES && !self.notes.contains(&note) {
             self.notes.push(note);
         }
     }

@@ -113,11 +113,6 @@ impl<'a> Reading<'_, 'a> {
         if self.operation.attribute(name).is_some() { self.int(name) } else { Ok(default) }
     }
 
-    /// Whether an attribute is there and true.
-    pub fn flag(&self, name: &str) -> bool {
-        matches!(self.operation.attribute(name), Some(Attribute::Bool(true) | Attribute::Unit))
-    }
-
     /// Truth values, false for each if they are not given.
     pub fn flags(&self, name: &str, count: usize) -> Result<SmallVec<[bool; 4]>> {
         let flags: Option<SmallVec<[bool; 4]>> = match self.operation.attribute(name) {

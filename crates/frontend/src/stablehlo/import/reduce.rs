@@ -47,7 +47,7 @@ pub(super) fn is_neutral(f: BinaryFn, x: f64, dtype: DType) -> bool {
 impl<'a> Importer<'a> {
     pub fn reduce(&mut self, op: &Reading<'_, 'a>) -> Result<Vec<Value>> {
         let Some(body) = op.operation.regions.first() else { return Err(op.fault("there is no body")) };
-        if op.operands.len() == 4 {
+        if op.operands.len() == 4 && op.results.len() == 2 {
             return match self.arg_max(op, body)? {
                 Some(values) => Ok(values),
                 None => self.opaque(op, "reduce", "its body is not known"),
@@ -55,6 +55,9 @@ impl<'a> Importer<'a> {
         }
         if op.operands.len() != 2 {
             return self.opaque(op, "reduce", "it reduces several tensors at once");
+        }
+        if op.types[1].ty.rank() != 0 {
+            return Err(op.fault("starts from one number"));
         }
         let mut axes = op.dims(&op.ints("dimensions")?, op.types[0].ty.rank())?;
         axes.sort_unstable();

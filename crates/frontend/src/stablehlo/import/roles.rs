@@ -5,6 +5,10 @@
 //! the order of arguments and results. Of the arguments that have a next value, those that reach a result without
 //! one (the loss), or a product or a table, are weights; the others are optimizer state. All other arguments are
 //! inputs. People may say otherwise by name.
+//!
+//! A program that only computes something (`x + f(x)`) looks the same in places, so next values are looked for only
+//! in what looks like a training step: a number is left over that can be its loss, or memory of arguments is given
+//! away, or every result is a next value and there are several.
 
 use super::steps::{Slot, Source, Steps};
 use shardwright_graph::{Op, Role};
@@ -57,7 +61,7 @@ fn origins(steps: &Steps, result: Slot) -> Vec<usize> {
 }
 
 /// Finds each argument's role and next value; `arguments` and `results` are slots in the program's order.
-pub(super) fn infer(steps: &Steps, arguments: &[Slot], results: &[Slot]) -> Roles {
+pub(super) fn infer(steps: &Steps, arguments: &[Slot], results: &[Slot], donated: bool) -> Roles {
     let mut candidates: Vec<Vec<usize>> = results
         .iter()
         .map(|&r| {
@@ -72,6 +76,14 @@ pub(super) fn infer(steps: &Steps, arguments: &[Slot], results: &[Slot]) -> Role
     let mut next = vec![None; arguments.len()];
     settle_single(&mut candidates, &mut next);
     settle_in_order(&mut candidates, &mut next);
+    let taken: std::collections::HashSet<usize> = next.iter().flatten().copied().collect();
+    let loss = (0..results.len()).any(|r| {
+        let ty = steps.ty(results[r]);
+        !taken.contains(&r) && ty.rank() == 0 && ty.dtype.is_float()
+    });
+    if !loss && !donated && (taken.len() < results.len() || taken.len() < 2) {
+        next.fill(None);
+    }
     let weights = weights(steps, arguments, results, &next);
     let roles = (0..arguments.len())
         .map(|a| match (next[a], weights[a]) {

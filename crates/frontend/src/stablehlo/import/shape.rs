@@ -103,6 +103,10 @@ impl<'a> Importer<'a> {
             limit: unsigned("limit_indices")?,
             stride: unsigned("strides")?,
         };
+        let rank = op.types[0].ty.rank();
+        if [slice.start.len(), slice.limit.len(), slice.stride.len()] != [rank; 3] {
+            return Err(op.fault(format!("does not name every dimension of {}", op.types[0].ty)));
+        }
         Ok(vec![self.sliced(op, op.operand(0)?, slice)?])
     }
 
@@ -114,10 +118,7 @@ impl<'a> Importer<'a> {
         let to = op.result()?.ty.clone();
         match x {
             Value::Constant(_, Elements::Splat(c)) => Ok(Value::Constant(to, Elements::Splat(*c))),
-            Value::Constant(_, Elements::Dense(values))
-                if values.len() <= MOST_FOLDED
-                    && [slice.start.len(), slice.limit.len(), slice.stride.len()] == [ty.rank(); 3] =>
-            {
+            Value::Constant(_, Elements::Dense(values)) if values.len() <= MOST_FOLDED => {
                 let taken = taken(values, &ty.shape, &slice, &to.shape);
                 let taken = taken.ok_or_else(|| op.fault(format!("does not fit {ty}")))?;
                 Ok(Value::Constant(to, Elements::Dense(taken)))
@@ -164,8 +165,9 @@ impl<'a> Importer<'a> {
         if low.iter().chain(&high).chain(&interior).all(|&n| n == 0) {
             return Ok(vec![x.clone()]);
         }
-        if interior.iter().any(|&n| n < 0) {
-            return Err(op.fault("negative interior padding"));
+        let absurd = low.iter().chain(&high).chain(&interior).any(|n| n.unsigned_abs() > 1 << 40);
+        if absurd || interior.iter().any(|&n| n < 0) {
+            return Err(op.fault("absurd or negative interior padding"));
         }
         let out = |pads: &[i64]| pads.iter().map(|&n| n.max(0) as u64).collect::<Dims>();
         let pad = Pad { low: out(&low), high: out(&high), interior: out(&interior), value: Real(value) };

@@ -1,12 +1,12 @@
 //! The ops of the program as they are found, before roles are known: typed, each once, with where it came from.
 
 use super::super::error::{Fault, Result};
-use rustc_hash::FxHashMap;
 use shardwright_graph::{
     DType, Op, Real, Shape, TensorType,
     ops::{Fill, Reshape, Transpose},
 };
 use smallvec::SmallVec;
+use std::collections::HashMap;
 
 /// The most ops that a program may become once loops are unrolled and calls inlined.
 const MOST_STEPS: usize = 1 << 20;
@@ -33,18 +33,21 @@ pub(super) type Origin = (u32, usize, u32);
 pub(super) struct Step {
     pub name: String,
     pub op: Op,
-    pub inputs: SmallVec<[Slot; 4]>,
-    pub outputs: SmallVec<[Slot; 2]>,
+    pub inputs: Inputs,
+    pub outputs: Outputs,
     pub origin: Origin,
 }
+
+type Inputs = SmallVec<[Slot; 4]>;
+type Outputs = SmallVec<[Slot; 2]>;
 
 #[derive(Default)]
 pub(super) struct Steps {
     pub steps: Vec<Step>,
     types: Vec<TensorType>,
     sources: Vec<Source>,
-    known: FxHashMap<(Op, SmallVec<[Slot; 4]>), SmallVec<[Slot; 2]>>,
-    numbers: FxHashMap<(DType, u64), Slot>,
+    known: HashMap<(Op, Inputs), Outputs>,
+    numbers: HashMap<(DType, u64), Slot>,
     /// How ops are named and placed now.
     pub name: String,
     pub path: u32,

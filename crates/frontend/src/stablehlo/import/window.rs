@@ -87,9 +87,12 @@ impl<'a> Importer<'a> {
         self.steps.reshape(moved, &shape)
     }
 
-    /// The other way round: to a tensor of this shape.
-    fn unseen(&mut self, slot: Slot, seen: &Seen, shape: &Shape) -> Result<Slot> {
-        let ordered: Shape = seen.perm.iter().map(|&d| shape[d]).collect();
+    /// The other way round, for what was made from a tensor of this shape.
+    fn unseen(&mut self, slot: Slot, seen: &Seen, from: &Shape) -> Result<Slot> {
+        let made = &self.steps.ty(slot).shape;
+        let rest = seen.perm.len() - seen.spatial.len();
+        let ordered: Shape =
+            seen.perm[..rest].iter().map(|&d| from[d]).chain(made[2..].iter().copied()).collect();
         let whole = self.steps.reshape(slot, &ordered)?;
         let mut back: SmallVec<[usize; 4]> = SmallVec::from_elem(0, seen.perm.len());
         for (i, &d) in seen.perm.iter().enumerate() {
@@ -144,8 +147,7 @@ impl<'a> Importer<'a> {
         };
         let made = if f == BinaryFn::Min { self.unary(UnaryFn::Neg, &made)? } else { made };
         let made = made.slot(&mut self.steps)?;
-        let shape = op.result()?.ty.shape.clone();
-        Ok(vec![Value::Tensor(self.unseen(made, &seen, &shape)?)])
+        Ok(vec![Value::Tensor(self.unseen(made, &seen, &ty.shape)?)])
     }
 
     /// The derivative of maximum pooling: the largest of each window (the first of equals) collects.
