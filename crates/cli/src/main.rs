@@ -34,6 +34,7 @@ enum Command {
     Compare(commands::compare::Args),
     Network(commands::network::Args),
     Run(commands::run::Args),
+    Simulate(commands::simulate::Args),
     Profile(commands::profile::Args),
 }
 
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Some(Command::Compare(args)) => commands::compare::run(&args),
         Some(Command::Network(args)) => commands::network::run(&args),
         Some(Command::Run(args)) => commands::run::run(&args),
+        Some(Command::Simulate(args)) => commands::simulate::run(&args),
         Some(Command::Profile(args)) => commands::profile::run(&args),
     };
     match verdict {

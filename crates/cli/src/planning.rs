@@ -4,12 +4,13 @@ use crate::commands::machines;
 use crate::interrupt;
 use crate::stablehlo::{StablehloArgs, is_stablehlo};
 use anyhow::Context;
-use shardwright_cost::CostFile;
+use shardwright_cost::{CostFile, OperatorTimes};
 use shardwright_frontend::zoo::{self, BuildOptions};
 use shardwright_graph::{Graph, Optimizer};
-use shardwright_machine::{Bytes, Machine};
-use shardwright_plan::{Demands, PlanRequest, Problem, Wish};
+use shardwright_machine::{Bytes, Device, Machine, Mesh};
+use shardwright_plan::{Demands, OpTimes, PlanRequest, Problem, Wish};
 use shardwright_search::Control;
+use shardwright_space::OpShapes;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -117,13 +118,14 @@ impl PlanningArgs {
             batch: self.batch,
             optimizer: self.optimizer,
             machine: self.machine.clone(),
+            costs: self.costs.clone(),
         }
     }
 
-    /// The same arguments, with the model and the machine that a plan was made for.
+    /// The same arguments, with the model, the machine and the costs that a plan was made for.
     pub fn for_request(&self, asked: PlanRequest) -> Self {
-        let PlanRequest { model, batch, optimizer, machine } = asked;
-        Self { model, batch, optimizer, machine, ..self.clone() }
+        let PlanRequest { model, batch, optimizer, machine, costs } = asked;
+        Self { model, batch, optimizer, machine, costs, ..self.clone() }
     }
 
     fn build(&self) -> anyhow::Result<Graph> {
@@ -181,6 +183,17 @@ impl Request {
     pub fn problem(&self) -> anyhow::Result<Problem<'_>> {
         let build = if self.untied { Problem::untied } else { Problem::new };
         Ok(build(&self.graph, &self.machine, self.costs.as_ref())?)
+    }
+
+    /// Times of the model's ops, split over a mesh of such devices.
+    pub fn times<'a>(
+        &'a self,
+        device: &'a Device,
+        shapes: &'a [OpShapes],
+        mesh: &'a Mesh,
+    ) -> anyhow::Result<OpTimes<'a>> {
+        let times = OperatorTimes::new(device, self.costs.as_ref())?;
+        Ok(OpTimes::new(times, &self.graph, shapes, mesh))
     }
 
     /// Seconds since the request was read.

@@ -36,6 +36,24 @@ pub enum Action {
 }
 
 impl Action {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Action::Slice => "slice",
+            Action::Drop => "drop",
+            Action::AllReduce => "all-reduce",
+            Action::ReduceScatter => "reduce-scatter",
+            Action::Reduce => "reduce",
+            Action::AllGather => "all-gather",
+            Action::AllToAll => "all-to-all",
+            Action::Broadcast => "broadcast",
+            Action::Scatter => "scatter",
+            Action::Gather => "gather",
+            Action::Send => "send",
+            Action::Permute => "permute",
+        }
+    }
+
     /// The collective that carries it out; `None` for what every device does alone.
     pub fn collective(self) -> Option<Collective> {
         match self {

@@ -1,7 +1,6 @@
 //! The program for people: one line per source and instruction.
 
 use crate::program::{Instruction, ParallelGraph, ValueId, Work};
-use shardwright_cost::Action;
 use shardwright_graph::Graph;
 use shardwright_machine::AxisSet;
 use std::fmt::{self, Write};
@@ -16,23 +15,6 @@ impl ParallelGraph {
     /// The program in words: `%3 fc.grad f32[4,8] R = all-reduce gpu.0 (%2)`.
     pub fn listing<'a>(&'a self, graph: &'a Graph) -> Listing<'a> {
         Listing { program: self, graph }
-    }
-}
-
-fn action(action: Action) -> &'static str {
-    match action {
-        Action::Slice => "slice",
-        Action::Drop => "drop",
-        Action::AllReduce => "all-reduce",
-        Action::ReduceScatter => "reduce-scatter",
-        Action::Reduce => "reduce",
-        Action::AllGather => "all-gather",
-        Action::AllToAll => "all-to-all",
-        Action::Broadcast => "broadcast",
-        Action::Scatter => "scatter",
-        Action::Gather => "gather",
-        Action::Send => "send",
-        Action::Permute => "permute",
     }
 }
 
@@ -58,7 +40,7 @@ impl Listing<'_> {
                 let node = self.graph.node(*op);
                 format!("{} {}", node.op.kind(), node.name)
             }
-            Work::Relayout(step) => format!("{} {}", action(step.action), self.axes(step.axes)),
+            Work::Relayout(step) => format!("{} {}", step.action.name(), self.axes(step.axes)),
             Work::Window { axes, .. } => format!("window {}", self.axes(*axes)),
         }
     }

@@ -49,6 +49,7 @@ pub use plan::{
 };
 pub use planner::{Demands, Found, baseline_costs, plan, search};
 pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Problem};
+pub use times::{OpTimes, picoseconds};
 pub use traffic::predicted_traffic;
 pub use transfer::{End, Transfer, Transfers};
 pub use wish::Wish;

@@ -78,6 +78,9 @@ pub struct PlanRequest {
     pub optimizer: Optimizer,
     /// A built-in machine, or a file.
     pub machine: String,
+    /// Measured operator costs: a built-in device, or a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub costs: Option<String>,
 }
 
 /// Where operator times come from.

@@ -9,5 +9,6 @@ pub mod network;
 pub mod plan;
 pub mod profile;
 pub mod run;
+pub mod simulate;
 pub mod solve;
 pub mod solvers;

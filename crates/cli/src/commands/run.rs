@@ -77,16 +77,20 @@ impl Opened {
                 let plan = plan::make(planning, solver)?;
                 (planning.open()?, plan)
             }
-            Some(plan) => {
-                let asked = plan.request.clone().with_context(|| {
-                    format!(
-                        "{}: the plan does not say how its model was asked for; plan again",
-                        planning.model
-                    )
-                })?;
-                (planning.for_request(asked).open()?, plan)
-            }
+            Some(plan) => return Self::of_plan(planning, plan),
         };
+        Self::lowered(request, plan)
+    }
+
+    /// Opens a plan with the model and the machine that it was made for; other arguments as given.
+    pub fn of_plan(planning: &PlanningArgs, plan: Plan) -> anyhow::Result<Self> {
+        let asked = plan.request.clone().with_context(|| {
+            format!("{}: the plan does not say how its model was asked for; plan again", planning.model)
+        })?;
+        Self::lowered(planning.for_request(asked).open()?, plan)
+    }
+
+    fn lowered(request: Request, plan: Plan) -> anyhow::Result<Self> {
         let mesh = plan.mesh(&request.machine)?;
         let configs = plan.configs(&request.graph, &mesh)?;
         let program = lower(&request.graph, &Relayouts::new(&request.machine, &mesh), &configs)?;
@@ -95,7 +99,7 @@ impl Opened {
 }
 
 /// Reads a plan; none where the name is a model's.
-fn read_plan(name: &str) -> anyhow::Result<Option<Plan>> {
+pub fn read_plan(name: &str) -> anyhow::Result<Option<Plan>> {
     #[derive(serde::Deserialize)]
     struct Mark {
         #[serde(rename = "machine_fingerprint")]

@@ -1,0 +1,230 @@
+//! `simulate`: a plan's step, task by task: how long it takes, where the time goes, what devices hold.
+
+use crate::Verdict;
+use crate::commands::run::{Opened, read_plan};
+use crate::files::write_atomically;
+use crate::planning::{PlanningArgs, show_bytes, show_seconds};
+use anyhow::Context;
+use serde::Serialize;
+use shardwright_cost::Relayouts;
+use shardwright_graph::OpId;
+use shardwright_lower::Work;
+use shardwright_sim::{Classes, Memory, Schedule, Timeline, Trace, Usage, usages};
+use shardwright_space::{OpShapes, place};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Simulates a plan's training step: timeline, utilisation, memory.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A plan, as `plan -o` writes it
+    plan: String,
+    /// Write the timeline to this file, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Let every task of every device take up to this share longer or shorter, at random: 0.2 for a fifth
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    perturb: Option<f64>,
+    /// Seed of the noise
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// One JSON object on standard output, nothing else
+    #[arg(long)]
+    json: bool,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err(format!("{text} is not a share between 0 and 1")),
+    }
+}
+
+#[derive(Serialize)]
+struct Answer {
+    step_seconds: f64,
+    /// The cost model's sum, for comparison.
+    sum_seconds: f64,
+    tasks: usize,
+    /// Wall time of making the tasks and simulating them.
+    full_seconds: f64,
+    devices: Vec<DeviceAnswer>,
+}
+
+#[derive(Serialize)]
+struct DeviceAnswer {
+    /// Seconds of computing.
+    busy: f64,
+    /// Seconds of not computing.
+    idle: f64,
+    /// Of those, seconds of communicating.
+    exposed_comm: f64,
+    peak_memory_bytes: u64,
+}
+
+fn seconds(picoseconds: u64) -> f64 {
+    picoseconds as f64 / 1e12
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    let not_one = || format!("{} is not a plan: `plan -o` writes them", args.plan);
+    let plan = read_plan(&args.plan)?.with_context(not_one)?;
+    let opened = Opened::of_plan(&PlanningArgs::of(&args.plan, 1), plan)?;
+    let (graph, program) = (&opened.request.graph, &opened.program);
+    let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
+    let device = opened.request.machine.slowest();
+    let times = opened.request.times(&device, &shapes, &program.mesh)?;
+    // Sums of partial results are run otherwise than planned.
+    let run_as = place(graph, &shapes, &opened.configs, &program.mesh).configs;
+    let started = Instant::now();
+    // With noise no two devices are alike.
+    let classes = if args.perturb.is_some() { Classes::each(&program.mesh) } else { Classes::of(program) };
+    let mut schedule = Schedule::new(program, classes, |op| times.compute(op, &run_as[op.index()]))?;
+    if let Some(share) = args.perturb {
+        schedule.perturb(share, args.seed);
+    }
+    let timeline = schedule.simulate();
+    let full_seconds = started.elapsed().as_secs_f64();
+    if let Some(path) = &args.trace {
+        let config = |op: OpId| {
+            let rule = &shapes[op.index()].rule;
+            run_as[op.index()].show(rule, &program.mesh)
+        };
+        let relayouts = Relayouts::new(&opened.request.machine, &program.mesh);
+        let trace = Trace {
+            graph,
+            program,
+            comm: relayouts.comm(),
+            schedule: &schedule,
+            timeline: &timeline,
+            config: &config,
+        };
+        write_atomically(path, |out| trace.write(out))?;
+    }
+    let simulated = Simulated { opened: &opened, schedule: &schedule, timeline: &timeline };
+    let mut out = io::stdout().lock();
+    if args.json {
+        let answer = simulated.answer(full_seconds);
+        writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
+    } else {
+        simulated.summarise(&mut out)?;
+        if let Some(path) = &args.trace {
+            writeln!(out, "timeline written to {}", path.display())?;
+        }
+    }
+    Ok(Verdict::Done)
+}
+
+struct Simulated<'a> {
+    opened: &'a Opened,
+    schedule: &'a Schedule,
+    timeline: &'a Timeline,
+}
+
+impl Simulated<'_> {
+    /// Per class of devices: where its time goes, and the most that it holds.
+    fn classes(&self) -> Vec<(Usage, u64)> {
+        let usages = usages(self.schedule, self.timeline);
+        let peak = |class: u32| {
+            Memory::of(&self.opened.request.graph, &self.opened.program, self.schedule, self.timeline, class)
+                .peak()
+                .0
+        };
+        usages.into_iter().zip(self.schedule.classes.ids().map(peak)).collect()
+    }
+
+    fn answer(&self, full_seconds: f64) -> Answer {
+        let classes = self.classes();
+        let device = |device| {
+            let (usage, peak_memory_bytes) =
+                classes[self.schedule.classes.class(&self.opened.program.mesh, device) as usize];
+            DeviceAnswer {
+                busy: seconds(usage.busy),
+                idle: seconds(usage.idle),
+                exposed_comm: seconds(usage.exposed),
+                peak_memory_bytes,
+            }
+        };
+        Answer {
+            step_seconds: seconds(self.timeline.makespan()),
+            sum_seconds: self.opened.plan.objective as f64 / 1e12,
+            tasks: self.schedule.tasks.len(),
+            full_seconds,
+            devices: self.opened.program.devices().map(device).collect(),
+        }
+    }
+
+    fn summarise(&self, out: &mut impl Write) -> io::Result<()> {
+        let (plan, step) = (&self.opened.plan, self.timeline.makespan());
+        let share = |part: u64| 100.0 * part as f64 / step.max(1) as f64;
+        writeln!(
+            out,
+            "{} on {} ({} devices): {} per step; {} if nothing overlapped; {} tasks",
+            plan.model,
+            plan.machine,
+            plan.devices,
+            show_seconds(seconds(step)),
+            show_seconds(plan.objective as f64 / 1e12),
+            self.schedule.tasks.len()
+        )?;
+        writeln!(
+            out,
+            "{:<22} {:>16} {:>16} {:>20} {:>11}",
+            "device", "computing", "idle", "exposed communication", "most held"
+        )?;
+        for (class, (usage, peak)) in self.schedule.classes.ids().zip(self.classes()) {
+            let part = |time: u64| format!("{} ({:.0}%)", show_seconds(seconds(time)), share(time));
+            let alike = self.schedule.classes.size(&self.opened.program.mesh, class) - 1;
+            let mut name = self.schedule.classes.device(class).0.to_string();
+            if alike > 0 {
+                name += &format!(" and {alike} alike");
+            }
+            writeln!(
+                out,
+                "{name:<22} {:>16} {:>16} {:>20} {:>11}",
+                part(usage.busy),
+                part(usage.idle),
+                part(usage.exposed),
+                show_bytes(peak)
+            )?;
+        }
+        self.critical_path(out, step)
+    }
+
+    /// What the step's length is made of, the longest parts by name.
+    fn critical_path(&self, out: &mut impl Write, step: u64) -> io::Result<()> {
+        let mut parts: Vec<(u64, String)> = Vec::new();
+        let (mut computing, mut talking) = (0, 0);
+        for task in self.timeline.critical_path() {
+            let duration = self.schedule.tasks.duration(task as usize);
+            let instruction = self.opened.program.instruction(self.schedule.instructions[task as usize]);
+            let tensor =
+                |value| &self.opened.request.graph.tensor(self.opened.program.value(value).tensor).name;
+            let name = match &instruction.work {
+                Work::Compute { op, .. } => self.opened.request.graph.node(*op).name.clone(),
+                Work::Relayout(r) => format!("{} {}", r.action.name(), tensor(instruction.writes[0])),
+                Work::Window { .. } => format!("window {}", tensor(instruction.writes[0])),
+            };
+            *(if matches!(instruction.work, Work::Compute { .. }) {
+                &mut computing
+            } else {
+                &mut talking
+            }) += duration;
+            parts.push((duration, name));
+        }
+        writeln!(
+            out,
+            "critical path: {} of computing, {} of communicating; its longest tasks:",
+            show_seconds(seconds(computing)),
+            show_seconds(seconds(talking))
+        )?;
+        parts.sort_by(|a, b| b.cmp(a));
+        for (duration, name) in parts.iter().take(5) {
+            let share = 100.0 * *duration as f64 / step.max(1) as f64;
+            writeln!(out, "  {name:<40} {:>10} ({share:.0}%)", show_seconds(seconds(*duration)))?;
+        }
+        Ok(())
+    }
+}

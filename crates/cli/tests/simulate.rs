@@ -1,0 +1,92 @@
+//! `shardwright simulate`, as a user or a script meets it.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::path::Path;
+
+const MODEL: &str = "mlp:hidden=512,layers=3";
+
+fn shardwright(args: &[&str]) -> std::process::Output {
+    Command::cargo_bin("shardwright").unwrap().args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = shardwright(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A plan of a model whose batch and optimizer are not in its name.
+fn plan(path: &Path) -> Value {
+    let path = path.to_str().unwrap();
+    let args =
+        ["plan", MODEL, "--machine", "flat:4", "--batch", "64", "--optimizer", "adam", "-o", path, "--json"];
+    json(&args)
+}
+
+#[test]
+fn a_plan_is_simulated_from_its_file_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let made = plan(&path);
+    let path = path.to_str().unwrap();
+    let trace = folder.path().join("trace.json");
+    let answer = json(&["simulate", path, "--json", "--trace", trace.to_str().unwrap()]);
+    let step = answer["step_seconds"].as_f64().unwrap();
+    assert!(step > 0.0 && step <= made["objective"].as_f64().unwrap() / 1e12);
+    assert!(answer["tasks"].as_u64().unwrap() >= made["ops"].as_array().unwrap().len() as u64);
+    assert!(answer["full_seconds"].as_f64().unwrap() > 0.0);
+    let devices = answer["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 4);
+    for device in devices {
+        let of = |key: &str| device[key].as_f64().unwrap();
+        assert!((of("busy") + of("idle") - step).abs() < 1e-12);
+        assert!(of("exposed_comm") <= of("idle") && of("peak_memory_bytes") > 0.0);
+    }
+    let trace: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 10);
+    let text = String::from_utf8(shardwright(&["simulate", path]).stdout).unwrap();
+    assert!(text.contains("critical path") && text.contains("0 and 3 alike"), "{text}");
+}
+
+#[test]
+fn noise_is_repeatable() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    plan(&path);
+    let path = path.to_str().unwrap();
+    let step = |seed: &str| {
+        json(&["simulate", path, "--perturb", "0.2", "--seed", seed, "--json"])["step_seconds"].clone()
+    };
+    assert_eq!(step("1"), step("1"));
+    assert_ne!(step("1"), step("2"));
+}
+
+#[test]
+fn plans_that_cannot_be_simulated_are_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let made = plan(&path);
+    let check = |args: &[&str], part: &str| {
+        let output = shardwright(args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        assert!(output.stdout.is_empty() && text.contains(part), "{args:?}: {text}");
+    };
+    let changed = folder.path().join("changed.json");
+    let changed_path = changed.to_str().unwrap();
+    let write = |change: &dyn Fn(&mut Value)| {
+        let mut plan = made.clone();
+        change(&mut plan);
+        std::fs::write(&changed, plan.to_string()).unwrap();
+    };
+    write(&|plan| plan["request"]["batch"] = Value::from(32));
+    check(&["simulate", changed_path], "name the same model with the same options");
+    write(&|plan| plan["request"]["machine"] = Value::from("flat:8"));
+    check(&["simulate", changed_path], "it was made for machine flat:4");
+    write(&|plan| plan["request"] = Value::Null);
+    check(&["simulate", changed_path], "plan again");
+    check(&["simulate", "missing.json"], "missing.json");
+    check(&["simulate", "mlp"], "mlp is not a plan");
+    check(&["simulate", path.to_str().unwrap(), "--perturb", "2"], "between 0 and 1");
+}

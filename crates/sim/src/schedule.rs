@@ -1,0 +1,171 @@
+//! From a lowered program to tasks.
+//!
+//! A compute instruction is one task on the compute stream of every device that takes part. A collective is one task per
+//! group of devices; it takes up the ports of all its members to the links of the levels that it crosses. Its
+//! predicted time already counts what all groups that run at once share, so ports belong to devices. What moves
+//! nothing between devices (slices, views) takes no time, as in the cost model.
+
+use crate::{
+    classes::Classes,
+    tasks::Tasks,
+    timeline::{NOBODY, Timeline},
+};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use shardwright_graph::OpId;
+use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
+use shardwright_machine::{AxisSet, DeviceId};
+use shardwright_plan::picoseconds;
+
+/// The most tasks that are simulated: some 100 bytes each.
+pub const MOST_TASKS: usize = 1 << 26;
+
+/// A program is too large to be simulated in such detail.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{instructions} instructions on {devices} devices that differ are more than {MOST_TASKS} tasks; simulate a smaller machine, or without noise"
+)]
+pub struct TooManyTasks {
+    /// Instructions of the program.
+    pub instructions: usize,
+    /// Devices, or classes of them.
+    pub devices: usize,
+}
+
+/// What a device's stream stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// The device's compute units.
+    Compute,
+    /// Its port to the links of a level, outermost = 0.
+    Port(u32),
+}
+
+/// The tasks of a program, and where they come from.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    /// The tasks.
+    pub tasks: Tasks,
+    /// Per task: its instruction.
+    pub instructions: Vec<InstructionId>,
+    /// Whose streams these are.
+    pub classes: Classes,
+    /// Per instruction and class: the task that the class takes part in.
+    task_of: Vec<u32>,
+    /// Streams of each class.
+    per_class: u32,
+}
+
+/// Whether a device has anything to do with an instruction.
+fn takes_part(program: &ParallelGraph, instruction: &Instruction, device: DeviceId) -> bool {
+    let on = |value: &ValueId| program.value(*value).is_on(&program.mesh, device);
+    match instruction.work {
+        Work::Compute { .. } => program.local_op(instruction, device).is_some(),
+        _ => instruction.reads.iter().any(on) || instruction.writes.iter().any(on),
+    }
+}
+
+impl Schedule {
+    /// The tasks of a program for these classes of devices; `compute` says how many picoseconds an op's local part
+    /// takes.
+    ///
+    /// # Errors
+    /// Where there would be too many tasks.
+    pub fn new(
+        program: &ParallelGraph,
+        classes: Classes,
+        mut compute: impl FnMut(OpId) -> i64,
+    ) -> Result<Self, TooManyTasks> {
+        let count = program.instructions.len();
+        if count.saturating_mul(classes.len()) > MOST_TASKS {
+            return Err(TooManyTasks { instructions: count, devices: classes.len() });
+        }
+        let levels = program.mesh.axes().iter().map(|axis| axis.level.0 + 1).max().unwrap_or(0);
+        let mut schedule = Self {
+            tasks: Tasks::default(),
+            instructions: Vec::new(),
+            task_of: vec![NOBODY; count * classes.len()],
+            per_class: 1 + levels,
+            classes,
+        };
+        let mut members: Vec<(u32, u32)> = Vec::new();
+        let (mut streams, mut waits_for) = (Vec::new(), Vec::new());
+        for (at, instruction) in program.instructions.iter().enumerate() {
+            let (duration, axes) = match &instruction.work {
+                Work::Compute { op, .. } => (compute(*op), AxisSet::EMPTY),
+                Work::Relayout(step) => (picoseconds(step.seconds), step.axes),
+                Work::Window { axes, seconds, .. } => (picoseconds(*seconds), *axes),
+            };
+            let duration = u64::try_from(duration).unwrap_or(0);
+            // What costs nothing is local: nobody waits for others.
+            let axes = if duration == 0 { AxisSet::EMPTY } else { axes };
+            members.clear();
+            for class in schedule.classes.ids() {
+                if takes_part(program, instruction, schedule.classes.device(class)) {
+                    members.push((schedule.classes.group(class, axes), class));
+                }
+            }
+            members.sort_unstable();
+            for group in members.chunk_by(|a, b| a.0 == b.0) {
+                streams.clear();
+                waits_for.clear();
+                for &(_, class) in group {
+                    schedule.streams_of(program, axes, class, &mut streams);
+                    for value in &instruction.reads {
+                        waits_for.extend(schedule.maker(program, *value, class));
+                    }
+                }
+                waits_for.sort_unstable();
+                waits_for.dedup();
+                let task = schedule.tasks.push(duration, &streams, &waits_for);
+                schedule.instructions.push(InstructionId(at as u32));
+                let row = at * schedule.classes.len();
+                group.iter().for_each(|&(_, class)| schedule.task_of[row + class as usize] = task);
+            }
+        }
+        Ok(schedule)
+    }
+
+    /// The streams that an instruction along these axes takes up on a class.
+    fn streams_of(&self, program: &ParallelGraph, axes: AxisSet, class: u32, out: &mut Vec<u32>) {
+        let first = class * self.per_class;
+        let levels = program.mesh.levels_crossed(axes);
+        if levels == 0 {
+            out.push(first);
+        }
+        out.extend((0..self.per_class - 1).filter(|level| levels >> level & 1 == 1).map(|l| first + 1 + l));
+    }
+
+    /// The task that makes a value on a class; none for sources, and where it is absent.
+    fn maker(&self, program: &ParallelGraph, value: ValueId, class: u32) -> Option<u32> {
+        self.task(program.value(value).made_by?, class)
+    }
+
+    /// The task of an instruction that a class takes part in.
+    pub fn task(&self, instruction: InstructionId, class: u32) -> Option<u32> {
+        let task = self.task_of[instruction.index() * self.classes.len() + class as usize];
+        (task != NOBODY).then_some(task)
+    }
+
+    /// A stream by its number: whose it is, and what it stands for.
+    pub fn stream(&self, stream: u32) -> (u32, Stream) {
+        let (class, kind) = (stream / self.per_class, stream % self.per_class);
+        (class, if kind == 0 { Stream::Compute } else { Stream::Port(kind - 1) })
+    }
+
+    /// Makes every task take up to so much longer or shorter, at random: 0.2 for a fifth.
+    ///
+    /// Tasks of one class stay alike; give every device its own class for noise that differs between devices.
+    pub fn perturb(&mut self, share: f64, seed: u64) {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+        self.tasks.rescale(|_, duration| {
+            let factor = 1.0 + share.clamp(0.0, 1.0) * (2.0 * random.random::<f64>() - 1.0);
+            (duration as f64 * factor).round() as u64
+        });
+    }
+
+    /// Runs it.
+    pub fn simulate(&self) -> Timeline {
+        Timeline::of(&self.tasks)
+    }
+}

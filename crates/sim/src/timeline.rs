@@ -1,0 +1,163 @@
+//! When every task runs: FlexFlow's simulation (Jia et al., arXiv 1807.05358, section 5), for gangs too.
+//!
+//! Assumptions, as in the paper: times are known; a stream works its tasks off in the order in which they became
+//! ready (of equals, the one that comes first in the program); a task starts as soon as all that it waits for is over
+//! and its streams are free. Tasks are handled in order of (ready time, number), which is each stream's order, so one
+//! pass with a priority queue is enough. All times are whole picoseconds: results are exact.
+
+use crate::tasks::Tasks;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// No task.
+pub const NOBODY: u32 = u32::MAX;
+
+/// When every task was ready, started and ended, in picoseconds from the start of the step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timeline {
+    /// Per task: when all that it waits for was over.
+    pub ready: Vec<u64>,
+    /// Per task: when it started.
+    pub start: Vec<u64>,
+    /// Per task: when it was over.
+    pub end: Vec<u64>,
+    /// All tasks in the order of their ready times.
+    pub order: Vec<u32>,
+    /// Per task: the one whose end let it start: something that it waits for, or what had its stream before.
+    pub released_by: Vec<u32>,
+}
+
+impl Timeline {
+    /// Simulates tasks.
+    pub fn of(tasks: &Tasks) -> Self {
+        let count = tasks.len();
+        let mut missing: Vec<u32> = tasks.ids().map(|task| tasks.waits_for(task).len() as u32).collect();
+        let (first, waiting) = readers(tasks);
+        let mut line = Self {
+            ready: vec![0; count],
+            start: vec![0; count],
+            end: vec![0; count],
+            order: Vec::with_capacity(count),
+            released_by: vec![NOBODY; count],
+        };
+        let mut free = vec![(0u64, NOBODY); tasks.stream_count()];
+        let mut queue: BinaryHeap<Reverse<(u64, u32)>> =
+            (0..count as u32).filter(|&t| missing[t as usize] == 0).map(|t| Reverse((0, t))).collect();
+        while let Some(Reverse((ready, task))) = queue.pop() {
+            let at = task as usize;
+            line.order.push(task);
+            let mut start = ready;
+            for &stream in tasks.streams(at) {
+                let (until, whose) = free[stream as usize];
+                if until > start {
+                    (start, line.released_by[at]) = (until, whose);
+                }
+            }
+            let end = start.saturating_add(tasks.duration(at));
+            (line.start[at], line.end[at]) = (start, end);
+            tasks.streams(at).iter().for_each(|&stream| free[stream as usize] = (end, task));
+            for &next in &waiting[first[at] as usize..first[at + 1] as usize] {
+                let other = next as usize;
+                if end > line.ready[other] || line.released_by[other] == NOBODY {
+                    (line.ready[other], line.released_by[other]) = (end, task);
+                }
+                missing[other] -= 1;
+                if missing[other] == 0 {
+                    queue.push(Reverse((line.ready[other], next)));
+                }
+            }
+        }
+        line
+    }
+
+    /// When the last task is over.
+    pub fn makespan(&self) -> u64 {
+        self.end.iter().copied().max().unwrap_or(0)
+    }
+
+    /// The chain of tasks that makes the step as long as it is, first to last: each started when the one before
+    /// ended.
+    pub fn critical_path(&self) -> Vec<u32> {
+        let last = (0..self.end.len()).max_by_key(|&task| (self.end[task], Reverse(task)));
+        let mut path = Vec::new();
+        let mut at = last.map_or(NOBODY, |task| task as u32);
+        while at != NOBODY {
+            path.push(at);
+            at = self.released_by[at as usize];
+        }
+        path.reverse();
+        path
+    }
+}
+
+/// Who waits for each task, as one flat list.
+fn readers(tasks: &Tasks) -> (Vec<u32>, Vec<u32>) {
+    let mut first = vec![0u32; tasks.len() + 1];
+    for task in tasks.ids() {
+        tasks.waits_for(task).iter().for_each(|&other| first[other as usize + 1] += 1);
+    }
+    for at in 0..tasks.len() {
+        first[at + 1] += first[at];
+    }
+    let mut next = first.clone();
+    let mut waiting = vec![0; first[tasks.len()] as usize];
+    for task in tasks.ids() {
+        for &other in tasks.waits_for(task) {
+            waiting[next[other as usize] as usize] = task as u32;
+            next[other as usize] += 1;
+        }
+    }
+    (first, waiting)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_serves_first_who_was_ready_first() {
+        let mut tasks = Tasks::default();
+        let a = tasks.push(10, &[0], &[]);
+        let b = tasks.push(4, &[1], &[]);
+        // Ready at 10 and at 4: the later number goes first on stream 2.
+        let late = tasks.push(5, &[2], &[a]);
+        let early = tasks.push(20, &[2], &[b]);
+        let line = Timeline::of(&tasks);
+        assert_eq!((line.start[early as usize], line.start[late as usize]), (4, 24));
+        assert_eq!(line.makespan(), 29);
+        assert_eq!(line.critical_path(), [b, early, late]);
+    }
+
+    #[test]
+    fn a_gang_waits_until_all_its_streams_are_free() {
+        let mut tasks = Tasks::default();
+        tasks.push(10, &[0], &[]);
+        tasks.push(3, &[1], &[]);
+        let gang = tasks.push(5, &[0, 1], &[]);
+        let after = tasks.push(1, &[1], &[]);
+        let line = Timeline::of(&tasks);
+        assert_eq!((line.start[gang as usize], line.end[gang as usize]), (10, 15));
+        assert_eq!(line.start[after as usize], 15, "streams serve in order, gangs too");
+    }
+
+    #[test]
+    fn what_takes_no_time_waits_for_no_stream() {
+        let mut tasks = Tasks::default();
+        tasks.push(10, &[0], &[]);
+        let view = tasks.push(0, &[0], &[]);
+        let line = Timeline::of(&tasks);
+        assert_eq!(line.end[view as usize], 0);
+    }
+
+    #[test]
+    fn communication_hides_behind_computation_where_nothing_waits_for_it() {
+        let mut tasks = Tasks::default();
+        let backward = tasks.push(10, &[0], &[]);
+        let reduce = tasks.push(8, &[1], &[backward]);
+        let next = tasks.push(10, &[0], &[backward]);
+        tasks.push(1, &[0], &[reduce]);
+        let line = Timeline::of(&tasks);
+        assert_eq!((line.start[reduce as usize], line.start[next as usize]), (10, 10));
+        assert_eq!(line.makespan(), 21);
+    }
+}

@@ -1,0 +1,163 @@
+//! Lowered programs of real models, simulated.
+
+use proptest::prelude::*;
+use shardwright_frontend::zoo::{BuildOptions, build};
+use shardwright_graph::{Graph, OpId};
+use shardwright_lower::{InstructionId, ParallelGraph, lower};
+use shardwright_machine::{Machine, builtin};
+use shardwright_plan::{Demands, Problem, search, strategy};
+use shardwright_search::Control;
+use shardwright_sim::{Classes, Memory, Schedule, Trace, usages};
+use shardwright_space::{Config, configs_with_pins, place};
+
+const MODELS: [&str; 3] =
+    ["mlp:batch=16,hidden=64,layers=3", "lenet5:batch=8", "nmt:batch=4,seq=3,hidden=8,vocab=12,unroll=3"];
+
+fn model(spec: &str) -> Graph {
+    build(spec, &BuildOptions::default()).unwrap()
+}
+
+/// A pseudo-random config of every op, pinned or not.
+fn random_configs(graph: &Graph, problem: &Problem<'_>, mut seed: u64) -> Vec<Config> {
+    let mut next = move || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize
+    };
+    let config = |op: OpId| {
+        let all = configs_with_pins(&problem.shapes[op.index()].rule, problem.mesh());
+        let choice = next() % all.len();
+        all[choice].clone()
+    };
+    graph.op_ids().map(config).collect()
+}
+
+fn schedule(
+    problem: &Problem<'_>,
+    program: &ParallelGraph,
+    configs: &[Config],
+    classes: Classes,
+) -> Schedule {
+    let times = problem.times().unwrap();
+    let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
+    Schedule::new(program, classes, |op| times.compute(op, &run_as[op.index()])).unwrap()
+}
+
+fn machine(name: &str) -> Machine {
+    builtin(name).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_device_of_a_class_stands_for_all(
+        (spec, name, seed) in (prop::sample::select(&MODELS[..]), prop::sample::select(&["flat:4", "p100x16:8"][..]), any::<u64>())
+    ) {
+        let (graph, machine) = (model(spec), machine(name));
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let configs = random_configs(&graph, &problem, seed);
+        let program = lower(&graph, &problem.relayouts, &configs).unwrap();
+        let few = schedule(&problem, &program, &configs, Classes::of(&program));
+        let all = schedule(&problem, &program, &configs, Classes::each(&program.mesh));
+        let (few_line, all_line) = (few.simulate(), all.simulate());
+        prop_assert_eq!(few_line.makespan(), all_line.makespan());
+        let (few_use, all_use) = (usages(&few, &few_line), usages(&all, &all_line));
+        for device in program.devices() {
+            let class = few.classes.class(&program.mesh, device);
+            for at in 0..program.instructions.len() {
+                let id = InstructionId(at as u32);
+                let times = |line: &shardwright_sim::Timeline, task: Option<u32>| {
+                    task.map(|task| (line.start[task as usize], line.end[task as usize]))
+                };
+                prop_assert_eq!(times(&few_line, few.task(id, class)), times(&all_line, all.task(id, device.0)));
+            }
+            prop_assert_eq!(few_use[class as usize], all_use[device.index()]);
+            let few_memory = Memory::of(&graph, &program, &few, &few_line, class);
+            let all_memory = Memory::of(&graph, &program, &all, &all_line, device.0);
+            prop_assert_eq!(few_memory, all_memory);
+        }
+        let sizes: u32 = few.classes.ids().map(|class| few.classes.size(&program.mesh, class)).sum();
+        prop_assert_eq!(sizes, program.mesh.devices());
+    }
+}
+
+/// Every task in sequence is what the cost model adds up, less what the program shares and joins.
+#[test]
+fn overlap_never_costs_time() {
+    for spec in MODELS {
+        for name in ["flat:4", "p100x16"] {
+            let (graph, machine) = (model(spec), machine(name));
+            let problem = Problem::new(&graph, &machine, None).unwrap();
+            for strategy in ["data", "exact"] {
+                let strategy = strategy::find(strategy).unwrap();
+                let found = search(&problem, strategy, &Demands::default(), &Control::new()).unwrap();
+                let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
+                let schedule = schedule(&problem, &program, &found.configs, Classes::of(&program));
+                let line = schedule.simulate();
+                let times = problem.times().unwrap();
+                let run_as = place(&graph, &problem.shapes, &found.configs, problem.mesh()).configs;
+                let computing = graph.op_ids().map(|op| times.compute(op, &run_as[op.index()])).sum::<i64>();
+                let usage = usages(&schedule, &line)[0];
+                assert_eq!(usage.busy as i64, computing, "{spec} {name}");
+                assert_eq!(usage.busy + usage.idle, line.makespan());
+                assert!(line.makespan() as i64 <= found.objective, "{spec} {name}");
+                let peak = Memory::of(&graph, &program, &schedule, &line, 0).peak();
+                assert!(peak.0 > 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn noise_is_the_same_for_the_same_seed_and_stays_in_bounds() {
+    let (graph, machine) = (model(MODELS[0]), machine("flat:4"));
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let found =
+        search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
+    let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
+    let plain = schedule(&problem, &program, &found.configs, Classes::each(&program.mesh));
+    let noisy = |seed| {
+        let mut schedule = plain.clone();
+        schedule.perturb(0.2, seed);
+        for task in schedule.tasks.ids() {
+            let (was, is) = (plain.tasks.duration(task) as f64, schedule.tasks.duration(task) as f64);
+            assert!((is - was).abs() <= 0.2 * was + 1.0, "{was} became {is}");
+        }
+        schedule.simulate().makespan()
+    };
+    assert_eq!(noisy(1), noisy(1));
+    assert_ne!(noisy(1), noisy(2));
+}
+
+#[test]
+fn a_trace_has_every_task_on_its_track() {
+    let (graph, machine) = (model(MODELS[0]), machine("p100x16"));
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let found =
+        search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
+    let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
+    let schedule = schedule(&problem, &program, &found.configs, Classes::of(&program));
+    let timeline = schedule.simulate();
+    let config = |op: OpId| found.configs[op.index()].show(&problem.shapes[op.index()].rule, problem.mesh());
+    let comm = problem.relayouts.comm();
+    let trace = Trace {
+        graph: &graph,
+        program: &program,
+        comm,
+        schedule: &schedule,
+        timeline: &timeline,
+        config: &config,
+    };
+    let mut text = Vec::new();
+    trace.write(&mut text).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let of_kind = |kind: &str| events.iter().filter(|e| e["ph"] == kind).count();
+    let boxes: usize = schedule.tasks.ids().map(|task| schedule.tasks.streams(task).len()).sum();
+    assert_eq!(of_kind("X"), boxes);
+    assert!(of_kind("C") > 1);
+    let last = events.iter().filter_map(|e| Some(e["ts"].as_f64()? + e["dur"].as_f64()?)).fold(0.0, f64::max);
+    assert!((last - timeline.makespan() as f64 / 1e6).abs() < 1e-6);
+    let reduce = events.iter().find(|e| e["name"].as_str().unwrap().starts_with("all-reduce")).unwrap();
+    assert!(reduce["args"]["bytes_sent"].as_u64().unwrap() > 0);
+}
