@@ -8,7 +8,10 @@ use shardwright_cost::{CostFile, OperatorTimes};
 use shardwright_frontend::zoo::{self, BuildOptions};
 use shardwright_graph::{Graph, Optimizer};
 use shardwright_machine::{Bytes, Device, Machine, Mesh};
-use shardwright_plan::{Demands, OpTimes, PlanRequest, Problem, Wish};
+use shardwright_plan::{
+    Demands, OpTimes, PlanRequest, Problem, Wish,
+    strategy::{Space, Strategy},
+};
 use shardwright_search::Control;
 use shardwright_space::OpShapes;
 use std::path::{Path, PathBuf};
@@ -194,6 +197,19 @@ impl Request {
     ) -> anyhow::Result<OpTimes<'a>> {
         let times = OperatorTimes::new(device, self.costs.as_ref())?;
         Ok(OpTimes::new(times, &self.graph, shapes, mesh))
+    }
+
+    /// Builds what a strategy needs: SoyBean cuts prime axes and searches no network.
+    pub fn problem_of(&self, strategy: &Strategy) -> anyhow::Result<Problem<'_>> {
+        match strategy.space {
+            Space::Tilings(_) => self.prime(),
+            _ => self.problem(),
+        }
+    }
+
+    /// The machine's prime axes, with no search problem.
+    pub fn prime(&self) -> anyhow::Result<Problem<'_>> {
+        Ok(Problem::prime(&self.graph, &self.machine, self.costs.as_ref())?)
     }
 
     /// Seconds since the request was read.

@@ -2,6 +2,7 @@
 
 use shardwright_cost::{LayoutError, WrongDevice};
 use shardwright_search::NetworkError;
+use shardwright_soybean::SoyBeanError;
 
 fn smallest(least: Option<u64>, proved: bool) -> String {
     match (least, proved) {
@@ -94,6 +95,9 @@ pub enum PlanError {
         /// Why not.
         reason: String,
     },
+    /// SoyBean has no tilings.
+    #[error(transparent)]
+    SoyBean(#[from] SoyBeanError),
     /// The solver gave up.
     #[error("solver {solver} found no plan: {reason}")]
     NoPlan {

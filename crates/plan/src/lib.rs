@@ -34,6 +34,7 @@ mod recall;
 mod smallest;
 pub mod strategy;
 mod tables;
+mod tilings;
 mod times;
 mod traffic;
 mod transfer;
@@ -49,6 +50,7 @@ pub use plan::{
 };
 pub use planner::{Demands, Found, baseline_costs, plan, search};
 pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Problem};
+pub use tilings::{Moved, moved};
 pub use times::{OpTimes, picoseconds};
 pub use traffic::predicted_traffic;
 pub use transfer::{End, Transfer, Transfers};

@@ -1,5 +1,6 @@
 //! The plan: what was found, what it is predicted to cost, and everything that was assumed. Versioned JSON.
 
+use crate::tilings::Moved;
 use serde::{Deserialize, Serialize};
 use shardwright_graph::Optimizer;
 use std::collections::BTreeMap;
@@ -55,6 +56,9 @@ pub struct Plan {
     pub traffic_bytes: u64,
     /// The same by the level that they cross, outermost first.
     pub traffic_per_level: Vec<LevelTraffic>,
+    /// For SoyBean's plans: what they move by its own measure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soybean: Option<Moved>,
     /// What the classics would cost.
     pub baselines: BTreeMap<String, BaselineCost>,
     /// The mesh axes that configs speak of, outermost first.

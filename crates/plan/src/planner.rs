@@ -11,7 +11,8 @@ use crate::{
     problem::Problem,
     recall::model_hash,
     smallest::{Smallest, smallest_limit},
-    strategy::{Baseline, Space, Strategy, baselines, restrict},
+    strategy::{Space, Strategy, baselines, restrict},
+    tilings::{Moved, tile},
     wish::Wish,
 };
 use shardwright_cost::TimeSource;
@@ -41,6 +42,8 @@ pub struct Found {
     pub bound: i64,
     /// Why the search stopped.
     pub stop_reason: StopReason,
+    /// For SoyBean: what it moves by its own measure.
+    pub moved: Option<Moved>,
 }
 
 fn cost(network: &Network, choices: &[u32]) -> Result<i64, PlanError> {
@@ -83,19 +86,22 @@ fn attempt(
     control: &Control<'_>,
 ) -> Result<Found, PlanError> {
     match strategy.space {
-        Space::Fixed(baseline) => fixed(problem, strategy, baseline, demands),
+        Space::Fixed(baseline) => given(problem, strategy, baseline.configs(problem), demands),
+        Space::Tilings(objective) => {
+            let (configs, moved) = tile(problem, objective, control)?;
+            Ok(Found { moved: Some(moved), ..given(problem, strategy, configs, demands)? })
+        }
         Space::All | Space::Outputs => solve(problem, strategy, demands, control),
     }
 }
 
-/// What a strategy that searches nothing makes.
-fn fixed(
+/// What comes of configs that are not searched for in the network; wishes and memory are only checked.
+fn given(
     problem: &Problem<'_>,
     strategy: &Strategy,
-    baseline: Baseline,
+    configs: Vec<Config>,
     demands: &Demands,
 ) -> Result<Found, PlanError> {
-    let configs = baseline.configs(problem);
     for wish in &demands.wishes {
         wish.check(problem, &configs)?;
     }
@@ -109,7 +115,7 @@ fn fixed(
         });
     }
     let objective = costs.objective();
-    Ok(Found { configs, objective, bound: objective, stop_reason: StopReason::Exhausted })
+    Ok(Found { configs, objective, bound: objective, stop_reason: StopReason::Exhausted, moved: None })
 }
 
 fn solve(
@@ -137,7 +143,13 @@ fn solve(
         let choices: Vec<u32> = chosen.map(|(&c, allowed)| allowed[c as usize]).collect();
         let objective = cost(&problem.network, &choices)?;
         let configs = problem.configs(&choices);
-        return Ok(Found { configs, objective, bound: outcome.bound, stop_reason: outcome.stop_reason });
+        return Ok(Found {
+            configs,
+            objective,
+            bound: outcome.bound,
+            stop_reason: outcome.stop_reason,
+            moved: None,
+        });
     }
     Err(match (outcome.stop_reason, demands.memory) {
         (StopReason::Refused(reason), _) => failed(reason),
@@ -296,6 +308,7 @@ fn describe(
         memory_limit_bytes: None,
         traffic_bytes: costs.traffic.total().0,
         traffic_per_level: levels.collect(),
+        soybean: found.moved.clone(),
         baselines: baselines.into_iter().map(|(name, cost)| (name.to_string(), cost)).collect(),
         axes: mesh.axes().iter().map(|a| PlanAxis { name: a.name.clone(), size: a.size }).collect(),
         layers: layers.collect(),

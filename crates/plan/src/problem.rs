@@ -99,6 +99,37 @@ impl<'a> Problem<'a> {
         Self::build(graph, machine, costs, true)
     }
 
+    /// The machine's prime axes with nothing to choose from: all that strategies need which do not search the
+    /// network, however many devices there are.
+    pub fn prime(
+        graph: &'a Graph,
+        machine: &'a Machine,
+        costs: Option<&'a CostFile>,
+    ) -> Result<Self, PlanError> {
+        if graph.ops.is_empty() {
+            return Err(PlanError::Empty { model: graph.name.clone() });
+        }
+        let device = machine.slowest();
+        OperatorTimes::new(&device, costs)?;
+        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
+        let mesh = machine.mesh().clone();
+        Ok(Self {
+            graph,
+            machine,
+            layers: Groups::layers(graph, &shapes),
+            variables: Groups::ops(graph, &shapes),
+            untied: true,
+            transfers: Transfers::of(graph),
+            choices: Vec::new(),
+            network: NetworkBuilder::new().build()?,
+            relayouts: Relayouts::new(machine, &mesh),
+            grain: Grain { mesh, prime: true, most_configs: 0 },
+            shapes,
+            costs,
+            device,
+        })
+    }
+
     fn build(
         graph: &'a Graph,
         machine: &'a Machine,

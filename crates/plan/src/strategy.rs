@@ -6,6 +6,8 @@
 //! | `exact` | everything | reductions, bounds, branch and bound |
 //! | `pase` | everything (PaSE's iteration space) | PaSE's dynamic program |
 //! | `optcnn` | splits of the output's dimensions only | OptCNN's eliminations |
+//! | `soybean` | a tiling of every tensor per binary cut, least elements moved | SoyBean's k cuts, levels or elimination |
+//! | `soybean-time` | the same, least time of moving: ours, not the paper's | the same |
 //! | `data` | the batch on every axis | |
 //! | `model` | weights' output dimensions on every axis; layers without weights follow their largest input | |
 //! | `owt` | one weird trick: `data` for layers with spatial dimensions, `model` for products with weights | |
@@ -16,6 +18,7 @@ pub use crate::baseline::Baseline;
 use crate::{error::PlanError, problem::Problem};
 use shardwright_graph::{FactorIndex, FactorKind, factor_kinds};
 use shardwright_search::{Network, NetworkBuilder, VarId};
+use shardwright_soybean::Objective;
 use shardwright_space::AxisUse;
 
 /// What is searched.
@@ -25,6 +28,8 @@ pub enum Space {
     All,
     /// Configs that only split dimensions of the leading op's results, and the batch.
     Outputs,
+    /// A tiling of every tensor for every binary axis; its own measure decides, not the network's objective.
+    Tilings(Objective),
     /// One config per op, by rule.
     Fixed(Baseline),
 }
@@ -37,7 +42,7 @@ pub struct Strategy {
     pub about: &'static str,
     /// What is searched.
     pub space: Space,
-    /// The solver; none for baselines.
+    /// The network's solver; none for strategies that do not search the network.
     pub solver: Option<&'static str>,
 }
 
@@ -66,6 +71,18 @@ pub const STRATEGIES: &[Strategy] = &[
         about: "PaSE: splits of any dimension, dynamic program over dependent sets",
         space: Space::All,
         solver: Some("pase"),
+    },
+    Strategy {
+        name: "soybean",
+        about: "SoyBean: tilings that move the fewest elements, one binary cut after the other",
+        space: Space::Tilings(Objective::Elements),
+        solver: None,
+    },
+    Strategy {
+        name: "soybean-time",
+        about: "SoyBean's cuts with moves weighed by the time that they take (ours)",
+        space: Space::Tilings(Objective::Time),
+        solver: None,
     },
     Strategy {
         name: "data",
@@ -143,7 +160,7 @@ impl Space {
                 };
                 Some(variables.map(|v| all(v).filter(|&c| fits(v, c)).collect()).collect())
             }
-            Space::Fixed(_) => None,
+            Space::Tilings(_) | Space::Fixed(_) => None,
         }
     }
 }

@@ -45,6 +45,16 @@ pub enum SoyBeanError {
         /// Its size.
         size: u32,
     },
+    /// There must be a config for every op, with a use for every axis.
+    #[error("{got} configs for {ops} ops, or not one use for each of {axes} axes in each")]
+    Configs {
+        /// How many configs were given.
+        got: usize,
+        /// How many ops there are.
+        ops: usize,
+        /// How many axes there are.
+        axes: usize,
+    },
     /// SoyBean always uses all devices.
     #[error("op `{op}` runs on one side of the machine only, which SoyBean's measure does not know")]
     Pinned {
@@ -129,6 +139,11 @@ pub fn count(
     configs: &[Config],
     control: &Control<'_>,
 ) -> Result<Cuts, SoyBeanError> {
+    binary(comm.mesh())?;
+    let (ops, axes) = (graph.ops.len(), comm.mesh().len());
+    if configs.len() != ops || configs.iter().any(|config| config.uses().len() != axes) {
+        return Err(SoyBeanError::Configs { got: configs.len(), ops, axes });
+    }
     let pinned = |config: &Config| config.uses().iter().any(|used| matches!(used, AxisUse::Pin(_)));
     if let Some(at) = configs.iter().position(pinned) {
         return Err(SoyBeanError::Pinned { op: graph.ops[at].name.clone() });

@@ -3,7 +3,10 @@
 use crate::Verdict;
 use crate::planning::{PlanningArgs, show_bytes, show_seconds};
 use serde::Serialize;
-use shardwright_plan::{evaluate, search, strategy::STRATEGIES};
+use shardwright_plan::{
+    evaluate, moved, search,
+    strategy::{STRATEGIES, Space},
+};
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -32,6 +35,8 @@ struct Row {
     search_seconds: f64,
     objective: Option<i64>,
     proved_optimal: bool,
+    /// Elements that all devices move by SoyBean's measure, where it can count the plan.
+    soybean_elements: Option<u64>,
     /// Why there is no result, where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<String>,
@@ -42,6 +47,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let request = args.planning.open()?;
     let rows: Vec<Row> = args.planning.on_threads(|| -> anyhow::Result<Vec<Row>> {
         let problem = request.problem()?;
+        let prime = request.prime()?;
         let mut rows = Vec::new();
         for strategy in STRATEGIES {
             let start = Instant::now();
@@ -57,16 +63,21 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
                 search_seconds: 0.0,
                 objective: None,
                 proved_optimal: false,
+                soybean_elements: None,
                 failure: None,
             };
-            match search(&problem, strategy, &args.planning.demands(), &control) {
+            let problem = if matches!(strategy.space, Space::Tilings(_)) { &prime } else { &problem };
+            match search(problem, strategy, &args.planning.demands(), &control) {
                 Ok(found) => {
                     row.search_seconds = start.elapsed().as_secs_f64();
-                    let costs = evaluate(&problem, &found.configs)?;
+                    let costs = evaluate(problem, &found.configs)?;
                     row.step_seconds = Some(found.objective as f64 / 1e12);
                     row.traffic_bytes = Some(costs.traffic.total().0);
                     row.peak_memory_bytes = Some(costs.peak_memory.0);
                     row.objective = Some(found.objective);
+                    let counted =
+                        found.moved.ok_or(()).or_else(|()| moved(problem, &found.configs, &control));
+                    row.soybean_elements = counted.ok().map(|moved| moved.total_elements);
                     row.proved_optimal = strategy.solver.is_some() && found.objective <= found.bound;
                 }
                 Err(error) => row.failure = Some(error.to_string()),
@@ -86,25 +97,30 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     }
     writeln!(
         out,
-        "{:<8} {:>11} {:>9} {:>11} {:>11} {:>9}  optimal in its space",
-        "solver", "step", "vs data", "sent", "per device", "search"
+        "{:<12} {:>11} {:>9} {:>11} {:>15} {:>11} {:>9}  optimal in its space",
+        "solver", "step", "vs data", "sent", "SoyBean's count", "per device", "search"
     )?;
     for row in &rows {
         match (row.step_seconds, row.speedup_over_data) {
             (Some(step), Some(speedup)) => writeln!(
                 out,
-                "{:<8} {:>11} {:>8.2}x {:>11} {:>11} {:>8.2}s  {}",
+                "{:<12} {:>11} {:>8.2}x {:>11} {:>15} {:>11} {:>8.2}s  {}",
                 row.solver,
                 show_seconds(step),
                 speedup,
                 show_bytes(row.traffic_bytes.unwrap_or(0)),
+                row.soybean_elements.map_or_else(|| "-".into(), |elements| elements.to_string()),
                 show_bytes(row.peak_memory_bytes.unwrap_or(0)),
                 row.search_seconds,
                 if row.proved_optimal { "proved" } else { "-" }
             )?,
-            _ => writeln!(out, "{:<8} {}", row.solver, row.failure.as_deref().unwrap_or("no result"))?,
+            _ => writeln!(out, "{:<12} {}", row.solver, row.failure.as_deref().unwrap_or("no result"))?,
         }
     }
+    writeln!(
+        out,
+        "note: SoyBean's count is elements moved with every op split on every axis; ops that a plan repeats count as split"
+    )?;
     writeln!(out, "note: times are the cost model's sums, without overlap of computing and communicating")?;
     Ok(Verdict::Done)
 }

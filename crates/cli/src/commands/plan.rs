@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     planning: PlanningArgs,
-    /// auto, exact, optcnn, pase, data, model, owt, megatron, fsdp
+    /// auto, exact, optcnn, pase, soybean, soybean-time, data, model, owt, megatron, fsdp
     #[arg(long, default_value = "auto")]
     solver: String,
     /// Write the plan to this file
@@ -73,7 +73,7 @@ pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
     let request = planning.open()?;
     let control = planning.control(&request);
     planning.on_threads(|| {
-        let problem = request.problem()?;
+        let problem = request.problem_of(strategy)?;
         let mut plan = plan(&problem, strategy, &planning.demands(), &control)?;
         plan.search_seconds = request.elapsed();
         plan.request = Some(planning.asked());
@@ -135,6 +135,19 @@ fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> i
             show_bytes(plan.traffic_bytes)
         )?;
     }
+    if let Some(moved) = &plan.soybean {
+        let cuts: Vec<String> = moved.cuts.iter().map(u64::to_string).collect();
+        let least = if moved.proved { "each cut proved least" } else { "not every cut proved least" };
+        writeln!(
+            out,
+            "SoyBean's measure: {} elements moved, {} in the cuts one by one, {least}; {:.2} s; {} per device at most",
+            moved.total_elements,
+            cuts.join(", "),
+            plan.search_seconds,
+            show_bytes(plan.peak_memory_bytes)
+        )?;
+        return warn(out, plan);
+    }
     let proof = if plan.proved_optimal {
         "proved: nothing in the space is faster".to_string()
     } else if plan.lower_bound > 0 {
@@ -152,8 +165,9 @@ fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> i
         plan.search_seconds,
         show_bytes(plan.peak_memory_bytes)
     )?;
-    for warning in &plan.warnings {
-        writeln!(out, "note: {warning}")?;
-    }
-    Ok(())
+    warn(out, plan)
+}
+
+fn warn(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    plan.warnings.iter().try_for_each(|warning| writeln!(out, "note: {warning}"))
 }
