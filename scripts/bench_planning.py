@@ -14,14 +14,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "target/release/shardwright"
 
 
-def plan(model, machine, batch, program):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [program, "plan", model, "--machine", machine, "--batch", str(batch), "--json"]
+def run_json(program, *args):
+    command = [program, *map(str, args), "--json"]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         raise SystemExit(f"{' '.join(map(str, command))}: {run.stderr}")
+    return json.loads(run.stdout)
+
+
+def plan(model, machine, batch, program):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    answer = run_json(program, "plan", model, "--machine", machine, "--batch", batch)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    answer = json.loads(run.stdout)
     answer["cpu"] = after.ru_utime - before.ru_utime
     return answer
 
@@ -74,8 +78,37 @@ def search(program):
         print(f"| {model} | {' | '.join(cells)} | {max(gaps):.2%} |", flush=True)
 
 
+def soybean(program):
+    print("| model | batch | data, ms | owt | soybean | soybean-time | exact | sent by data, GB | by soybean | elements, data | soybean |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for model in ["alexnet", "vgg16"]:
+        for batch in [128, 256, 512]:
+            rows = run_json(program, "compare", model, "--machine", "k80x8", "--batch", batch)["rows"]
+            row = {r["solver"]: r for r in rows}
+            ratio = lambda name: f"{milliseconds(row[name]['step_seconds'])} ({row[name]['speedup_over_data']:.2f}x)"
+            sent = lambda name: f"{row[name]['traffic_bytes'] / 1e9:.2f}"
+            elements = lambda name: f"{row[name]['soybean_elements'] / 1e6:.1f} M"
+            print(
+                f"| {model} | {batch} | {milliseconds(row['data']['step_seconds'])} | {ratio('owt')} | {ratio('soybean')} | "
+                f"{ratio('soybean-time')} | {ratio('exact')} | {sent('data')} | {sent('soybean')} | {elements('data')} | "
+                f"{elements('soybean')} |",
+                flush=True,
+            )
+    print("\n| model | ops | elements per cut | total | step over data's | search, s |")
+    print("|---|---|---|---|---|---|")
+    for family in run_json(program, "models"):
+        p = run_json(program, "plan", family["name"], "--machine", "k80x8", "--solver", "soybean")
+        cuts = ", ".join(str(cut) for cut in p["soybean"]["cuts"])
+        ratio = p["simulated"]["step_seconds"] / p["baselines"]["data"]["step_seconds"]
+        print(
+            f"| {family['name']} | {len(p['ops'])} | {cuts} | {p['soybean']['total_elements']} | {ratio:.2f} | "
+            f"{p['search_seconds']:.2f} |",
+            flush=True,
+        )
+
+
 def main():
-    tables = {"optcnn": optcnn, "pase": pase, "search": search}
+    tables = {"optcnn": optcnn, "pase": pase, "soybean": soybean, "search": search}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=tables)
     parser.add_argument("--program", default=PROGRAM, help="the program to run")

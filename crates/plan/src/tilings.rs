@@ -1,9 +1,9 @@
 //! SoyBean in planning: its tilings as configs of ops, and its measure for everybody else's configs.
 //!
 //! SoyBean gives every op one aligned request per cut, which is the factor that the cut's axis splits: a config on the
-//! machine's prime axes. Tensors' own tilings are not part of a plan: a tensor goes from the layout in which it is
-//! made to those in which it is read, which is never more than by way of its tiling. Weights are stored as their
-//! update works, and the update has the weight's tiling.
+//! machine's prime axes. Tensors' own tilings are not part of a plan: a tensor goes straight from the layout in which
+//! it is made to those in which it is read. Weights are the exception: they are stored as their update works, and
+//! the update has the weight's tiling.
 
 use crate::{error::PlanError, problem::Problem};
 use serde::{Deserialize, Serialize};

@@ -220,7 +220,9 @@ proptest! {
             let exact = strategy::find("exact").unwrap();
             let exact = search(&problem, exact, &Demands::default(), &control).unwrap();
             prop_assert_eq!(exact.objective, exact.bound, "proved");
-            for strategy in strategy::STRATEGIES {
+            // SoyBean cuts binary axes only, and orders them freely, which the space does not.
+            let tilings = |s: &&strategy::Strategy| matches!(s.space, strategy::Space::Tilings(_));
+            for strategy in strategy::STRATEGIES.iter().filter(|s| !tilings(s)) {
                 let other = search(&problem, strategy, &Demands::default(), &control).unwrap();
                 let expressible = problem.untied || strategy.name != "fsdp";
                 prop_assert!(exact.objective <= other.objective || !expressible, "{}", strategy.name);
