@@ -30,7 +30,6 @@ fn the_golden_values_come_out_of_plan() {
         let plan = answer(&["plan", &model, "--machine", &machine, "--solver", "soybean", "--json"]);
         assert_eq!(plan["soybean"]["cuts"], cuts, "{model} on {machine}");
         assert_eq!(plan["soybean"]["total_elements"], total);
-        assert_eq!(plan["ops"].as_array().map(Vec::len), Some(5 * layers + 3 + layers * 2 - 1));
     }
 }
 
