@@ -5,7 +5,7 @@ use shardwright_frontend::zoo::{BuildOptions, FAMILIES, build};
 use shardwright_graph::Optimizer;
 use shardwright_plan::{
     Demands, Problem, evaluate, search,
-    strategy::{self, Strategy},
+    strategy::{self, Space, Strategy},
 };
 use shardwright_search::Control;
 use shardwright_space::Config;
@@ -23,7 +23,8 @@ fn train(name: &str, options: &str) {
     let untied = |strategy: &Strategy| strategy.name == "fsdp";
     let tied = Problem::new(&graph, &machine, None).unwrap_or_else(|e| panic!("{spec}: {e}"));
     let mut seen: Vec<Vec<Config>> = Vec::new();
-    for strategy in strategy::STRATEGIES.iter().filter(|strategy| !untied(strategy)) {
+    let tiled = |strategy: &Strategy| matches!(strategy.space, Space::Tilings(_));
+    for strategy in strategy::STRATEGIES.iter().filter(|strategy| !untied(strategy) && !tiled(strategy)) {
         run(&tied, strategy, &mut seen);
     }
     drop(tied);
