@@ -61,22 +61,61 @@ pub fn search(
     demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Found, PlanError> {
-    let mut best = attempt(problem, strategy, demands, control);
-    if strategy.name == "auto" {
-        // A search that was cut short may hold something worse than what everybody knows.
-        for baseline in baselines(problem) {
-            let Ok(known) = attempt(problem, baseline, demands, control) else { continue };
-            best = match best {
-                Ok(found) if found.objective <= known.objective => Ok(found),
-                Ok(found) => Ok(Found { bound: found.bound, stop_reason: found.stop_reason, ..known }),
-                Err(PlanError::NoPlan { .. } | PlanError::DoesNotFit { .. }) => {
-                    Ok(Found { bound: 0, ..known })
-                }
-                Err(error) => Err(error),
-            };
-        }
+    if strategy.name != "auto" {
+        return attempt(problem, strategy, demands, control);
+    }
+    let mut best = if problem.untied {
+        untied_or_tied(problem, strategy, demands, control)
+    } else {
+        attempt(problem, strategy, demands, control)
+    };
+    // A search that was cut short may hold something worse than what everybody knows.
+    for baseline in baselines(problem) {
+        let Ok(known) = attempt(problem, baseline, demands, control) else { continue };
+        best = match best {
+            Ok(found) if found.objective <= known.objective => Ok(found),
+            Ok(found) => Ok(Found { bound: found.bound, stop_reason: found.stop_reason, ..known }),
+            Err(PlanError::NoPlan { .. } | PlanError::DoesNotFit { .. }) => Ok(Found { bound: 0, ..known }),
+            Err(error) => Err(error),
+        };
     }
     best
+}
+
+/// Searches with three quarters of the time; what is left goes, where nothing is proved by then, to the tied problem,
+/// which is smaller and whose plans are untied ones too.
+fn untied_or_tied(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Found, PlanError> {
+    let reserve = control.remaining().unwrap_or_default() / 4;
+    let most = Control {
+        deadline: control.deadline.map(|d| d.checked_sub(reserve).unwrap_or(d)),
+        ..control.clone()
+    };
+    let found = attempt(problem, strategy, demands, &most);
+    let proved = match &found {
+        Ok(found) => found.objective <= found.bound,
+        Err(error) => {
+            !matches!(error, PlanError::NoPlan { .. } | PlanError::DoesNotFit { proved: false, .. })
+        }
+    };
+    if proved {
+        return found;
+    }
+    let tied = Problem::new(problem.graph, problem.machine, problem.costs())?;
+    if tied.mesh().axes() != problem.mesh().axes() {
+        return found;
+    }
+    match (found, attempt(&tied, strategy, demands, control)) {
+        (Ok(found), Ok(tied)) if tied.objective < found.objective => {
+            Ok(Found { configs: tied.configs, objective: tied.objective, ..found })
+        }
+        (Err(_), Ok(tied)) => Ok(Found { bound: 0, stop_reason: StopReason::Deadline, ..tied }),
+        (found, _) => found,
+    }
 }
 
 fn attempt(

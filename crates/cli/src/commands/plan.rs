@@ -3,7 +3,8 @@
 use crate::Verdict;
 use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, show_bytes, show_seconds};
-use shardwright_plan::{Plan, PlanError, plan, strategy};
+use shardwright_plan::{Plan, PlanError, PlanLayer, plan, strategy};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -82,6 +83,57 @@ pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
     })?
 }
 
+/// What is shown of a layer, or of layers that repeat.
+struct Line<'p> {
+    name: String,
+    config: &'p str,
+    weights: &'p str,
+    count: usize,
+    compute: f64,
+    comm: f64,
+}
+
+impl<'p> Line<'p> {
+    fn of(layer: &'p PlanLayer) -> Self {
+        Self {
+            name: layer.name.clone(),
+            config: &layer.config,
+            weights: layer.weights.as_deref().unwrap_or("-"),
+            count: 1,
+            compute: layer.compute_seconds,
+            comm: layer.comm_seconds,
+        }
+    }
+}
+
+/// One line for layers with the same name up to the numbers of their blocks (`blocks.3.ln1`) that do the same.
+fn repeated(layers: &[PlanLayer]) -> Vec<Line<'_>> {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let stem = |name: &str| {
+        let parts: Vec<&str> = name.split('.').map(|part| if number(part) { "*" } else { part }).collect();
+        parts.join(".")
+    };
+    let mut lines: Vec<Line<'_>> = Vec::new();
+    let mut known: BTreeMap<(String, &str, &str), usize> = BTreeMap::new();
+    for layer in layers {
+        let line = Line::of(layer);
+        let key = (stem(&layer.name), line.config, line.weights);
+        match known.get(&key) {
+            Some(&at) => {
+                lines[at].name = key.0;
+                lines[at].count += 1;
+                lines[at].compute += line.compute;
+                lines[at].comm += line.comm;
+            }
+            None => {
+                known.insert(key, lines.len());
+                lines.push(line);
+            }
+        }
+    }
+    lines
+}
+
 fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> io::Result<()> {
     if !quiet {
         // Tied weights lie as their layer uses them; untied ones deserve a column.
@@ -89,27 +141,26 @@ fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> i
         let heading = weights("weights");
         writeln!(out, "{:<28} {:<16}{heading} {:>12} {:>12}", "layer", "config", "compute", "communicate")?;
         let mut skipped = 0;
-        let mut last = "";
-        for layer in &plan.layers {
+        let lines = if verbose { plan.layers.iter().map(Line::of).collect() } else { repeated(&plan.layers) };
+        for line in &lines {
             // Layers that go on as the one before, at next to no cost, are not worth a line.
-            let small = layer.comm_seconds + layer.compute_seconds < plan.simulated.step_seconds * 0.002;
+            let small = line.comm + line.compute < plan.simulated.step_seconds * 0.002;
             if !verbose && small {
-                skipped += 1;
+                skipped += line.count;
                 continue;
             }
-            last = &layer.name;
             writeln!(
                 out,
                 "{:<28} {:<16}{} {:>12} {:>12}",
-                layer.name,
-                layer.config,
-                weights(layer.weights.as_deref().unwrap_or("-")),
-                show_seconds(layer.compute_seconds),
-                show_seconds(layer.comm_seconds)
+                if line.count > 1 { format!("{} ({}x)", line.name, line.count) } else { line.name.clone() },
+                line.config,
+                weights(line.weights),
+                show_seconds(line.compute),
+                show_seconds(line.comm)
             )?;
         }
-        if skipped > 0 && !last.is_empty() {
-            writeln!(out, "({skipped} layers of less than 0.2% of the step each; -v shows them)")?;
+        if skipped > 0 && skipped < plan.layers.len() {
+            writeln!(out, "({skipped} layers of less than 0.2% of the step together; -v shows them)")?;
         }
         writeln!(out)?;
     }
