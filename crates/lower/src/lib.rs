@@ -69,7 +69,7 @@ mod traffic;
 mod verify;
 
 pub use blocks::Piece;
-pub use lower::{LowerError, lower};
+pub use lower::{LowerError, lower, lower_joining, window_fetches};
 pub use program::{
     Carry, Instruction, InstructionId, LocalOpId, Output, ParallelGraph, Relayout, Source, Value, ValueId,
     Work,

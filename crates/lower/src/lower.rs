@@ -15,7 +15,7 @@ use crate::{
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Arrangement, Branch, Layout, LayoutError, Relayouts, TensorShape};
 use shardwright_graph::{Graph, Op, OpId, Phase, Region, TensorId};
-use shardwright_machine::{DeviceId, Mesh, Seconds};
+use shardwright_machine::{Bytes, DeviceId, Mesh, Seconds};
 use shardwright_space::{AxisUse, Config, OpShapes, Places, halos, place, window_cuts};
 use smallvec::{SmallVec, smallvec};
 use std::rc::Rc;
@@ -79,6 +79,16 @@ struct Lowering<'a> {
 ///
 /// The graph is a verified one ([`shardwright_graph::verify`]); configs may be anything.
 pub fn lower(graph: &Graph, relayouts: &Relayouts, configs: &[Config]) -> Result<ParallelGraph, LowerError> {
+    lower_joining(graph, relayouts, configs, BUCKET)
+}
+
+/// The same, with all-reduces of less than `limit` bytes joined: none for zero.
+pub fn lower_joining(
+    graph: &Graph,
+    relayouts: &Relayouts,
+    configs: &[Config],
+    limit: Bytes,
+) -> Result<ParallelGraph, LowerError> {
     let mesh = relayouts.comm().mesh();
     if configs.len() != graph.ops.len() {
         return Err(LowerError::Count { configs: configs.len(), ops: graph.ops.len() });
@@ -118,7 +128,7 @@ pub fn lower(graph: &Graph, relayouts: &Relayouts, configs: &[Config]) -> Result
             }
         }
     }
-    lowering.finish()
+    lowering.finish(limit)
 }
 
 impl<'a> Lowering<'a> {
@@ -258,27 +268,13 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Fetches what the windows of an op's operand reach for, one dimension after the other.
+    /// Fetches what the windows of an op's operand reach for.
     fn windows(&mut self, op: OpId, i: usize, mut value: ValueId) -> ValueId {
-        let (mesh, shapes, config) =
-            (self.mesh(), &self.shapes[op.index()], &self.places.configs[op.index()]);
-        let exchanges = halos(shapes, i, config, mesh);
-        for cut in window_cuts(shapes, i, config, mesh) {
-            let before = &self.program.values[value.index()];
-            let stored = before.at.layout().shards(cut.dim);
-            let mut after = before.clone();
-            let (dim, axes) = (cut.dim, cut.axes);
-            after.cuts.push(cut);
-            let same = |device| before.block(mesh, device) == after.block(mesh, device);
-            if (0..mesh.devices()).map(DeviceId).all(same) {
-                continue;
-            }
-            let halo = exchanges.iter().find(|halo| halo.axes == stored);
-            let seconds = halo.map_or(Seconds::ZERO, |halo| {
-                self.relayouts.comm().halo_seconds(halo.axes, halo.down, halo.up)
-            });
+        let (shapes, config) = (&self.shapes[op.index()], &self.places.configs[op.index()]);
+        let stored = &self.program.values[value.index()];
+        for (after, work) in window_fetches(self.relayouts, shapes, i, config, stored) {
             let after = self.add(after);
-            self.emit(Work::Window { dim, axes, seconds }, smallvec![value], smallvec![after]);
+            self.emit(work, smallvec![value], smallvec![after]);
             value = after;
         }
         value
@@ -330,7 +326,7 @@ impl<'a> Lowering<'a> {
         start
     }
 
-    fn finish(mut self) -> Result<ParallelGraph, LowerError> {
+    fn finish(mut self, limit: Bytes) -> Result<ParallelGraph, LowerError> {
         let graph = self.graph;
         for &tensor in &graph.outputs {
             let value = self.home(tensor);
@@ -342,8 +338,38 @@ impl<'a> Lowering<'a> {
             self.program.carries.push(Carry { old, new });
         }
         let is_update = |op| graph.node(op).phase == Phase::Update;
-        let mut program = bucket(self.program, self.relayouts.comm(), BUCKET, &is_update);
+        let mut program = bucket(self.program, self.relayouts.comm(), limit, &is_update);
         program.note_lifetimes();
         Ok(program)
     }
+}
+
+/// What the windows of an op's `i`-th operand reach for, fetched one dimension after the other from the operand as it is
+/// stored: what each fetch makes, and the fetch.
+pub fn window_fetches(
+    relayouts: &Relayouts,
+    shapes: &OpShapes,
+    i: usize,
+    config: &Config,
+    stored: &Value,
+) -> SmallVec<[(Value, Work); 2]> {
+    let mesh = relayouts.comm().mesh();
+    let exchanges = halos(shapes, i, config, mesh);
+    let mut found: SmallVec<[(Value, Work); 2]> = SmallVec::new();
+    for cut in window_cuts(shapes, i, config, mesh) {
+        let before = found.last().map_or(stored, |(value, _)| value);
+        let axes_stored = before.at.layout().shards(cut.dim);
+        let mut after = before.clone();
+        let (dim, axes) = (cut.dim, cut.axes);
+        after.cuts.push(cut);
+        let same = |device| before.block(mesh, device) == after.block(mesh, device);
+        if (0..mesh.devices()).map(DeviceId).all(same) {
+            continue;
+        }
+        let halo = exchanges.iter().find(|halo| halo.axes == axes_stored);
+        let seconds =
+            halo.map_or(Seconds::ZERO, |halo| relayouts.comm().halo_seconds(halo.axes, halo.down, halo.up));
+        found.push((after, Work::Window { dim, axes, seconds }));
+    }
+    found
 }

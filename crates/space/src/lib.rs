@@ -33,5 +33,5 @@ pub use config::{AxisUse, Config, configs, configs_with_pins, count_configs};
 pub use grain::Grain;
 pub use layer::LayerSplit;
 pub use layout::{OpShapes, input_layout, output_layout};
-pub use placed::{Fetch, Placed, Places, place};
+pub use placed::{Fetch, Placed, Places, elementwise_config, place};
 pub use window::{Halo, WindowCut, halos, window_cuts};

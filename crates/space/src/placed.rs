@@ -87,7 +87,7 @@ impl Places {
 }
 
 /// The config under which an op that works element by element has its tensors in a layout, up to partial sums.
-fn elementwise_config(layout: &Layout, rule: &Rule, mesh: &Mesh) -> Config {
+pub fn elementwise_config(layout: &Layout, rule: &Rule, mesh: &Mesh) -> Config {
     let used = |axis| match layout.get(axis) {
         Placement::Shard(dim) => rule
             .outputs
