@@ -5,6 +5,8 @@
 //! that means for the devices, [`Trace`] writes it down for Perfetto. Times are those of the cost model; what
 //! the simulator adds is order: communication hides behind computation where nothing waits for it.
 //!
+//! [`Delta`] simulates a step again and again as configs change, and [`mcmc`] searches with it.
+//!
 //! ```
 //! use shardwright_frontend::zoo::{BuildOptions, build};
 //! use shardwright_lower::lower;
@@ -34,6 +36,8 @@
 //! ```
 
 mod classes;
+pub mod delta;
+mod mcmc;
 mod memory;
 mod schedule;
 mod tasks;
@@ -42,6 +46,8 @@ mod trace;
 mod usage;
 
 pub use classes::Classes;
+pub use delta::{Delta, DeltaError};
+pub use mcmc::{Best, mcmc};
 pub use memory::Memory;
 pub use schedule::{MOST_TASKS, Schedule, Stream, TooManyTasks};
 pub use tasks::{Lists, Tasks};

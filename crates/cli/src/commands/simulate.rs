@@ -171,7 +171,7 @@ impl Simulated<'_> {
         )?;
         writeln!(
             out,
-            "{:<22} {:>16} {:>16} {:>20} {:>11}",
+            "{:<22} {:>16} {:>16} {:>21} {:>11}",
             "device", "computing", "idle", "exposed communication", "most held"
         )?;
         for (class, (usage, peak)) in self.schedule.classes.ids().zip(self.classes()) {
@@ -183,7 +183,7 @@ impl Simulated<'_> {
             }
             writeln!(
                 out,
-                "{name:<22} {:>16} {:>16} {:>20} {:>11}",
+                "{name:<22} {:>16} {:>16} {:>21} {:>11}",
                 part(usage.busy),
                 part(usage.idle),
                 part(usage.exposed),

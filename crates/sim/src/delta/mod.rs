@@ -1,0 +1,186 @@
+//! Delta simulation: what one op's change of config does to the step, without simulating everything anew.
+//!
+//! FlexFlow's idea (arXiv 1807.05358, section 5.3): after a change, rebuild only the tasks that it concerns and
+//! time only what comes after them. [`Delta`] does so for programs without pins, whose devices are all alike: what it
+//! finds is what [`crate::Timeline`] finds for the lowered program without joined all-reduces, to the bit, which
+//! property tests hold it to. `network` keeps the tasks, `walk` the times; `parts` and `ways` remember what configs and
+//! re-layouts mean, so that a proposal neither hashes nor allocates once everything has been met.
+//!
+//! ```
+//! use shardwright_frontend::zoo::{BuildOptions, build};
+//! use shardwright_machine::builtin;
+//! use shardwright_plan::{Problem, strategy};
+//! use shardwright_sim::Delta;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let graph = build("mlp:batch=64,hidden=1024,layers=3", &BuildOptions::default())?;
+//! let machine = builtin("flat:4")?;
+//! let problem = Problem::new(&graph, &machine, None)?;
+//! let all = |choice: &Vec<shardwright_plan::Choice>| choice.len() as u32 - 1;
+//! let repeated = problem.configs(&problem.choices.iter().map(all).collect::<Vec<_>>());
+//! let mut delta = Delta::new(&problem, &repeated)?;
+//! let before = delta.makespan();
+//! // The first layer's ops, split in the first way that there is.
+//! let ops = &problem.variables.splits[0].ops;
+//! let configs = ops.iter().zip(&problem.choices[0][0].configs);
+//! let change: Vec<_> = configs.map(|(op, config)| (op.0, delta.number(op.index(), config))).collect();
+//! let after = delta.propose(&change)?;
+//! assert_eq!(after, delta.simulate_anew());
+//! delta.reject()?;
+//! assert_eq!(delta.makespan(), before);
+//! # Ok(())
+//! # }
+//! ```
+
+mod network;
+mod parts;
+mod walk;
+mod ways;
+
+use crate::{Tasks, Timeline};
+use network::Network;
+use shardwright_cost::LayoutError;
+use shardwright_plan::{PlanError, Problem};
+use shardwright_space::{AxisUse, Config};
+use walk::{STREAMS, Walk, to_tasks};
+
+/// No task, no number.
+const NONE: u32 = u32::MAX;
+
+/// Why a step cannot be simulated change by change.
+#[derive(Debug, thiserror::Error)]
+pub enum DeltaError {
+    /// Too many levels.
+    #[error("the machine has {levels} levels; delta simulation knows {} at most", STREAMS - 1)]
+    Levels {
+        /// How many it has.
+        levels: usize,
+    },
+    /// A pin, or another number of configs than ops.
+    #[error("delta simulation wants one config without pins for each of {ops} ops")]
+    Configs {
+        /// Ops of the graph.
+        ops: usize,
+    },
+    /// An op with too many operands or results.
+    #[error("op `{op}` has too many operands or results for delta simulation")]
+    TooWide {
+        /// The op.
+        op: String,
+    },
+    /// A tensor that cannot be laid out as a config says.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Operator times cannot be had.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// The step of a problem under one config per op, simulated change by change.
+pub struct Delta<'p> {
+    network: Network<'p>,
+    walk: Walk,
+    /// What the proposal has changed, as it was.
+    undo: Vec<(u32, u32)>,
+}
+
+impl<'p> Delta<'p> {
+    /// Simulates a step from nothing.
+    ///
+    /// # Errors
+    /// Where the machine or the configs are beyond it.
+    pub fn new(problem: &'p Problem<'p>, configs: &[Config]) -> Result<Self, DeltaError> {
+        let levels = problem.machine.levels().len();
+        if levels >= STREAMS {
+            return Err(DeltaError::Levels { levels });
+        }
+        let pinned = |config: &Config| config.uses().iter().any(|used| matches!(used, AxisUse::Pin(_)));
+        let ops = problem.graph.ops.len();
+        if configs.len() != ops || configs.iter().any(pinned) {
+            return Err(DeltaError::Configs { ops });
+        }
+        if let Some(node) =
+            problem.graph.ops.iter().find(|n| n.inputs.len() > 50_000 || n.outputs.len() > 2000)
+        {
+            return Err(DeltaError::TooWide { op: node.name.clone() });
+        }
+        let mut network = Network::new(problem, problem.times()?, configs)?;
+        let walk = Walk::new(&network);
+        network.settle();
+        Ok(Self { network, walk, undo: Vec::new() })
+    }
+
+    /// The number by which a proposal names a config of an op.
+    pub fn number(&mut self, op: usize, config: &Config) -> u32 {
+        self.network.number(op, config)
+    }
+
+    /// Picoseconds of the step, with the proposal that is pending.
+    pub fn makespan(&self) -> u64 {
+        self.walk.makespan()
+    }
+
+    /// Gives ops other configs, as pairs of op and the config's number; the new makespan. [`Delta::accept`] or
+    /// [`Delta::reject`] it before the next.
+    ///
+    /// # Errors
+    /// Where a tensor cannot be laid out so.
+    pub fn propose(&mut self, changes: &[(u32, u32)]) -> Result<u64, DeltaError> {
+        self.undo.clear();
+        self.undo.extend(changes.iter().map(|&(op, _)| (op, self.network.chosen(op as usize))));
+        self.network.change(changes, false)?;
+        Ok(self.walk.weigh(&self.network))
+    }
+
+    /// The proposal stays.
+    pub fn accept(&mut self) {
+        self.walk.keep(&self.network);
+        self.network.settle();
+    }
+
+    /// The proposal is undone.
+    ///
+    /// # Errors
+    /// Never, for what was there before.
+    pub fn reject(&mut self) -> Result<(), DeltaError> {
+        self.network.settle();
+        let undo = std::mem::take(&mut self.undo);
+        let undone = self.network.change(&undo, true);
+        self.undo = undo;
+        self.network.settle();
+        self.walk.go_back();
+        undone?;
+        Ok(())
+    }
+
+    /// The config of every op, in the graph's order, with the proposal that is pending.
+    pub fn configs(&self) -> Vec<Config> {
+        (0..self.network.ops()).map(|op| self.network.config(op).clone()).collect()
+    }
+
+    /// All tasks as the full simulation takes them.
+    pub fn tasks(&self) -> Tasks {
+        to_tasks(&self.network, &self.network.tasks()).0
+    }
+
+    /// Makes all tasks anew and simulates all of them: what a proposal costs without delta simulation.
+    pub fn simulate_anew(&mut self) -> u64 {
+        self.network.rebuild_all();
+        Timeline::of(&self.tasks()).makespan()
+    }
+
+    /// When each op's task ends, in the graph's order.
+    pub fn op_ends(&self) -> Vec<u64> {
+        (0..self.network.ops() as u32).map(|op| self.walk.end(op)).collect()
+    }
+
+    /// How many tasks there are.
+    pub fn task_count(&self) -> usize {
+        self.walk.order().len()
+    }
+
+    /// How many tasks proposals have timed, and how often everything was simulated anew.
+    pub fn effort(&self) -> (u64, u64) {
+        (self.walk.steps, self.walk.restarts)
+    }
+}

@@ -1,0 +1,184 @@
+//! Re-layouts by number: how to get from one layout of a tensor to another, looked up in flat tables.
+//!
+//! Layouts are numbered per shape of tensor, in order of appearance; every pair is worked out once. What takes no time is
+//! left out: whoever waits for it waits for what comes before.
+
+use crate::delta::NONE;
+use rustc_hash::FxHashMap;
+use shardwright_cost::{Layout, LayoutError, Placement, Reduction, Relayouts, Tensor, TensorShape};
+use shardwright_plan::picoseconds;
+
+/// A step that takes time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    pub duration: u64,
+    /// The ports that it takes up, as bits of a task's streams.
+    pub streams: u8,
+}
+
+/// The way between two layouts.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    seconds: f64,
+    first: u32,
+    count: u32,
+}
+
+/// One of several layouts that a tensor is brought into.
+#[derive(Clone, Copy, Debug)]
+pub struct Branch {
+    pub to: u32,
+    /// The branch that it is made from; [`NONE`]: the tensor as it was.
+    pub from: u32,
+    way: u32,
+}
+
+struct PerShape {
+    tensor: Tensor,
+    layouts: Vec<Layout>,
+    /// Per layout: whether some axis holds parts of a sum.
+    sums: Vec<bool>,
+    /// From, to: the way, or [`NONE`] if nobody has asked yet.
+    pairs: Vec<Vec<u32>>,
+}
+
+/// All ways between layouts of all shapes.
+pub struct Ways<'a> {
+    relayouts: &'a Relayouts,
+    numbers: FxHashMap<TensorShape, u32>,
+    shapes: Vec<PerShape>,
+    ways: Vec<Way>,
+    hops: Vec<Hop>,
+    open: Vec<u32>,
+}
+
+/// The streams that a collective along these axes takes up: bit 0 is computing, bit 1 + l the port to level l.
+pub fn ports(relayouts: &Relayouts, axes: shardwright_machine::AxisSet) -> u8 {
+    (relayouts.comm().mesh().levels_crossed(axes) << 1) as u8
+}
+
+impl<'a> Ways<'a> {
+    pub fn new(relayouts: &'a Relayouts) -> Self {
+        Self {
+            relayouts,
+            numbers: FxHashMap::default(),
+            shapes: Vec::new(),
+            ways: Vec::new(),
+            hops: Vec::new(),
+            open: Vec::new(),
+        }
+    }
+
+    /// The number of a shape.
+    pub fn shape(&mut self, shape: TensorShape) -> u32 {
+        let next = self.shapes.len() as u32;
+        let tensor = self.relayouts.tensor(shape);
+        let number = *self.numbers.entry(shape).or_insert(next);
+        if number == next {
+            self.shapes.push(PerShape { tensor, layouts: Vec::new(), sums: Vec::new(), pairs: Vec::new() });
+        }
+        number
+    }
+
+    /// The number of a layout of tensors of a shape.
+    pub fn layout(&mut self, shape: u32, layout: Layout) -> u32 {
+        let shape = &mut self.shapes[shape as usize];
+        if let Some(known) = shape.layouts.iter().position(|other| *other == layout) {
+            return known as u32;
+        }
+        let sums = layout.axes_where(|p| p == Placement::Partial(Reduction::Sum));
+        shape.layouts.push(layout);
+        shape.sums.push(!sums.is_empty());
+        shape.pairs.push(Vec::new());
+        shape.layouts.len() as u32 - 1
+    }
+
+    /// Whether some axis of a layout holds parts of a sum.
+    pub fn is_partial_sum(&self, shape: u32, layout: u32) -> bool {
+        self.shapes[shape as usize].sums[layout as usize]
+    }
+
+    /// The layout of a number.
+    pub fn layout_of(&self, shape: u32, number: u32) -> &Layout {
+        &self.shapes[shape as usize].layouts[number as usize]
+    }
+
+    /// The steps of a branch that take time.
+    pub fn hops(&self, branch: &Branch) -> std::ops::Range<usize> {
+        let way = &self.ways[branch.way as usize];
+        way.first as usize..(way.first + way.count) as usize
+    }
+
+    /// A step.
+    pub fn hop(&self, hop: usize) -> Hop {
+        self.hops[hop]
+    }
+
+    fn way(&mut self, shape: u32, from: u32, to: u32) -> Result<u32, LayoutError> {
+        let per = &self.shapes[shape as usize];
+        match per.pairs[from as usize].get(to as usize) {
+            Some(&way) if way != NONE => Ok(way),
+            _ => self.work_out(shape, from, to),
+        }
+    }
+
+    #[cold]
+    fn work_out(&mut self, shape: u32, from: u32, to: u32) -> Result<u32, LayoutError> {
+        let per = &mut self.shapes[shape as usize];
+        let (start, goal) = (per.layouts[from as usize], per.layouts[to as usize]);
+        let seconds = self.relayouts.times(&per.tensor, &start)?.to(&goal)?.0;
+        let found = self.relayouts.find(&per.tensor, &start, &goal)?;
+        let first = self.hops.len() as u32;
+        for step in &found.steps {
+            let duration = u64::try_from(picoseconds(step.seconds)).unwrap_or(0);
+            if duration > 0 {
+                self.hops.push(Hop { duration, streams: ports(self.relayouts, step.axes) });
+            }
+        }
+        let way = self.ways.len() as u32;
+        self.ways.push(Way { seconds, first, count: self.hops.len() as u32 - first });
+        let row = &mut per.pairs[from as usize];
+        if row.len() <= to as usize {
+            row.resize(per.layouts.len(), NONE);
+        }
+        row[to as usize] = way;
+        Ok(way)
+    }
+
+    /// Ways from one layout to several different others: what [`Relayouts::spread`] finds, from the tables.
+    pub fn spread(
+        &mut self,
+        shape: u32,
+        home: u32,
+        wanted: &[u32],
+        out: &mut Vec<Branch>,
+    ) -> Result<(), LayoutError> {
+        out.clear();
+        if let [only] = wanted {
+            out.push(Branch { to: *only, from: NONE, way: self.way(shape, home, *only)? });
+            return Ok(());
+        }
+        let mut open = std::mem::take(&mut self.open);
+        open.clear();
+        open.extend_from_slice(wanted);
+        let layouts = &self.shapes[shape as usize].layouts;
+        open.sort_unstable_by(|&a, &b| layouts[a as usize].cmp(&layouts[b as usize]));
+        while !open.is_empty() {
+            let mut best: Option<(f64, u32, usize, u32)> = None;
+            for source in std::iter::once(NONE).chain(0..out.len() as u32) {
+                let from = if source == NONE { home } else { out[source as usize].to };
+                for (at, &to) in open.iter().enumerate() {
+                    let way = self.way(shape, from, to)?;
+                    let seconds = self.ways[way as usize].seconds;
+                    if best.is_none_or(|(least, ..)| seconds < least) {
+                        best = Some((seconds, source, at, way));
+                    }
+                }
+            }
+            let Some((_, from, at, way)) = best else { break };
+            out.push(Branch { to: open.remove(at), from, way });
+        }
+        self.open = open;
+        Ok(())
+    }
+}
