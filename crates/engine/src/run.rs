@@ -77,11 +77,12 @@ pub fn run_devices(
     options: Options,
 ) -> Result<Vec<DeviceOutcome>, EngineError> {
     let sources = Sources::make(graph, prepared, devices.clone(), options.seed);
-    let cores = core_affinity::get_core_ids().filter(|cores| cores.len() >= devices.len());
+    // Counted over all devices, so that several processes do not share cores.
+    let cores = core_affinity::get_core_ids().filter(|cores| cores.len() >= prepared.devices.len());
     let start = Instant::now();
     let work = |device: u32| {
         if let Some(cores) = &cores {
-            core_affinity::set_for_current(cores[(device - devices.start) as usize]);
+            core_affinity::set_for_current(cores[device as usize]);
         }
         let work = AssertUnwindSafe(|| {
             work(device, program, prepared, fabric, &sources, options, start).map_err(|stop| match stop {

@@ -3,7 +3,11 @@
 use shardwright_cost::Relayouts;
 use shardwright_engine::{Options, Outcome, relative_error, run};
 use shardwright_frontend::zoo::{BuildOptions, FAMILIES, build};
-use shardwright_graph::{Graph, Optimizer};
+use shardwright_graph::{
+    DType, Graph, GraphBuilder, Init, Optimizer, Real, Role, TensorType,
+    ops::{Gather, Reduce},
+    train,
+};
 use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::builtin;
 use shardwright_plan::{Demands, Problem, search, strategy};
@@ -19,7 +23,8 @@ fn graph(model: &str, optimizer: Optimizer) -> Graph {
 
 fn program(graph: &Graph, devices: u32, solver: &str) -> ParallelGraph {
     let machine = builtin(&format!("flat:{devices}")).unwrap();
-    let problem = Problem::new(graph, &machine, None).unwrap();
+    let untied = solver == "fsdp";
+    let problem = if untied { Problem::untied } else { Problem::new }(graph, &machine, None).unwrap();
     let control = Control { threads: 1, ..Control::new() };
     let found = search(&problem, strategy::find(solver).unwrap(), &Demands::default(), &control).unwrap();
     let relayouts = Relayouts::new(&machine, problem.mesh());
@@ -77,7 +82,7 @@ fn every_model_trains_as_the_serial_one_on_four_devices() {
 
 #[test]
 fn plans_of_all_strategies_train_as_the_serial_one() {
-    let strategies = ["data", "model", "owt", "megatron", "optcnn", "pase", "exact"];
+    let strategies = ["data", "model", "owt", "megatron", "fsdp", "optcnn", "pase", "exact"];
     for devices in [2, 8] {
         // Adam makes whole steps of gradients that are only rounding, which transformers have.
         let (adam, momentum) = (Optimizer::adam(0.001), Optimizer::momentum(0.001, 0.9));
@@ -108,4 +113,21 @@ fn runs_repeat_bit_by_bit() {
         assert_eq!(again.losses, first.losses);
         assert_eq!(again.finals, first.finals);
     }
+}
+
+/// Ids that the table does not have: the device that meets one names the op, and all others stop.
+#[test]
+fn a_device_that_fails_ends_the_run_and_is_named() {
+    let mut b = GraphBuilder::new("broken");
+    let f32 = |shape: &[u64]| TensorType::new(DType::F32, shape);
+    let table = b.source("table", f32(&[8, 4]), Role::Parameter, Init::Normal(Real(1.0))).unwrap();
+    let ids = TensorType::new(DType::I32, [16]);
+    let ids = b.source("ids", ids, Role::Input, Init::Below(1000)).unwrap();
+    let rows = b.emit("lookup", Gather { axis: 0, base: 0, extent: 8 }, &[table, ids]).unwrap();
+    let loss = b.emit("loss", Reduce::sum([0, 1].into_iter().collect()), &[rows]).unwrap();
+    b.output(loss);
+    train(&mut b, loss, &Optimizer::sgd(0.1)).unwrap();
+    let graph = b.finish();
+    let error = run(&graph, &program(&graph, 4, "data"), OPTIONS).unwrap_err().to_string();
+    assert!(error.starts_with("device ") && error.contains("failed at `lookup`"), "{error}");
 }
