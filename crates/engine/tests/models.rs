@@ -11,7 +11,7 @@ use shardwright_graph::{
 use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::builtin;
 use shardwright_plan::{Demands, Problem, search, strategy};
-use shardwright_runtime::Serial;
+use shardwright_runtime::{Reference, Serial};
 use shardwright_search::Control;
 
 const STEPS: usize = 3;
@@ -112,6 +112,25 @@ fn runs_repeat_bit_by_bit() {
         let again = run(&graph, &program, OPTIONS).unwrap();
         assert_eq!(again.losses, first.losses);
         assert_eq!(again.finals, first.finals);
+    }
+}
+
+/// The same kernels on the same blocks, sums in the same order: nothing may differ.
+#[test]
+fn the_engine_equals_the_reference_executor_to_the_bit() {
+    for (name, solver, devices) in [("vgg16", "exact", 4), ("gpt", "megatron", 8), ("alexnet", "owt", 2)] {
+        let family = FAMILIES.iter().find(|f| f.name == name).unwrap();
+        let graph = graph(&format!("{name}:{}", family.tiny), Optimizer::adam(0.001));
+        let program = program(&graph, devices, solver);
+        let mut reference = Reference::new(&graph, &program, OPTIONS.seed);
+        let outcome = run(&graph, &program, OPTIONS).unwrap();
+        for loss in &outcome.losses {
+            reference.step().unwrap();
+            assert_eq!(Some(*loss), reference.loss(), "{name}");
+        }
+        for (carry, (tensor, value)) in program.carries.iter().zip(&outcome.finals) {
+            assert_eq!(reference.whole(carry.old).as_ref(), Some(value), "{}", graph.tensor(*tensor).name);
+        }
     }
 }
 
