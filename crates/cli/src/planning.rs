@@ -1,10 +1,12 @@
 //! What `plan`, `compare` and `network` have in common: model, machine, costs and the limits of the search.
 
 use crate::commands::machines;
+use crate::external::NeighbouringFiles;
 use crate::interrupt;
 use crate::stablehlo::{StablehloArgs, is_stablehlo};
 use anyhow::Context;
 use shardwright_cost::{CostFile, OperatorTimes};
+use shardwright_frontend::onnx;
 use shardwright_frontend::zoo::{self, BuildOptions};
 use shardwright_graph::{Graph, Optimizer};
 use shardwright_machine::{Bytes, Device, Machine, Mesh};
@@ -23,8 +25,8 @@ pub const MOST_BYTES: u64 = 1 << 30;
 /// What is planned, and for what.
 #[derive(Clone, clap::Args)]
 pub struct PlanningArgs {
-    /// A built-in model with options (`vgg16`, `mlp:batch=400,hidden=300`), or a file: .mlir or .stablehlo (text as
-    /// JAX prints it, also .gz), .json (our graph)
+    /// A built-in model with options (`vgg16`, `mlp:batch=400,hidden=300`), or a file: .onnx, .mlir or .stablehlo
+    /// (text as JAX prints it, also .gz), .json (our graph)
     pub model: String,
     /// A built-in machine, `flat:N`, or a .toml file; `NAME:K` for its first K devices
     #[arg(long, default_value = "p100x16")]
@@ -34,6 +36,15 @@ pub struct PlanningArgs {
     pub batch: Option<u64>,
     #[command(flatten)]
     pub stablehlo: StablehloArgs,
+    /// The size of a dimension that an ONNX file leaves open; may be repeated
+    #[arg(long, value_name = "NAME=N", value_parser = named_size)]
+    pub dim: Vec<(String, u64)>,
+    /// What is trained of an ONNX model: cross-entropy, mse, output (its first output is the loss)
+    #[arg(long, default_value = "cross-entropy")]
+    pub loss: onnx::Loss,
+    /// Only the forward pass, without loss and updates
+    #[arg(long)]
+    pub inference: bool,
     /// How weights are updated: sgd, momentum, adam
     #[arg(long, default_value = "sgd", value_parser = optimizer)]
     pub optimizer: Optimizer,
@@ -65,6 +76,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is not a time that can be waited"))
 }
 
+fn named_size(text: &str) -> Result<(String, u64), String> {
+    let (name, size) = text.split_once('=').ok_or("expected NAME=N")?;
+    let size = size.parse().ok().filter(|&n| n > 0).ok_or_else(|| format!("{size} is no size"))?;
+    Ok((name.into(), size))
+}
+
 fn optimizer(text: &str) -> Result<Optimizer, String> {
     match text {
         "sgd" => Ok(Optimizer::sgd(0.01)),
@@ -93,6 +110,9 @@ impl PlanningArgs {
             machine: "p100x16".into(),
             batch: Some(batch),
             stablehlo: StablehloArgs::default(),
+            dim: Vec::new(),
+            loss: onnx::Loss::CrossEntropy,
+            inference: false,
             optimizer: Optimizer::sgd(0.01),
             costs: None,
             memory: None,
@@ -132,22 +152,28 @@ impl PlanningArgs {
     }
 
     fn build(&self) -> anyhow::Result<Graph> {
-        let options = BuildOptions { batch: self.batch, optimizer: self.optimizer, training: true };
+        anyhow::ensure!(self.dim.is_empty(), "--dim is for ONNX files; built-in models have options");
+        let training = !self.inference;
+        let options = BuildOptions { batch: self.batch, optimizer: self.optimizer, training };
         Ok(zoo::build(&self.model, &options)?)
     }
 
     fn read_model(&self) -> anyhow::Result<(Graph, Vec<String>)> {
         let path = Path::new(&self.model);
         let is = |name: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name));
+        if is("onnx") {
+            let imported = self.read_onnx(path)?;
+            return Ok((imported.graph, imported.notes));
+        }
         let known = is("json") || is_stablehlo(path);
         anyhow::ensure!(
             known,
-            "{}: only .mlir, .stablehlo and graphs in .json can be read so far",
+            "{}: only .onnx, .mlir, .stablehlo and graphs in .json can be read so far",
             path.display()
         );
         anyhow::ensure!(
-            self.batch.is_none(),
-            "{}: the batch of a graph file is fixed; leave --batch out",
+            self.batch.is_none() && self.dim.is_empty() && !self.inference,
+            "{}: the sizes of a graph file are fixed; leave --batch, --dim and --inference out",
             path.display()
         );
         if is_stablehlo(path) {
@@ -155,6 +181,20 @@ impl PlanningArgs {
             return Ok((imported.graph, imported.notes));
         }
         Ok((Graph::from_json(&read(path)?).with_context(|| path.display().to_string())?, Vec::new()))
+    }
+
+    /// Reads an ONNX model.
+    pub fn read_onnx(&self, path: &Path) -> anyhow::Result<onnx::Imported> {
+        let options = onnx::ImportOptions {
+            batch: self.batch,
+            dims: self.dim.clone(),
+            constants: Vec::new(),
+            loss: self.loss,
+            optimizer: self.optimizer,
+            training: !self.inference,
+        };
+        let external = NeighbouringFiles::of(path);
+        onnx::import(&read(path)?.into(), &options, &external).with_context(|| path.display().to_string())
     }
 
     /// What the plan has to keep.
@@ -224,7 +264,7 @@ fn is_path(model: &str) -> bool {
     name.contains(['/', '\\', '.'])
 }
 
-/// Reads a whole file that may have any size.
+/// Reads a file that a user names, unless it is absurdly large.
 pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let context = || format!("cannot read {}", path.display());
     let file = std::fs::File::open(path).with_context(context)?;

@@ -47,11 +47,24 @@ impl Kernel for Softmax {
     }
 }
 
+/// A row that is masked everywhere has minus infinity as its maximum. Its softmax is zero, not undefined: what
+/// attends to nothing gets nothing, as frameworks see to by a guard around their softmax.
+#[inline(always)]
+fn finite<T: Float>(max: T) -> T {
+    if max == T::NEG_INFINITY { T::ZERO } else { max }
+}
+
+/// One over a row's sum of exponentials, which is zero only if the row is masked everywhere.
+#[inline(always)]
+fn inverse<T: Float>(sum: T) -> T {
+    if sum == T::ZERO { T::ZERO } else { T::ONE / sum }
+}
+
 vectorised_fn! {
     fn softmax_rows[T: Float][T](x: &[T], y: &mut [T], size: usize) {
         for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
-            exp_less(x, largest(x), y);
-            let scale = T::ONE / sum(y);
+            exp_less(x, finite(largest(x)), y);
+            let scale = inverse(sum(y));
             y.iter_mut().for_each(|y| *y *= scale);
         }
     }
@@ -63,7 +76,7 @@ vectorised_fn! {
         let blocks = x.chunks_exact(layout.block()).zip(y.chunks_exact_mut(layout.block()));
         for (x, y) in blocks {
             column_sums(x, y, max, total);
-            total.iter_mut().for_each(|t| *t = T::ONE / *t);
+            total.iter_mut().for_each(|t| *t = inverse(*t));
             for y in y.chunks_exact_mut(layout.inner) {
                 y.iter_mut().zip(&*total).for_each(|(y, &scale)| *y *= scale);
             }
@@ -80,6 +93,7 @@ fn column_sums<T: Float>(x: &[T], y: &mut [T], max: &mut [T], total: &mut [T]) {
     for x in x.chunks_exact(inner) {
         max.iter_mut().zip(x).for_each(|(max, &x)| *max = if x > *max { x } else { *max });
     }
+    max.iter_mut().for_each(|max| *max = finite(*max));
     for (x, y) in x.chunks_exact(inner).zip(y.chunks_exact_mut(inner)) {
         for ((y, &x), &max) in y.iter_mut().zip(x).zip(&*max) {
             *y = (x - max).exp();

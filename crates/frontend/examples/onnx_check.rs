@@ -1,0 +1,157 @@
+//! Runs ONNX test cases through the interpreter and compares: `onnx_check FOLDER...`, or the folders on standard
+//! input, one per line.
+//!
+//! A folder holds `model.onnx`, `input_0.pb`, ... and `output_0.pb`, ..., as ONNX's own tests do. One line per case
+//! on standard output: `ok`, `differs`, `unsupported` or `error`, the folder, and the reason.
+
+use bytes::Bytes;
+use shardwright_frontend::onnx::{self, ImportOptions, Literal, NoExternalData, Numbers, Stored};
+use shardwright_graph::{DType, TensorType};
+use shardwright_runtime::{Data, Serial, Value};
+use std::io::{BufRead, Write};
+use std::path::Path;
+
+/// What ONNX's own runner allows.
+const RELATIVE: f64 = 1e-3;
+const ABSOLUTE: f64 = 1e-7;
+/// 16-bit floats have ten bits or seven of fraction.
+const NARROW: f64 = 2e-2;
+
+fn main() -> std::io::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let folders = if arguments.is_empty() {
+        std::io::stdin().lock().lines().collect::<Result<Vec<_>, _>>()?
+    } else {
+        arguments
+    };
+    let mut out = std::io::stdout().lock();
+    for folder in folders {
+        let (verdict, reason) = match check(Path::new(&folder)) {
+            Ok(()) => ("ok", String::new()),
+            Err(Failure::Differs(reason)) => ("differs", reason),
+            Err(Failure::Unsupported(reason)) => ("unsupported", reason),
+            Err(Failure::Other(reason)) => ("error", reason),
+        };
+        writeln!(out, "{verdict}\t{folder}\t{}", reason.replace('\n', " "))?;
+    }
+    Ok(())
+}
+
+enum Failure {
+    Differs(String),
+    Unsupported(String),
+    Other(String),
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+fn other(error: impl ToString) -> Failure {
+    Failure::Other(error.to_string())
+}
+
+/// Tensors `NAME_0.pb`, `NAME_1.pb`, ... of a folder.
+fn tensors(folder: &Path, name: &str) -> Result<Vec<Stored>, Failure> {
+    let mut all = Vec::new();
+    for i in 0.. {
+        let path = folder.join(format!("{name}_{i}.pb"));
+        if !path.exists() {
+            break;
+        }
+        all.push(onnx::read_tensor(&Bytes::from(std::fs::read(path)?)).map_err(unreadable)?);
+    }
+    Ok(all)
+}
+
+fn unreadable(error: onnx::OnnxError) -> Failure {
+    let text = error.to_string();
+    let unsupported = matches!(error, onnx::OnnxError::Unsupported(_)) || text.ends_with("not supported");
+    if unsupported { Failure::Unsupported(text) } else { Failure::Other(text) }
+}
+
+fn check(folder: &Path) -> Result<(), Failure> {
+    let bytes = Bytes::from(std::fs::read(folder.join("model.onnx"))?);
+    let (inputs, expected) = (tensors(folder, "input")?, tensors(folder, "output")?);
+    let mut options = ImportOptions { training: false, ..ImportOptions::default() };
+    let Ok(model) = onnx::import(&bytes, &options, &NoExternalData) else {
+        // Node tests give shapes, axes and limits as inputs; a graph is planned for known ones.
+        for stored in inputs.iter().skip(1) {
+            if let Some(literal) = stored.load(&NoExternalData).map_err(other)? {
+                options.constants.push((stored.name.clone(), literal));
+            }
+        }
+        let data = inputs.get(..1).unwrap_or(&[]);
+        let model = onnx::import(&bytes, &options, &NoExternalData).map_err(unreadable)?;
+        return evaluate(&model, data, &expected);
+    };
+    evaluate(&model, &inputs, &expected)
+}
+
+fn evaluate(model: &onnx::Imported, inputs: &[Stored], expected: &[Stored]) -> Result<(), Failure> {
+    let mut run = Serial::new(&model.graph, 0, &[]);
+    for source in &model.sources {
+        if let Some(literal) = source.load(&NoExternalData).map_err(other)? {
+            run.set(source.tensor, value(&literal, &model.graph.tensor(source.tensor).ty)).map_err(other)?;
+        }
+    }
+    for ((name, tensor), stored) in model.inputs.iter().zip(inputs) {
+        let literal = stored.load(&NoExternalData).map_err(other)?;
+        let literal = literal.ok_or_else(|| other(format!("input {name} has no contents")))?;
+        run.set(*tensor, value(&literal, &model.graph.tensor(*tensor).ty)).map_err(other)?;
+    }
+    run.evaluate().map_err(other)?;
+    for ((name, tensor), stored) in model.outputs.iter().zip(expected) {
+        let literal = stored.load(&NoExternalData).map_err(other)?;
+        let literal = literal.ok_or_else(|| other(format!("output {name} has no contents")))?;
+        let found = run.value(*tensor).ok_or_else(|| other(format!("output {name} was not computed")))?;
+        compare(name, &literal, found)?;
+    }
+    Ok(())
+}
+
+/// Contents as a value of this type, which has as many elements.
+fn value(literal: &Literal, ty: &TensorType) -> Value {
+    let reals = match &literal.numbers {
+        Numbers::Reals(v) => v.clone(),
+        Numbers::Ints(v) if ty.dtype == DType::I64 => {
+            return Value::new(ty.shape.clone(), Data::I64(v.clone()));
+        }
+        Numbers::Ints(v) => v.iter().map(|&x| x as f64).collect(),
+    };
+    let data = match ty.dtype {
+        DType::F32 => Data::F32(reals.iter().map(|&x| x as f32).collect()),
+        DType::F64 => Data::F64(reals),
+        DType::F16 => Data::F16(reals.iter().map(|&x| half::f16::from_f64(x)).collect()),
+        DType::Bf16 => Data::Bf16(reals.iter().map(|&x| half::bf16::from_f64(x)).collect()),
+        DType::I32 => Data::I32(reals.iter().map(|&x| x as i32).collect()),
+        DType::I64 => Data::I64(reals.iter().map(|&x| x as i64).collect()),
+        DType::Bool => Data::Bool(reals.iter().map(|&x| u8::from(x != 0.0)).collect()),
+    };
+    Value::new(ty.shape.clone(), data)
+}
+
+fn compare(name: &str, expected: &Literal, found: &Value) -> Result<(), Failure> {
+    let shape = found.ty().shape;
+    if shape[..] != expected.shape[..] {
+        return Err(Failure::Differs(format!("{name} has shape {shape}, expected {:?}", expected.shape)));
+    }
+    let expected_numbers = match &expected.numbers {
+        Numbers::Reals(v) => v.clone(),
+        Numbers::Ints(v) => v.iter().map(|&x| x as f64).collect(),
+    };
+    let relative = if matches!(expected.dtype, DType::F16 | DType::Bf16) { NARROW } else { RELATIVE };
+    let largest = expected_numbers.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs()));
+    for (i, (&want, got)) in expected_numbers.iter().zip(found.to_f64_vec()).enumerate() {
+        let same = want == got || want.is_nan() && got.is_nan();
+        // Sums that cancel are as exact as their terms.
+        let allowed = ABSOLUTE.max(1e-6 * largest) + relative * want.abs();
+        let near = (want - got).abs() <= allowed;
+        if !same && !near {
+            return Err(Failure::Differs(format!("{name}[{i}] is {got}, expected {want}")));
+        }
+    }
+    Ok(())
+}

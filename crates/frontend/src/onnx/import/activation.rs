@@ -1,0 +1,215 @@
+//! Functions of one tensor: activations and elementary functions.
+
+use super::{
+    Import,
+    elementwise::{affine, apply, binary, number},
+};
+use crate::onnx::{
+    error::{Tried, Trouble},
+    importer::Importer,
+    proto::Node,
+    view::View,
+};
+use shardwright_graph::{
+    Real,
+    ops::{BinaryFn, UnaryFn},
+};
+
+pub(super) fn find(op: &str) -> Option<Import> {
+    macro_rules! plain {
+        ($f:expr) => {
+            |cx, node| {
+                let x = cx.view(node, 0)?;
+                let y = apply(cx, "", $f, &x)?;
+                cx.output_view(node, 0, y);
+                Ok(())
+            }
+        };
+    }
+    macro_rules! composed {
+        ($f:ident) => {
+            |cx, node| {
+                let x = cx.view(node, 0)?;
+                let y = $f(cx, node, &x)?;
+                cx.output_view(node, 0, y);
+                Ok(())
+            }
+        };
+    }
+    Some(match op {
+        "Abs" => plain!(UnaryFn::Abs),
+        "Cos" => plain!(UnaryFn::Cos),
+        "Erf" => plain!(UnaryFn::Erf),
+        "Exp" => plain!(UnaryFn::Exp),
+        "Log" => plain!(UnaryFn::Log),
+        "Neg" => plain!(UnaryFn::Neg),
+        "Not" => plain!(UnaryFn::Not),
+        "Reciprocal" => plain!(UnaryFn::Reciprocal),
+        "Relu" => plain!(UnaryFn::Relu),
+        "Sigmoid" => plain!(UnaryFn::Sigmoid),
+        "Sin" => plain!(UnaryFn::Sin),
+        "Sqrt" => plain!(UnaryFn::Sqrt),
+        "Tanh" => plain!(UnaryFn::Tanh),
+        "Gelu" => composed!(gelu),
+        "LeakyRelu" => composed!(leaky_relu),
+        "Swish" => composed!(swish),
+        "Clip" => composed!(clip),
+        "HardSigmoid" => composed!(hard_sigmoid),
+        "HardSwish" => composed!(hard_swish),
+        "Softplus" => composed!(softplus),
+        "Softsign" => composed!(softsign),
+        "Mish" => composed!(mish),
+        "Elu" => composed!(elu),
+        "Selu" => composed!(selu),
+        "Celu" => composed!(celu),
+        "PRelu" => composed!(prelu),
+        "Tan" => composed!(tan),
+        "Sinh" => composed!(sinh),
+        "Cosh" => composed!(cosh),
+        _ => return None,
+    })
+}
+
+fn gelu(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let f = match node.text("approximate", "none")?.as_str() {
+        "tanh" => UnaryFn::GeluTanh,
+        "none" => UnaryFn::Gelu,
+        other => return Err(Trouble::wrong(format!("an approximation `{other}`"))),
+    };
+    apply(cx, "", f, x)
+}
+
+fn leaky_relu(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    apply(cx, "", UnaryFn::LeakyRelu(Real(node.float("alpha", 0.01)?)), x)
+}
+
+fn swish(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let alpha = node.float("alpha", 1.0)?;
+    if alpha == 1.0 {
+        return apply(cx, "", UnaryFn::Silu, x);
+    }
+    let scaled = affine(cx, "scale", x, alpha, 0.0)?;
+    let gate = apply(cx, "sigmoid", UnaryFn::Sigmoid, &scaled)?;
+    binary(cx, "", BinaryFn::Mul, x, &gate)
+}
+
+fn against(cx: &mut Importer<'_>, what: &str, f: BinaryFn, x: &View, limit: f64) -> Tried<View> {
+    let limit = number(cx, "limit", cx.dtype(x), limit)?;
+    binary(cx, what, f, x, &limit)
+}
+
+fn clip(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let mut y = x.clone();
+    for (i, f, what) in [(1, BinaryFn::Max, "low"), (2, BinaryFn::Min, "high")] {
+        if !cx.given(node, i) {
+            continue;
+        }
+        let known = cx.literal(node, i)?.and_then(|l| l.scalar());
+        y = match known {
+            // One that every number keeps.
+            Some(limit) if limit.is_infinite() || limit.abs() >= f64::from(f32::MAX) => y,
+            Some(0.0) if i == 1 && cx.dtype(&y).is_float() => apply(cx, what, UnaryFn::Relu, &y)?,
+            Some(limit) => against(cx, what, f, &y, limit)?,
+            None => {
+                let limit = cx.view(node, i)?;
+                binary(cx, what, f, &y, &limit)?
+            }
+        };
+    }
+    Ok(y)
+}
+
+/// `max(0, min(1, x))`.
+fn unit_clip(cx: &mut Importer<'_>, x: &View) -> Tried<View> {
+    let low = apply(cx, "low", UnaryFn::Relu, x)?;
+    against(cx, "high", BinaryFn::Min, &low, 1.0)
+}
+
+fn hard_sigmoid(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let line = affine(cx, "line", x, node.float("alpha", 0.2)?, node.float("beta", 0.5)?)?;
+    unit_clip(cx, &line)
+}
+
+fn hard_swish(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let line = affine(cx, "line", x, 1.0 / 6.0, 0.5)?;
+    let gate = unit_clip(cx, &line)?;
+    binary(cx, "", BinaryFn::Mul, x, &gate)
+}
+
+/// `max(x, 0) + ln(1 + exp(-|x|))`, which cannot overflow.
+fn softplus(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let positive = apply(cx, "relu", UnaryFn::Relu, x)?;
+    let size = apply(cx, "abs", UnaryFn::Abs, x)?;
+    let negated = apply(cx, "neg", UnaryFn::Neg, &size)?;
+    let tail = apply(cx, "exp", UnaryFn::Exp, &negated)?;
+    let tail = affine(cx, "one_more", &tail, 1.0, 1.0)?;
+    let tail = apply(cx, "log", UnaryFn::Log, &tail)?;
+    binary(cx, "", BinaryFn::Add, &positive, &tail)
+}
+
+fn softsign(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let size = apply(cx, "abs", UnaryFn::Abs, x)?;
+    let divisor = affine(cx, "one_more", &size, 1.0, 1.0)?;
+    binary(cx, "", BinaryFn::Div, x, &divisor)
+}
+
+fn mish(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let soft = softplus(cx, node, x)?;
+    let gate = apply(cx, "tanh", UnaryFn::Tanh, &soft)?;
+    binary(cx, "gated", BinaryFn::Mul, x, &gate)
+}
+
+/// `positive * max(x, 0) + negative * (exp(min(x, 0) * steep) - 1)`.
+fn two_sided(cx: &mut Importer<'_>, x: &View, positive: f64, negative: f64, steep: f64) -> Tried<View> {
+    let up = apply(cx, "positive", UnaryFn::Relu, x)?;
+    let up = affine(cx, "positive.scale", &up, positive, 0.0)?;
+    let down = against(cx, "negative", BinaryFn::Min, x, 0.0)?;
+    let down = affine(cx, "negative.steep", &down, steep, 0.0)?;
+    let down = apply(cx, "negative.exp", UnaryFn::Exp, &down)?;
+    let down = affine(cx, "negative.scale", &down, negative, -negative)?;
+    binary(cx, "", BinaryFn::Add, &up, &down)
+}
+
+fn elu(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    two_sided(cx, x, 1.0, node.float("alpha", 1.0)?, 1.0)
+}
+
+fn selu(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let (alpha, gamma) = (node.float("alpha", 1.673_263_2)?, node.float("gamma", 1.050_701)?);
+    two_sided(cx, x, gamma, alpha * gamma, 1.0)
+}
+
+fn celu(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let alpha = node.float("alpha", 1.0)?;
+    two_sided(cx, x, 1.0, alpha, 1.0 / alpha)
+}
+
+fn prelu(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let slope = cx.view(node, 1)?;
+    let up = apply(cx, "positive", UnaryFn::Relu, x)?;
+    let down = against(cx, "negative", BinaryFn::Min, x, 0.0)?;
+    let down = binary(cx, "negative.slope", BinaryFn::Mul, &down, &slope)?;
+    binary(cx, "", BinaryFn::Add, &up, &down)
+}
+
+fn tan(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let (sin, cos) = (apply(cx, "sin", UnaryFn::Sin, x)?, apply(cx, "cos", UnaryFn::Cos, x)?);
+    binary(cx, "", BinaryFn::Div, &sin, &cos)
+}
+
+/// `(exp(x) + sign * exp(-x)) / 2`.
+fn hyperbolic(cx: &mut Importer<'_>, x: &View, f: BinaryFn) -> Tried<View> {
+    let up = apply(cx, "exp", UnaryFn::Exp, x)?;
+    let negated = apply(cx, "neg", UnaryFn::Neg, x)?;
+    let down = apply(cx, "neg.exp", UnaryFn::Exp, &negated)?;
+    let sum = binary(cx, "both", f, &up, &down)?;
+    affine(cx, "", &sum, 0.5, 0.0)
+}
+
+fn sinh(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    hyperbolic(cx, x, BinaryFn::Sub)
+}
+
+fn cosh(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    hyperbolic(cx, x, BinaryFn::Add)
+}

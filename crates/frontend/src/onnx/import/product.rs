@@ -1,0 +1,196 @@
+//! Matrix products: MatMul, Gemm, Einsum.
+
+use super::{
+    Import,
+    elementwise::{affine, binary},
+};
+use crate::onnx::{
+    contraction::{Product, product},
+    error::{Tried, Trouble},
+    importer::{Importer, Value},
+    proto::Node,
+    view::View,
+};
+use shardwright_graph::ops::BinaryFn;
+
+pub(super) fn find(op: &str) -> Option<Import> {
+    Some(match op {
+        "MatMul" => matmul,
+        "Gemm" => gemm,
+        "Einsum" => einsum,
+        _ => return None,
+    })
+}
+
+/// Labels of the dimensions before those of a matrix.
+const LEADING: &[u8] = b"nstuvwabefgijl";
+const BATCH: &[u8] = b"nhgbaefijlmprs";
+
+fn matmul(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let (a, b) = (cx.view(node, 0)?, cx.view(node, 1)?);
+    if a.rank() == 0 || b.rank() == 0 {
+        return Err(Trouble::wrong("a product of single numbers"));
+    }
+    let columns: &[u8] = if b.rank() == 1 { b"c" } else { b"co" };
+    if b.rank() <= 2 {
+        let rows = LEADING.get(..a.rank() - 1).ok_or_else(|| Trouble::wrong("too many dimensions"))?;
+        let labels = [rows, b"c"].concat();
+        let result = [rows, &columns[1..]].concat();
+        return dense(cx, node, &a, &b, [&labels, columns], &result);
+    }
+    let batch = a.rank().max(b.rank()) - 2;
+    let batch = BATCH.get(..batch).ok_or_else(|| Trouble::wrong("too many dimensions"))?;
+    let own = |view: &View| &batch[batch.len() - view.rank().saturating_sub(2)..];
+    let rows: &[u8] = if a.rank() == 1 { b"" } else { b"q" };
+    let labels = [[own(&a), rows, b"c"].concat(), [own(&b), b"ck"].concat()];
+    let result = [batch, rows, b"k"].concat();
+    let spec = Product { labels: [&labels[0], &labels[1]], result: &result, cuts: &[] };
+    let y = product(cx, "", &a, &b, &spec)?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+/// A product with a matrix on the right, mostly a weight. Where its result is later cut into heads, the weight's
+/// columns are; where it is split into parts, it becomes as many products.
+fn dense(cx: &mut Importer<'_>, node: &Node, a: &View, b: &View, labels: [&[u8]; 2], result: &[u8]) -> Tried {
+    let output = node.output.first().map_or("", String::as_str);
+    if let Some(parts) = in_parts(cx, node, b, labels[1])? {
+        let mut results = Vec::with_capacity(parts.len());
+        for (i, (part, name)) in parts.iter().enumerate() {
+            let cut = cx.hints.last_dim_cut(name).map(|sizes| (b'o', sizes));
+            let spec = Product { labels, result, cuts: cut.as_slice() };
+            results.push(product(cx, &i.to_string(), a, part, &spec)?);
+        }
+        cx.bind(output, Value::Parts(result.len() - 1, results));
+        return Ok(());
+    }
+    let cut = if cx.is_fresh(b) { cx.hints.last_dim_cut(output).map(|sizes| (b'o', sizes)) } else { None };
+    let y = product(cx, "", a, b, &Product { labels, result, cuts: cut.as_slice() })?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+/// The weight in the parts that its result is split into, with the name of each part of the result.
+fn in_parts(
+    cx: &mut Importer<'_>,
+    node: &Node,
+    b: &View,
+    labels: &[u8],
+) -> Tried<Option<Vec<(View, String)>>> {
+    let Some(names) = node.output.first().and_then(|output| cx.hints.last_dim_parts(output)) else {
+        return Ok(None);
+    };
+    let sizes: Option<Vec<u64>> = names.iter().map(|name| cx.hints.last_size(name)).collect();
+    let (Some(sizes), Some(axis)) = (sizes, labels.iter().position(|&l| l == b'o')) else { return Ok(None) };
+    // A transposed weight is seen in another order than it lies in; parts are taken of what lies.
+    let turned = !b.in_order() && b.rank() == 2;
+    let (lying, axis) = if turned { (b.transpose(&[1, 0]), 1 - axis) } else { (b.clone(), axis) };
+    let parts = cx.stored_parts(&lying, axis, &sizes);
+    Ok(parts.map(|parts| {
+        let seen = parts.into_iter().map(|p| if turned { p.transpose(&[1, 0]) } else { p });
+        seen.zip(names).collect()
+    }))
+}
+
+fn gemm(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let turned = |view: View, turn: bool| if turn { view.transpose(&[1, 0]) } else { view };
+    let (a, b) = (cx.view(node, 0)?, cx.view(node, 1)?);
+    if a.rank() != 2 || b.rank() != 2 {
+        return Err(Trouble::wrong(format!(
+            "matrices are expected, got {:?} and {:?}",
+            a.shape(),
+            b.shape()
+        )));
+    }
+    let a = turned(a, node.flag("transA", false)?);
+    let b = turned(b, node.flag("transB", false)?);
+    let (alpha, beta) = (node.float("alpha", 1.0)?, node.float("beta", 1.0)?);
+    let biased = cx.given(node, 2) && beta != 0.0;
+    if !biased && alpha == 1.0 {
+        return dense(cx, node, &a, &b, [b"nc", b"co"], b"no");
+    }
+    let output = node.output.first().map_or("", String::as_str);
+    let cut = if cx.is_fresh(&b) { cx.hints.last_dim_cut(output).map(|sizes| (b'o', sizes)) } else { None };
+    let y =
+        product(cx, "", &a, &b, &Product { labels: [b"nc", b"co"], result: b"no", cuts: cut.as_slice() })?;
+    let mut y = affine(cx, "scale", &y, alpha, 0.0)?;
+    if biased {
+        let c = cx.view(node, 2)?;
+        let c = affine(cx, "scale_bias", &c, beta, 0.0)?;
+        y = binary(cx, "add_bias", BinaryFn::Add, &y, &c)?;
+    }
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+/// One or two operands, without repeated letters in one of them.
+fn einsum(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let text = node.text("equation", "")?.replace(' ', "");
+    let (operands, result) = match text.split_once("->") {
+        Some((operands, result)) => (operands.to_string(), Some(result.to_string())),
+        None => (text, None),
+    };
+    let mut terms: Vec<String> = operands.split(',').map(String::from).collect();
+    let views = (0..node.input.len()).map(|i| cx.view(node, i)).collect::<Tried<Vec<_>>>()?;
+    if terms.len() != views.len() || terms.is_empty() {
+        return Err(Trouble::wrong(format!("`{operands}` for {} operands", views.len())));
+    }
+    // Without a result the letters that occur once, in order of the alphabet.
+    let mut once: Vec<char> = operands.chars().filter(|c| c.is_alphabetic()).collect();
+    once.sort_unstable();
+    let alone = |c: &char| once.iter().filter(|d| *d == c).count() == 1;
+    let implied: String = once.iter().filter(|c| alone(c)).collect();
+    let dots = if operands.contains("...") { "..." } else { "" };
+    let mut result = result.unwrap_or_else(|| format!("{dots}{implied}"));
+    // Dots stand for as many dimensions as each operand has left, aligned at the last.
+    let letters = |term: &str| term.chars().filter(|c| c.is_alphabetic()).count();
+    let spare: String =
+        ('A'..='Z').filter(|c| !operands.contains(*c)).take(shardwright_graph::MAX_RANK).collect();
+    let mut most = 0;
+    for (term, view) in terms.iter_mut().zip(&views) {
+        if term.contains("...") {
+            let count = view.rank().saturating_sub(letters(term)).min(spare.len());
+            most = most.max(count);
+            *term = term.replace("...", &spare[spare.len() - count..]);
+        }
+    }
+    result = result.replace("...", &spare[spare.len() - most..]);
+    for (term, view) in terms.iter().zip(&views) {
+        let repeated = term.chars().enumerate().any(|(i, c)| term.chars().take(i).any(|d| d == c));
+        if repeated {
+            return Err(Trouble::unsupported("a letter twice in one operand"));
+        }
+        if term.len() != view.rank() || !term.is_ascii() {
+            return Err(Trouble::wrong(format!("`{term}` for {:?}", view.shape())));
+        }
+    }
+    let mut views = views.into_iter().zip(terms);
+    let (mut view, mut term) = views.next().ok_or_else(|| Trouble::wrong("no operands"))?;
+    let rest: Vec<(View, String)> = views.collect();
+    for (i, (other, letters)) in rest.iter().enumerate() {
+        // Letters that nobody needs later are summed away as early as possible.
+        let needed = |c: char| result.contains(c) || rest[i + 1..].iter().any(|(_, t)| t.contains(c));
+        let mut kept: Vec<u8> = Vec::new();
+        for c in term.bytes().chain(letters.bytes()) {
+            if needed(c as char) && !kept.contains(&c) {
+                kept.push(c);
+            }
+        }
+        let last = i + 1 == rest.len();
+        if last {
+            kept = result.bytes().collect();
+        }
+        let spec = Product { labels: [term.as_bytes(), letters.as_bytes()], result: &kept, cuts: &[] };
+        view = product(cx, if last { "" } else { "partial" }, &view, other, &spec)?;
+        term = String::from_utf8_lossy(&kept).into_owned();
+    }
+    if term != result {
+        let gone: Vec<usize> = (0..term.len()).filter(|&d| !result.contains(&term[d..=d])).collect();
+        view = super::reduce::over(cx, "", &view, &gone, super::reduce::Joined::Sum, false)?;
+        term.retain(|c| result.contains(c));
+        let order: Option<Vec<usize>> = result.chars().map(|c| term.find(c)).collect();
+        view = view.transpose(&order.ok_or_else(|| Trouble::wrong("a letter that no operand has"))?);
+    }
+    cx.output_view(node, 0, view);
+    Ok(())
+}

@@ -1,0 +1,357 @@
+//! Ops that put elements elsewhere, more than once or not at all: padding, tiling, triangles, resampling.
+
+use super::{
+    Import,
+    elementwise::{affine, number},
+    movement::{reshaped_view, take},
+};
+use crate::onnx::{
+    align::elementwise,
+    contraction::{Product, product},
+    error::{Tried, Trouble},
+    fold::{axis_of, fill_value},
+    importer::Importer,
+    literal::Literal,
+    proto::Node,
+    stored::{MOST_FOLDED, sizes},
+    view::View,
+};
+use shardwright_graph::{
+    DType, Dims, Real, Shape, TensorType,
+    ops::{Broadcast, Cast, Cumsum, Fill, Gather, OneHot, Pad, Select},
+};
+
+pub(super) fn find(op: &str) -> Option<Import> {
+    Some(match op {
+        "Pad" => pad,
+        "Tile" => tile,
+        "ConstantOfShape" => constant_of_shape,
+        "DepthToSpace" => depth_to_space,
+        "SpaceToDepth" => space_to_depth,
+        "Trilu" => trilu,
+        "CumSum" => cumsum,
+        "OneHot" => one_hot,
+        "Resize" => resize,
+        _ => return None,
+    })
+}
+
+/// A constant shape too large to be folded.
+fn constant_of_shape(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let shape = sizes(cx.known(node, 0, "shapes")?.as_ints()?)?;
+    let value = fill_value(node)?;
+    let ty = TensorType::new(value.dtype, shape);
+    let y = cx.emit("", Fill { value: Real(value.scalar().unwrap_or(0.0)), ty }, &[])?;
+    cx.output(node, 0, y);
+    Ok(())
+}
+
+/// Positions along one dimension, by their indices.
+fn pick(cx: &mut Importer<'_>, x: &View, dim: usize, ids: Vec<i64>) -> Tried<View> {
+    if ids.len() > MOST_FOLDED {
+        return Err(Trouble::unsupported("a dimension of over four million elements"));
+    }
+    let name = format!("{}.ids", cx.name);
+    let ids = cx.constant(&name, &Literal::list(ids))?;
+    let ids = cx.plain(&ids)?;
+    let table = cx.plain(x)?;
+    let y = cx.emit("", Gather { axis: dim, base: 0, extent: x.size(dim) }, &[table, ids])?;
+    Ok(cx.seen(y))
+}
+
+fn pad(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let mut x = cx.view(node, 0)?;
+    let pads = cx.int_list(node, 1, "pads")?.ok_or_else(|| Trouble::wrong("no pads are given"))?;
+    let axes = match cx.int_list(node, 3, "axes")? {
+        Some(axes) => axes.iter().map(|&a| axis_of(a, x.rank())).collect::<Tried<Vec<_>>>()?,
+        None => (0..x.rank()).collect(),
+    };
+    if pads.len() != 2 * axes.len() || pads.iter().any(|p| p.unsigned_abs() > 1 << 40) {
+        return Err(Trouble::wrong(format!("pads {pads:?} for {} dimensions", axes.len())));
+    }
+    let mode = node.text("mode", "constant")?;
+    let (mut low, mut high) = (Dims::from_elem(0, x.rank()), Dims::from_elem(0, x.rank()));
+    for (i, &dim) in axes.iter().enumerate() {
+        let (before, after) = (pads[i], pads[axes.len() + i]);
+        // A negative pad takes elements away.
+        let (cut, rest) = ((-before).max(0) as u64, (-after).max(0) as u64);
+        let kept = x.size(dim).checked_sub(cut).and_then(|n| n.checked_sub(rest)).filter(|&n| n > 0);
+        let kept = kept.ok_or_else(|| Trouble::wrong("nothing is left of a dimension"))?;
+        x = take(cx, "cut", &x, dim, cut, kept)?;
+        let (before, after) = (before.max(0), after.max(0));
+        if mode == "constant" {
+            (low[dim], high[dim]) = (before as u64, after as u64);
+        } else if before + after > 0 {
+            let size = kept as i64;
+            let place = |i: i64| match mode.as_str() {
+                "edge" => Ok(i.clamp(0, size - 1)),
+                "wrap" => Ok(i.rem_euclid(size)),
+                "reflect" if size == 1 => Ok(0),
+                "reflect" => {
+                    let period = i.rem_euclid(2 * (size - 1));
+                    Ok(period.min(2 * (size - 1) - period))
+                }
+                other => Err(Trouble::wrong(format!("mode `{other}`"))),
+            };
+            if before + after + size > MOST_FOLDED as i64 {
+                return Err(Trouble::unsupported("a dimension of over four million elements"));
+            }
+            let ids = (-before..size + after).map(place).collect::<Tried<Vec<_>>>()?;
+            x = pick(cx, &x, dim, ids)?;
+        }
+    }
+    if low.iter().chain(&high).any(|&p| p > 0) {
+        let value = match cx.given(node, 2) {
+            true => cx.known(node, 2, "pad values")?.scalar().unwrap_or(0.0),
+            false => 0.0,
+        };
+        let interior = Dims::from_elem(0, x.rank());
+        let tensor = cx.plain(&x)?;
+        let y = cx.emit("", Pad { low, high, interior, value: Real(value) }, &[tensor])?;
+        x = cx.seen(y);
+    }
+    cx.output_view(node, 0, x);
+    Ok(())
+}
+
+/// `[a, b]` tiled by `(r, s)` is `[1, a, 1, b]` repeated to `[r, a, s, b]`, seen as `[r*a, s*b]`.
+fn tile(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let repeats = sizes(cx.known(node, 1, "repeats")?.as_ints()?)?;
+    let from = x.shape();
+    if repeats.len() != from.len() || repeats.contains(&0) {
+        return Err(Trouble::wrong(format!("repeats {repeats:?} of {from:?}")));
+    }
+    let tensor = cx.plain(&x)?;
+    let spread: Shape = repeats.iter().zip(&from).flat_map(|(&r, &s)| [r, s]).collect();
+    let dims = (0..from.len()).map(|d| 2 * d + 1).collect();
+    let y = cx.emit("", Broadcast { shape: spread, dims }, &[tensor])?;
+    let target: Option<Vec<u64>> = repeats.iter().zip(&from).map(|(r, s)| r.checked_mul(*s)).collect();
+    let target = target.ok_or_else(|| Trouble::wrong("absurdly many elements"))?;
+    let seen = cx.seen(y);
+    let y = reshaped_view(cx, &seen, &target)?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+/// `[n, c, h, w]` and the block size.
+fn blocks(cx: &mut Importer<'_>, node: &Node) -> Tried<(View, [u64; 4], u64)> {
+    let x = cx.view(node, 0)?;
+    let &[n, c, h, w] = x.shape().as_slice() else {
+        return Err(Trouble::wrong(format!("needs [n, c, h, w], got {:?}", x.shape())));
+    };
+    let block = u64::try_from(node.int("blocksize", 0)?).ok().filter(|b| (1..1 << 16).contains(b));
+    Ok((x, [n, c, h, w], block.ok_or_else(|| Trouble::wrong("an absurd block size"))?))
+}
+
+fn depth_to_space(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let (x, [n, c, h, w], b) = blocks(cx, node)?;
+    if c % (b * b) != 0 {
+        return Err(Trouble::wrong(format!("{c} channels in blocks of {b} by {b}")));
+    }
+    let (sizes, order) = match node.text("mode", "DCR")?.as_str() {
+        "DCR" => ([n, b, b, c / (b * b), h, w], [0, 3, 4, 1, 5, 2]),
+        _ => ([n, c / (b * b), b, b, h, w], [0, 1, 4, 2, 5, 3]),
+    };
+    let y = reshaped_view(cx, &x, &sizes)?.transpose(&order);
+    let y = reshaped_view(cx, &y, &[n, c / (b * b), h * b, w * b])?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+fn space_to_depth(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let (x, [n, c, h, w], b) = blocks(cx, node)?;
+    if h % b != 0 || w % b != 0 {
+        return Err(Trouble::wrong(format!("{h} by {w} in blocks of {b}")));
+    }
+    let order = match node.text("mode", "DCR")?.as_str() {
+        "DCR" => [0, 3, 5, 1, 2, 4],
+        _ => [0, 1, 3, 5, 2, 4],
+    };
+    let y = reshaped_view(cx, &x, &[n, c, h / b, b, w / b, b])?.transpose(&order);
+    let y = reshaped_view(cx, &y, &[n, c * b * b, h / b, w / b])?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+fn trilu(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let &[.., rows, columns] = x.shape().as_slice() else {
+        return Err(Trouble::wrong("needs at least two dimensions"));
+    };
+    let k = cx.int_list(node, 1, "diagonals")?.and_then(|k| k.first().copied()).unwrap_or(0);
+    let upper = node.flag("upper", true)?;
+    if rows.saturating_mul(columns) > MOST_FOLDED as u64 {
+        return Err(Trouble::unsupported("a matrix of over four million elements"));
+    }
+    let kept = |i: u64| {
+        let offset = (i % columns) as i64 - (i / columns) as i64;
+        i64::from(if upper { offset >= k } else { offset <= k })
+    };
+    let mask = Literal::ints(DType::Bool, vec![rows, columns], (0..rows * columns).map(kept).collect());
+    let name = format!("{}.mask", cx.name);
+    let mask = cx.constant(&name, &mask)?;
+    let zero = number(cx, "zero", cx.dtype(&x), 0.0)?;
+    let y = elementwise(cx, "", Select {}, &[mask, x, zero])?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+fn cumsum(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let axis = cx.known(node, 1, "axes")?.scalar().unwrap_or(0.0) as i64;
+    let op = Cumsum {
+        axis: axis_of(axis, x.rank())?,
+        exclusive: node.flag("exclusive", false)?,
+        reverse: node.flag("reverse", false)?,
+    };
+    let x = cx.plain(&x)?;
+    let y = cx.emit("", op, &[x])?;
+    cx.output(node, 0, y);
+    Ok(())
+}
+
+fn one_hot(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let ids = cx.view(node, 0)?;
+    let depth = cx.known(node, 1, "depths")?.scalar().unwrap_or(0.0);
+    let values = cx.known(node, 2, "values")?.to_reals();
+    let (&[off, on], true) = (values.as_slice(), (1.0..4e9).contains(&depth)) else {
+        return Err(Trouble::wrong("needs a depth, an off value and an on value"));
+    };
+    let axis = axis_of(node.int("axis", -1)?, ids.rank() + 1)?;
+    let mut tensor = cx.plain(&ids)?;
+    if !cx.b.ty(tensor).dtype.is_int() {
+        tensor = cx.emit("ids", Cast { dtype: DType::I64 }, &[tensor])?;
+    }
+    let y = cx.emit("", OneHot { depth: depth as u64, base: 0, dtype: DType::F32 }, &[tensor])?;
+    let hot = cx.seen(y);
+    let mut hot = affine(cx, "values", &hot, on - off, off)?;
+    let dtype = cx.known(node, 2, "values")?.dtype;
+    if dtype != DType::F32 {
+        hot = elementwise(cx, "cast", Cast { dtype }, &[hot])?;
+    }
+    let mut order: Vec<usize> = (0..ids.rank()).collect();
+    order.insert(axis, ids.rank());
+    cx.output_view(node, 0, hot.transpose(&order));
+    Ok(())
+}
+
+/// How Resize turns a position of the result into one of the input.
+struct Sampling {
+    transform: String,
+    nearest: String,
+    linear: bool,
+}
+
+impl Sampling {
+    fn position(&self, i: u64, scale: f64, input: u64) -> Tried<f64> {
+        // The length before it was rounded down.
+        let (i, input, output) = (i as f64, input as f64, scale * input as f64);
+        Ok(match self.transform.as_str() {
+            "half_pixel" => (i + 0.5) / scale - 0.5,
+            "pytorch_half_pixel" if output > 1.0 => (i + 0.5) / scale - 0.5,
+            "pytorch_half_pixel" => 0.0,
+            "align_corners" if output > 1.0 => i * (input - 1.0) / (output - 1.0),
+            "align_corners" => 0.0,
+            "asymmetric" => i / scale,
+            "half_pixel_symmetric" => {
+                let centre = input / 2.0 * (1.0 - output / (scale * input));
+                centre + (i + 0.5) / scale - 0.5
+            }
+            other => return Err(Trouble::unsupported(format!("coordinates `{other}`"))),
+        })
+    }
+
+    /// The positions of the input that an output position is made of, with their weights.
+    fn weights(&self, x: f64, input: u64) -> Vec<(u64, f64)> {
+        let last = input as f64 - 1.0;
+        if self.linear {
+            let low = x.floor();
+            let share = x - low;
+            let place = |x: f64| x.clamp(0.0, last) as u64;
+            return vec![(place(low), 1.0 - share), (place(low + 1.0), share)];
+        }
+        let rounded = match self.nearest.as_str() {
+            "round_prefer_ceil" => (x + 0.5).floor(),
+            "floor" => x.floor(),
+            "ceil" => x.ceil(),
+            _ => (x - 0.5).ceil(),
+        };
+        vec![(rounded.clamp(0.0, last) as u64, 1.0)]
+    }
+}
+
+fn resize(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let mut x = cx.view(node, 0)?;
+    let mode = node.text("mode", "nearest")?;
+    let linear = match mode.as_str() {
+        "nearest" => false,
+        "linear" => true,
+        other => return Err(Trouble::unsupported(format!("mode `{other}`"))),
+    };
+    if node.flag("antialias", false)? || node.text("keep_aspect_ratio_policy", "stretch")? != "stretch" {
+        return Err(Trouble::unsupported("antialiasing or a kept aspect ratio"));
+    }
+    let sampling = Sampling {
+        transform: node.text("coordinate_transformation_mode", "half_pixel")?,
+        nearest: node.text("nearest_mode", "round_prefer_floor")?,
+        linear,
+    };
+    let axes = match node.ints("axes")? {
+        Some(axes) => axes.iter().map(|&a| axis_of(a, x.rank())).collect::<Tried<Vec<_>>>()?,
+        None => (0..x.rank()).collect(),
+    };
+    let shape = x.shape();
+    let given = if cx.given(node, 3) { Some(sizes(cx.known(node, 3, "sizes")?.as_ints()?)?) } else { None };
+    let scales = match &given {
+        Some(sizes) if sizes.len() == axes.len() => {
+            axes.iter().zip(sizes).map(|(&d, &s)| s as f64 / shape[d] as f64).collect()
+        }
+        Some(_) => return Err(Trouble::wrong("sizes do not fit the axes")),
+        None => cx.known(node, 2, "scales")?.to_reals(),
+    };
+    if scales.len() != axes.len() || scales.iter().any(|s| !s.is_finite() || *s <= 0.0) {
+        return Err(Trouble::wrong(format!("scales {scales:?}")));
+    }
+    for (i, (&dim, &scale)) in axes.iter().zip(&scales).enumerate() {
+        let input = shape[dim];
+        let output = given.as_ref().map_or_else(|| (input as f64 * scale).floor() as u64, |sizes| sizes[i]);
+        if output == 0 || output.saturating_mul(input) > MOST_FOLDED as u64 {
+            return Err(Trouble::unsupported(format!("{input} positions resized to {output}")));
+        }
+        let mut weights = Vec::with_capacity(output as usize);
+        for o in 0..output {
+            weights.push(sampling.weights(sampling.position(o, scale, input)?, input));
+        }
+        if input == output && weights.iter().enumerate().all(|(o, w)| w[0] == (o as u64, 1.0)) {
+            continue;
+        }
+        x = if linear {
+            interpolate(cx, &x, dim, &weights)?
+        } else {
+            pick(cx, &x, dim, weights.iter().map(|w| w[0].0 as i64).collect())?
+        };
+    }
+    cx.output_view(node, 0, x);
+    Ok(())
+}
+
+/// A product with a matrix of weights along one dimension.
+fn interpolate(cx: &mut Importer<'_>, x: &View, dim: usize, weights: &[Vec<(u64, f64)>]) -> Tried<View> {
+    let (input, output) = (x.size(dim) as usize, weights.len());
+    let mut matrix = vec![0.0; input * output];
+    for (o, weights) in weights.iter().enumerate() {
+        for &(i, weight) in weights {
+            matrix[o * input + i as usize] += weight;
+        }
+    }
+    let literal = Literal::reals(cx.dtype(x), vec![output as u64, input as u64], matrix);
+    let name = format!("{}.weights", cx.name);
+    let matrix = cx.constant(&name, &literal)?;
+    let all = b"nchwdefgabijlmpr";
+    let labels = all.get(..x.rank()).ok_or_else(|| Trouble::wrong("too many dimensions"))?;
+    let mut result = labels.to_vec();
+    result[dim] = b'o';
+    let spec = Product { labels: [labels, &[b'o', labels[dim]]], result: &result, cuts: &[] };
+    product(cx, "", x, &matrix, &spec)
+}

@@ -1,0 +1,156 @@
+//! Sums, means and maxima over dimensions; softmax.
+
+use super::{Import, elementwise::apply, movement::single_atom};
+use crate::onnx::{
+    error::{Tried, Trouble},
+    fold::{axes_of, axis_of},
+    importer::{Base, Importer},
+    proto::Node,
+    view::{Dim, View},
+};
+use shardwright_graph::{
+    Op, Real,
+    ops::{LogSoftmax, Reduce, Softmax, UnaryFn},
+};
+use smallvec::SmallVec;
+
+pub(super) fn find(op: &str) -> Option<Import> {
+    Some(match op {
+        "ReduceMean" | "ReduceSum" | "ReduceMax" | "ReduceMin" | "ReduceL1" | "ReduceL2"
+        | "ReduceSumSquare" | "ReduceLogSum" | "ReduceLogSumExp" => reduce,
+        "GlobalAveragePool" | "GlobalMaxPool" => global_pool,
+        "Softmax" => |cx, node| softmax(cx, node, |axis| Softmax { axis }.into()),
+        "LogSoftmax" => |cx, node| softmax(cx, node, |axis| LogSoftmax { axis }.into()),
+        _ => return None,
+    })
+}
+
+/// How a reduction joins elements.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joined {
+    Sum,
+    Mean,
+    Max,
+}
+
+/// Reduces dimensions of a view; they stay as dimensions of size one if `keep`.
+pub(super) fn over(
+    cx: &mut Importer<'_>,
+    what: &str,
+    x: &View,
+    dims: &[usize],
+    joined: Joined,
+    keep: bool,
+) -> Tried<View> {
+    let count: u64 = dims.iter().map(|&d| x.size(d)).product();
+    let (shape, positions) = cx.natural(x);
+    let gone: SmallVec<[u8; 8]> = dims.iter().flat_map(|&d| x.dims[d].iter().copied()).collect();
+    let mut axes: SmallVec<[usize; 4]> = gone.iter().map(|&a| positions[a as usize]).collect();
+    axes.sort_unstable();
+    let mut result = x.clone();
+    if !axes.is_empty() {
+        let tensor = cx.resolve(x, &shape)?;
+        let op = match joined {
+            Joined::Sum => Reduce::sum(axes),
+            Joined::Mean => Reduce { scale: Real(1.0 / count as f64), ..Reduce::sum(axes) },
+            Joined::Max => Reduce::max(axes),
+        };
+        result = x.of(Base::Tensor(cx.emit(what, op, &[tensor])?));
+    }
+    let left: SmallVec<[u8; 8]> = (0..x.atoms.len() as u8).filter(|a| !gone.contains(a)).collect();
+    result.atoms = left.iter().map(|&a| x.atoms[a as usize]).collect();
+    let renumber = |a: &u8| left.iter().position(|l| l == a).map(|i| i as u8);
+    result.dims = (0..x.rank())
+        .filter(|d| keep || !dims.contains(d))
+        .map(|d| x.dims[d].iter().filter_map(renumber).collect::<Dim>())
+        .collect();
+    Ok(result)
+}
+
+fn reduce(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let given = match cx.int_list(node, 1, "axes")? {
+        Some(axes) => Some(axes),
+        None => node.ints("axes")?.map(<[i64]>::to_vec),
+    };
+    let empty = given.as_ref().is_none_or(Vec::is_empty);
+    let noop = empty && node.flag("noop_with_empty_axes", false)?;
+    let dims = match given {
+        Some(axes) if !empty => axes_of(&axes, x.rank())?,
+        _ if noop => Vec::new(),
+        _ => (0..x.rank()).collect(),
+    };
+    let keep = node.flag("keepdims", true)?;
+    let y = match node.op_type.as_str() {
+        "ReduceSum" => over(cx, "", &x, &dims, Joined::Sum, keep)?,
+        "ReduceMean" => over(cx, "", &x, &dims, Joined::Mean, keep)?,
+        "ReduceMax" => over(cx, "", &x, &dims, Joined::Max, keep)?,
+        "ReduceMin" => {
+            let negated = negate(cx, &x)?;
+            let largest = over(cx, "max", &negated, &dims, Joined::Max, keep)?;
+            negate(cx, &largest)?
+        }
+        "ReduceL1" => {
+            let x = apply(cx, "abs", UnaryFn::Abs, &x)?;
+            over(cx, "", &x, &dims, Joined::Sum, keep)?
+        }
+        "ReduceL2" | "ReduceSumSquare" => {
+            let x = apply(cx, "square", UnaryFn::Square, &x)?;
+            let sum = over(cx, "", &x, &dims, Joined::Sum, keep)?;
+            if node.op_type == "ReduceL2" { apply(cx, "root", UnaryFn::Sqrt, &sum)? } else { sum }
+        }
+        "ReduceLogSum" => {
+            let sum = over(cx, "sum", &x, &dims, Joined::Sum, keep)?;
+            apply(cx, "", UnaryFn::Log, &sum)?
+        }
+        _ => log_sum_exp(cx, &x, &dims, keep)?,
+    };
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+fn negate(cx: &mut Importer<'_>, x: &View) -> Tried<View> {
+    if !cx.dtype(x).is_float() {
+        return Err(Trouble::unsupported("a minimum of whole numbers"));
+    }
+    apply(cx, "negated", UnaryFn::Neg, x)
+}
+
+/// From the largest element, so that nothing overflows.
+fn log_sum_exp(cx: &mut Importer<'_>, x: &View, dims: &[usize], keep: bool) -> Tried<View> {
+    use super::elementwise::binary;
+    use shardwright_graph::ops::BinaryFn;
+    let largest = over(cx, "max", x, dims, Joined::Max, true)?;
+    let difference = binary(cx, "difference", BinaryFn::Sub, x, &largest)?;
+    let exp = apply(cx, "exp", UnaryFn::Exp, &difference)?;
+    let sum = over(cx, "sum", &exp, dims, Joined::Sum, true)?;
+    let log = apply(cx, "log", UnaryFn::Log, &sum)?;
+    let result = binary(cx, "", BinaryFn::Add, &log, &largest)?;
+    if keep {
+        return Ok(result);
+    }
+    let mut result = result;
+    result.dims = (0..x.rank()).filter(|d| !dims.contains(d)).map(|d| result.dims[d].clone()).collect();
+    Ok(result)
+}
+
+fn global_pool(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    if x.rank() < 3 {
+        return Err(Trouble::wrong("needs spatial dimensions"));
+    }
+    let dims: Vec<usize> = (2..x.rank()).collect();
+    let joined = if node.op_type == "GlobalMaxPool" { Joined::Max } else { Joined::Mean };
+    let y = over(cx, "", &x, &dims, joined, true)?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+fn softmax(cx: &mut Importer<'_>, node: &Node, op: fn(usize) -> Op) -> Tried {
+    let x = cx.view(node, 0)?;
+    let dim = axis_of(node.int("axis", -1)?, x.rank())?;
+    let (view, tensor, axis) = single_atom(cx, &x, dim)?;
+    let y = cx.emit("", op(axis), &[tensor])?;
+    cx.output_view(node, 0, view.of(Base::Tensor(y)));
+    Ok(())
+}

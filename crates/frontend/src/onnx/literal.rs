@@ -1,0 +1,143 @@
+//! Tensors whose contents are known while importing: shapes, axes, masks, scalars.
+
+use super::error::{Tried, Trouble};
+use shardwright_graph::DType;
+
+/// The elements, widened: every ONNX element type that is supported fits one of the two.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Numbers {
+    /// Whole numbers, and truth values as 0 and 1.
+    Ints(Vec<i64>),
+    /// Floating-point numbers.
+    Reals(Vec<f64>),
+}
+
+/// A tensor with known contents. Unlike tensors of the graph it may be empty.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Literal {
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Vec<u64>,
+    /// Contents, last dimension fastest.
+    pub numbers: Numbers,
+    /// Whether the file lacks the contents (or those that these were computed from): whole numbers are then
+    /// taken as 0, truth values as true.
+    pub assumed: bool,
+}
+
+/// Elements that a shape holds, unless that is more than `usize` can count.
+pub(crate) fn count(shape: &[u64]) -> Option<usize> {
+    shape.iter().try_fold(1u64, |n, &s| n.checked_mul(s)).and_then(|n| usize::try_from(n).ok())
+}
+
+impl Literal {
+    /// Whole numbers of this type and shape.
+    pub(crate) fn ints(dtype: DType, shape: Vec<u64>, values: Vec<i64>) -> Self {
+        Self { dtype, shape, numbers: Numbers::Ints(values), assumed: false }
+    }
+
+    /// Floating-point numbers of this type and shape.
+    pub(crate) fn reals(dtype: DType, shape: Vec<u64>, values: Vec<f64>) -> Self {
+        Self { dtype, shape, numbers: Numbers::Reals(values), assumed: false }
+    }
+
+    /// A list of whole numbers: a shape, axes.
+    pub(crate) fn list(values: Vec<i64>) -> Self {
+        Self::ints(DType::I64, vec![values.len() as u64], values)
+    }
+
+    /// Elements there are.
+    pub(crate) fn len(&self) -> usize {
+        match &self.numbers {
+            Numbers::Ints(v) => v.len(),
+            Numbers::Reals(v) => v.len(),
+        }
+    }
+
+    /// The whole numbers.
+    pub(crate) fn as_ints(&self) -> Tried<&[i64]> {
+        match &self.numbers {
+            Numbers::Ints(v) => Ok(v),
+            Numbers::Reals(_) => Err(Trouble::wrong(format!("expected whole numbers, got {}", self.dtype))),
+        }
+    }
+
+    /// The numbers as reals.
+    pub(crate) fn to_reals(&self) -> Vec<f64> {
+        match &self.numbers {
+            Numbers::Ints(v) => v.iter().map(|&x| x as f64).collect(),
+            Numbers::Reals(v) => v.clone(),
+        }
+    }
+
+    /// The only element, as a real.
+    pub(crate) fn scalar(&self) -> Option<f64> {
+        match &self.numbers {
+            Numbers::Ints(v) if v.len() == 1 => Some(v[0] as f64),
+            Numbers::Reals(v) if v.len() == 1 => Some(v[0]),
+            _ => None,
+        }
+    }
+
+    /// The number that all elements are, if there is one.
+    pub(crate) fn uniform(&self) -> Option<f64> {
+        match &self.numbers {
+            Numbers::Ints(v) => v.iter().all(|x| *x == v[0]).then(|| v.first().map(|&x| x as f64))?,
+            Numbers::Reals(v) => {
+                v.iter().all(|x| x.to_bits() == v[0].to_bits()).then(|| v.first().copied())?
+            }
+        }
+    }
+
+    /// The same elements in another shape.
+    pub(crate) fn reshaped(&self, shape: Vec<u64>) -> Self {
+        Self { shape, ..self.clone() }
+    }
+
+    /// The elements at these positions, in this shape.
+    pub(crate) fn pick(&self, shape: Vec<u64>, positions: impl Iterator<Item = usize>) -> Self {
+        let numbers = match &self.numbers {
+            Numbers::Ints(v) => Numbers::Ints(positions.map(|i| v[i]).collect()),
+            Numbers::Reals(v) => Numbers::Reals(positions.map(|i| v[i]).collect()),
+        };
+        Self { shape, numbers, ..self.clone() }
+    }
+
+    /// Positions `start..start + size` of one dimension.
+    pub(crate) fn along(&self, axis: usize, start: u64, size: u64) -> Self {
+        let inner: u64 = self.shape[axis + 1..].iter().product();
+        let outer: u64 = self.shape[..axis].iter().product();
+        let mut shape = self.shape.clone();
+        let row = std::mem::replace(&mut shape[axis], size);
+        let block = |o: u64| (o * row + start) * inner..(o * row + start + size) * inner;
+        self.pick(shape, (0..outer).flat_map(block).map(|i| i as usize))
+    }
+
+    /// The elements converted to another type, as ONNX's Cast does.
+    pub(crate) fn cast(&self, dtype: DType) -> Self {
+        let numbers = match (&self.numbers, dtype) {
+            (Numbers::Ints(v), DType::Bool) => Numbers::Ints(v.iter().map(|&x| i64::from(x != 0)).collect()),
+            (Numbers::Reals(v), DType::Bool) => {
+                Numbers::Ints(v.iter().map(|&x| i64::from(x != 0.0)).collect())
+            }
+            (Numbers::Ints(v), DType::I32) => Numbers::Ints(v.iter().map(|&x| i64::from(x as i32)).collect()),
+            (Numbers::Ints(v), DType::I64) => Numbers::Ints(v.clone()),
+            (Numbers::Reals(v), DType::I32 | DType::I64) => {
+                Numbers::Ints(v.iter().map(|&x| x as i64).collect())
+            }
+            (_, float) => Numbers::Reals(self.to_reals().into_iter().map(|x| round_to(float, x)).collect()),
+        };
+        Self { dtype, numbers, shape: self.shape.clone(), assumed: self.assumed }
+    }
+}
+
+/// The nearest number that the type can hold.
+pub(crate) fn round_to(dtype: DType, x: f64) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(x as f32),
+        DType::F16 => half::f16::from_f64(x).to_f64(),
+        DType::Bf16 => half::bf16::from_f64(x).to_f64(),
+        _ => x,
+    }
+}
