@@ -45,10 +45,10 @@ fn order(seconds: f64) -> u64 {
     seconds.to_bits()
 }
 
-/// The best way found from an arrangement to the goal.
-pub(crate) fn search(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
+/// The best way found from an arrangement to the goal; `false` if the search gave up and it is the plain one.
+pub(crate) fn search(goal: &Goal<'_>, start: Arrangement) -> (Vec<Step>, bool) {
     if start == goal.target {
-        return Vec::new();
+        return (Vec::new(), true);
     }
     let plain = plain_way(goal, start);
     let limit = plain.iter().map(|step| step.seconds.0).sum::<f64>();
@@ -68,14 +68,14 @@ pub(crate) fn search(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
             continue;
         }
         if node.at == goal.target {
-            return search.path(id);
+            return (search.path(id), true);
         }
         if search.nodes.len() > MAX_VISITED {
-            break;
+            return (plain, false);
         }
         search.expand(id);
     }
-    plain
+    (plain, true)
 }
 
 impl Search<'_> {

@@ -27,6 +27,7 @@ use crate::step::{Action, Step, local_bytes};
 use rustc_hash::{FxHashMap, FxHasher};
 use shardwright_machine::{AxisSet, Bytes, Machine, Mesh, Seconds};
 use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 
 /// Locks that a cache is spread over.
@@ -129,6 +130,8 @@ pub struct Relayouts {
     ways: Cache<(Start, Layout), Arc<Relayout>>,
     /// The same machine with some neighbouring axes glued: bit i glues axis i to axis i + 1.
     glued: RwLock<FxHashMap<u32, Arc<Relayouts>>>,
+    /// Searches that gave up.
+    plain: AtomicU64,
 }
 
 /// The times from one layout of a tensor to others: a row of a cost table.
@@ -163,6 +166,7 @@ impl Relayouts {
             pairs: Cache::new(MAX_PAIRS),
             ways: Cache::new(MAX_WAYS),
             glued: RwLock::default(),
+            plain: AtomicU64::new(0),
         }
     }
 
@@ -377,7 +381,16 @@ impl Relayouts {
     /// The goal-directed search. The layouts have been checked.
     pub(crate) fn directed(&self, tensor: &Tensor, from: &Layout, to: &Layout) -> Vec<Step> {
         let goal = Goal { comm: &self.comm, shape: &tensor.shape, target: Arrangement::canonical(to) };
-        directed::search(&goal, Arrangement::canonical(from))
+        let (steps, searched) = directed::search(&goal, Arrangement::canonical(from));
+        self.plain.fetch_add(u64::from(!searched), Ordering::Relaxed);
+        steps
+    }
+
+    /// How many re-layouts have had too many ways to search, and are priced as the plain one: whole, then cut.
+    pub fn settled_for_plain(&self) -> u64 {
+        let glued = self.glued.read().ok();
+        let inside = glued.iter().flat_map(|map| map.values()).map(|coarse| coarse.settled_for_plain());
+        self.plain.load(Ordering::Relaxed) + inside.sum::<u64>()
     }
 
     /// The same machine at a coarser grain.

@@ -20,7 +20,7 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// Larger meshes have too many arrangements to be worth it.
-pub(crate) const MAX_ARRANGEMENTS: usize = 6000;
+pub(crate) const MAX_ARRANGEMENTS: usize = 10_000;
 
 /// Index of a node.
 pub(crate) type NodeId = u32;

@@ -31,6 +31,7 @@ mod plan;
 mod planner;
 mod problem;
 mod recall;
+mod refine;
 mod smallest;
 pub mod strategy;
 mod tables;
@@ -45,11 +46,12 @@ pub use evaluate::{Costs, LayerCost, evaluate};
 pub use groups::Groups;
 pub use memory::limited;
 pub use plan::{
-    BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, PlanRequest,
-    SpaceUsed, StepTimes,
+    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp,
+    PlanRequest, SpaceUsed, StepTimes,
 };
 pub use planner::{Demands, Found, baseline_costs, plan, search};
-pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Problem};
+pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Near, Problem};
+pub use refine::{Refined, refine};
 pub use tilings::{Moved, moved};
 pub use times::{OpTimes, picoseconds};
 pub use traffic::predicted_traffic;

@@ -114,6 +114,22 @@ pub struct SpaceUsed {
     pub variables: usize,
     /// Choices of all variables together.
     pub choices: usize,
+    /// The space that was searched first, where the plan was refined on finer axes: what is proved holds for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coarse: Option<CoarseSpace>,
+}
+
+/// What was found on coarser axes before a plan was refined.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CoarseSpace {
+    /// The axes, in words.
+    pub axes: String,
+    /// The best plan's cost there.
+    pub objective: i64,
+    /// No plan on these axes costs less.
+    pub lower_bound: i64,
+    /// (objective - lower_bound) / objective.
+    pub gap: f64,
 }
 
 /// Predicted times of a step.

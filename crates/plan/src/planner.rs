@@ -5,11 +5,12 @@ use crate::{
     evaluate::{Costs, axis_names, evaluate},
     memory::limited,
     plan::{
-        BaselineCost, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp, SpaceUsed,
-        StepTimes,
+        BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer,
+        PlanOp, SpaceUsed, StepTimes,
     },
     problem::Problem,
     recall::model_hash,
+    refine::refine,
     smallest::{Smallest, smallest_limit},
     strategy::{Space, Strategy, baselines, restrict},
     tilings::{Moved, tile},
@@ -246,9 +247,25 @@ pub fn plan(
     control: &Control<'_>,
 ) -> Result<Plan, PlanError> {
     let found = search(problem, strategy, demands, control)?;
-    let costs = evaluate(problem, &found.configs)?;
-    let baselines = baseline_costs(problem, control)?;
-    let mut plan = describe(problem, strategy, control.seed, &found, &costs, baselines);
+    if let Some(refined) = refine(problem, strategy, demands, &found, control) {
+        let mut plan = describe_found(&refined.problem, strategy, &refined.found, control)?;
+        plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
+        plan.warnings.push(format!(
+            "refined: the best plan found on {} takes {:.3} ms, at most {:.2}% above the optimum there; nothing is \
+             proved about the finer axes of this one",
+            problem.grain.describe(),
+            seconds(found.objective) * 1e3,
+            gap(&found) * 100.0
+        ));
+        plan.space.coarse = Some(CoarseSpace {
+            axes: problem.grain.describe(),
+            objective: found.objective,
+            lower_bound: found.bound,
+            gap: gap(&found),
+        });
+        return Ok(plan);
+    }
+    let mut plan = describe_found(problem, strategy, &found, control)?;
     plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
     if !demands.wishes.is_empty() {
         let free = Demands { wishes: Vec::new(), ..demands.clone() };
@@ -262,6 +279,26 @@ pub fn plan(
     Ok(plan)
 }
 
+/// How far above the bound a plan may be, as a part of its cost.
+fn gap(found: &Found) -> f64 {
+    if found.objective > found.bound {
+        (found.objective - found.bound) as f64 / found.objective as f64
+    } else {
+        0.0
+    }
+}
+
+fn describe_found(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    found: &Found,
+    control: &Control<'_>,
+) -> Result<Plan, PlanError> {
+    let costs = evaluate(problem, &found.configs)?;
+    let baselines = baseline_costs(problem, control)?;
+    Ok(describe(problem, strategy, control.seed, found, &costs, baselines))
+}
+
 fn describe(
     problem: &Problem<'_>,
     strategy: &Strategy,
@@ -273,11 +310,6 @@ fn describe(
     let (mesh, machine, graph) = (problem.mesh(), problem.machine, problem.graph);
     let searched = strategy.solver.is_some();
     let proved = searched && found.objective <= found.bound;
-    let gap = if found.objective > found.bound {
-        (found.objective - found.bound) as f64 / found.objective as f64
-    } else {
-        0.0
-    };
     let ops = graph.op_ids().zip(&found.configs).map(|(id, config)| {
         let (node, rule) = (graph.node(id), &problem.shapes[id.index()].rule);
         PlanOp {
@@ -332,10 +364,11 @@ fn describe(
             prime_axes: problem.grain.prime,
             variables: problem.choices.len(),
             choices: problem.choices.iter().map(Vec::len).sum(),
+            coarse: None,
         },
         objective: found.objective,
         lower_bound: if searched { found.bound } else { 0 },
-        gap: if searched { gap } else { 1.0 },
+        gap: if searched { gap(found) } else { 1.0 },
         proved_optimal: proved,
         search_seconds: 0.0,
         simulated: StepTimes {
@@ -365,6 +398,13 @@ fn warnings(problem: &Problem<'_>, found: &Found, costs: &Costs, unproved: bool)
         all.push(format!(
             "the machine's axes are glued to keep the search small: objective and bound hold for {}",
             problem.grain.describe()
+        ));
+    }
+    let plain = problem.relayouts.settled_for_plain();
+    if plain > 0 {
+        all.push(format!(
+            "{plain} re-layouts have too many ways to search: they are priced as if the tensor were made whole and cut \
+             again, which works but may not be the fastest way"
         ));
     }
     if unproved {

@@ -69,6 +69,14 @@ pub struct Problem<'a> {
     device: Device,
 }
 
+/// A part of the space: another mesh, and some configs of every variable's leading op on it.
+pub struct Near {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// Per variable: configs of its leading op.
+    pub candidates: Vec<Vec<Config>>,
+}
+
 /// A transfer between two variables with its costs.
 struct Priced {
     /// The maker's choices.
@@ -87,7 +95,7 @@ impl<'a> Problem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
-        Self::build(graph, machine, costs, false)
+        Self::build(graph, machine, costs, false, None)
     }
 
     /// The problem of choosing per op: weights, gradients and optimizer state find their own layouts.
@@ -96,7 +104,12 @@ impl<'a> Problem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
-        Self::build(graph, machine, costs, true)
+        Self::build(graph, machine, costs, true, None)
+    }
+
+    /// The same problem on another mesh with only some configs.
+    pub fn near(&self, near: Near) -> Result<Self, PlanError> {
+        Self::build(self.graph, self.machine, self.costs, self.untied, Some(near))
     }
 
     /// The machine's prime axes with nothing to choose from: all that strategies need which do not search the
@@ -135,6 +148,7 @@ impl<'a> Problem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
         untied: bool,
+        near: Option<Near>,
     ) -> Result<Self, PlanError> {
         if graph.ops.is_empty() {
             return Err(PlanError::Empty { model: graph.name.clone() });
@@ -152,8 +166,15 @@ impl<'a> Problem<'a> {
             .map(|variable| rule_of(variable.forward()))
             .filter(|rule| seen.insert(rule.to_string()))
             .collect();
-        let grain = Grain::choose(machine, rules.iter().copied(), MOST_AXES, MOST_CONFIGS);
-        if grain.most_configs > MOST_CONFIGS {
+        let (grain, candidates) = match near {
+            Some(Near { mesh, candidates }) => {
+                let prime = mesh.len() == machine.mesh().len();
+                let most_configs = candidates.iter().map(Vec::len).max().unwrap_or(1);
+                (Grain { mesh, prime, most_configs }, Some(candidates))
+            }
+            None => (Grain::choose(machine, rules.iter().copied(), MOST_AXES, MOST_CONFIGS), None),
+        };
+        if grain.most_configs > MOST_CONFIGS && candidates.is_none() {
             return Err(too_many(graph, machine, &variables, &shapes, &grain.mesh));
         }
         let relayouts = Relayouts::new(machine, &grain.mesh);
@@ -168,8 +189,12 @@ impl<'a> Problem<'a> {
                 times,
             };
             let tables = Tables::new(graph, &relayouts);
-            let tied = if untied { tied_configs(&layers, &shapes, &grain.mesh) } else { Vec::new() };
-            let choices = make.choices(&transfers, &tables, &tied)?;
+            let tied = if untied && candidates.is_none() {
+                tied_configs(&layers, &shapes, &grain.mesh)
+            } else {
+                Vec::new()
+            };
+            let choices = make.choices(&transfers, &tables, candidates.as_deref(), &tied)?;
             let network = make.network(&transfers, &tables, &choices)?;
             (choices, network)
         };
@@ -275,11 +300,12 @@ struct Maker<'p> {
 }
 
 impl Maker<'_> {
-    /// The choices of every variable; `more` are configs of leading ops beyond those that are listed anyway.
+    /// The choices of every variable: the candidates, or all configs of its leading op and `more`.
     fn choices(
         &self,
         transfers: &Transfers,
         tables: &Tables<'_>,
+        candidates: Option<&[Vec<Config>]>,
         more: &[BTreeSet<Config>],
     ) -> Result<Vec<Vec<Choice>>, PlanError> {
         let mut internal: Vec<Vec<&Transfer>> = vec![Vec::new(); self.variables.splits.len()];
@@ -292,7 +318,10 @@ impl Maker<'_> {
         let variable = |(variable, inside): (usize, Vec<&Transfer>)| {
             let split = &self.variables.splits[variable];
             let lead = split.forward().index();
-            let listed = configs(&self.shapes[lead].rule, self.mesh);
+            let listed = match candidates {
+                Some(candidates) => candidates[variable].clone(),
+                None => configs(&self.shapes[lead].rule, self.mesh),
+            };
             let all = listed.iter().chain(more.get(lead).into_iter().flatten());
             let all: Vec<Vec<Config>> = all.map(|lead| split.configs(self.shapes, self.mesh, lead)).collect();
             for transfer in &inside {
