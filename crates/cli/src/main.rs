@@ -9,6 +9,7 @@ mod files;
 mod interrupt;
 mod planning;
 mod processes;
+mod progress;
 mod stablehlo;
 mod trace;
 

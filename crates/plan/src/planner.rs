@@ -12,12 +12,12 @@ use crate::{
     recall::model_hash,
     refine::refine,
     smallest::{Smallest, smallest_limit},
-    strategy::{Space, Strategy, baselines, restrict},
+    strategy::{Baseline, Space, Strategy, baselines, restrict},
     tilings::{Moved, tile},
     wish::Wish,
 };
 use shardwright_cost::TimeSource;
-use shardwright_graph::{OpId, Phase};
+use shardwright_graph::{FactorKind, OpId, Phase, factor_kinds};
 use shardwright_machine::{Bytes, LevelId};
 use shardwright_search::{Control, Network, StopReason, registry};
 use shardwright_space::Config;
@@ -389,6 +389,28 @@ fn describe(
     }
 }
 
+/// What to say about a batch that the devices cannot share evenly.
+fn odd_batch(problem: &Problem<'_>) -> Option<String> {
+    let kinds = factor_kinds(problem.graph);
+    let devices = u64::from(problem.machine.devices());
+    let configs = Baseline::Data.configs(problem);
+    let forward = problem.graph.layers.iter().map(|layer| layer.forward.index());
+    forward
+        .filter_map(|op| {
+            let factor = kinds[op].iter().position(|&kind| kind == FactorKind::Sample)?;
+            let rule = &problem.shapes[op].rule;
+            Some((rule.factors[factor].size, configs[op].parts(rule, problem.mesh())[factor]))
+        })
+        .next()
+        .filter(|&(_, parts)| parts < devices)
+        .map(|(size, parts)| {
+            format!(
+                "a batch of {size} cannot be cut into {devices} equal parts: data parallelism splits it {parts} ways; \
+                 a multiple of {devices} would use all devices"
+            )
+        })
+}
+
 fn warnings(problem: &Problem<'_>, found: &Found, costs: &Costs, unproved: bool) -> Vec<String> {
     let mut all = vec![
         "step_seconds is the cost model's sum: all ops and all communication one after the other, no overlap"
@@ -400,6 +422,7 @@ fn warnings(problem: &Problem<'_>, found: &Found, costs: &Costs, unproved: bool)
             problem.grain.describe()
         ));
     }
+    all.extend(odd_batch(problem));
     let plain = problem.relayouts.settled_for_plain();
     if plain > 0 {
         all.push(format!(

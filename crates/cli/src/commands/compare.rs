@@ -2,6 +2,7 @@
 
 use crate::Verdict;
 use crate::planning::{PlanningArgs, show_bytes, show_seconds};
+use crate::progress::ProgressLine;
 use serde::Serialize;
 use shardwright_plan::{
     evaluate, moved, search,
@@ -45,12 +46,14 @@ struct Row {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let request = args.planning.open()?;
+    let line = ProgressLine::new("pricing every choice");
     let rows: Vec<Row> = args.planning.on_threads(|| -> anyhow::Result<Vec<Row>> {
         let problem = request.problem()?;
         let prime = request.prime()?;
         let mut rows = Vec::new();
         for strategy in STRATEGIES {
             let start = Instant::now();
+            line.say(&format!("searching: {}", strategy.name));
             // Each strategy has the whole time limit for itself.
             let mut control = args.planning.control(&request);
             (control.start, control.deadline) = (start, start.checked_add(args.planning.time));
@@ -90,6 +93,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
         Ok(rows)
     })??;
+    drop(line);
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&Answer { rows })?)?;

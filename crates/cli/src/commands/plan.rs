@@ -3,7 +3,9 @@
 use crate::Verdict;
 use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, show_bytes, show_seconds};
+use crate::progress::ProgressLine;
 use shardwright_plan::{Plan, PlanError, PlanLayer, plan, strategy};
+use shardwright_search::Progress;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -72,9 +74,12 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
 pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
     let strategy = strategy::find(solver)?;
     let request = planning.open()?;
-    let control = planning.control(&request);
+    let line = ProgressLine::new("pricing every choice");
+    let listener = |progress: &Progress<'_>| line.improved(&progress.entry);
+    let control = planning.control(&request).listen(&listener);
     planning.on_threads(|| {
         let problem = request.problem_of(strategy)?;
+        line.say("searching");
         let mut plan = plan(&problem, strategy, &planning.demands(), &control)?;
         plan.search_seconds = request.elapsed();
         plan.request = Some(planning.asked());

@@ -1,0 +1,85 @@
+//! The progress line of planning: what is going on, best cost, bound and gap as they improve.
+//!
+//! Only on a terminal, and only for what takes longer than a second.
+
+use crate::planning::show_seconds;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use shardwright_search::LogEntry;
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+/// How long something may take before it is worth a line.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The line; gone when dropped.
+pub struct ProgressLine(ProgressBar);
+
+impl ProgressLine {
+    /// A line that says what is being done first.
+    pub fn new(doing: &str) -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        let bar = match ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        };
+        bar.set_message(doing.to_string());
+        if io::stderr().is_terminal() {
+            let later = bar.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(PATIENCE);
+                if !later.is_finished() {
+                    later.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+                    later.enable_steady_tick(Duration::from_millis(200));
+                }
+            });
+        }
+        Self(bar)
+    }
+
+    /// Says what is being done now.
+    pub fn say(&self, doing: &str) {
+        self.0.set_message(doing.to_string());
+    }
+
+    /// Tells of an improvement.
+    pub fn improved(&self, entry: &LogEntry) {
+        self.0.set_message(describe(entry));
+    }
+}
+
+impl Drop for ProgressLine {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn describe(entry: &LogEntry) -> String {
+    let seconds = |picoseconds: i64| show_seconds(picoseconds as f64 / 1e12);
+    let bound = seconds(entry.bound);
+    match entry.best {
+        Some(best) if best > 0 => {
+            let gap = (best - entry.bound).max(0) as f64 / best as f64;
+            format!(
+                "best {} per step, bound {bound}, gap {:.2}% (Ctrl-C keeps the best)",
+                seconds(best),
+                gap * 100.0
+            )
+        }
+        _ => format!("no plan yet, bound {bound}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn improvements_are_told_in_seconds_and_percent() {
+        let entry = |best| LogEntry { elapsed: PATIENCE, iteration: 1, best, bound: 3_000_000_000 };
+        assert_eq!(
+            describe(&entry(Some(4_000_000_000))),
+            "best 4.00 ms per step, bound 3.00 ms, gap 25.00% (Ctrl-C keeps the best)"
+        );
+        assert_eq!(describe(&entry(None)), "no plan yet, bound 3.00 ms");
+    }
+}
