@@ -244,7 +244,7 @@ struct Sampling {
 }
 
 impl Sampling {
-    fn position(&self, i: u64, scale: f64, input: u64) -> Tried<f64> {
+    fn position(&self, i: u64, scale: f64, input: u64, rounded: u64) -> Tried<f64> {
         // The length before it was rounded down.
         let (i, input, output) = (i as f64, input as f64, scale * input as f64);
         Ok(match self.transform.as_str() {
@@ -255,7 +255,7 @@ impl Sampling {
             "align_corners" => 0.0,
             "asymmetric" => i / scale,
             "half_pixel_symmetric" => {
-                let centre = input / 2.0 * (1.0 - output / (scale * input));
+                let centre = input / 2.0 * (1.0 - rounded as f64 / output);
                 centre + (i + 0.5) / scale - 0.5
             }
             other => return Err(Trouble::unsupported(format!("coordinates `{other}`"))),
@@ -321,7 +321,7 @@ fn resize(cx: &mut Importer<'_>, node: &Node) -> Tried {
         }
         let mut weights = Vec::with_capacity(output as usize);
         for o in 0..output {
-            weights.push(sampling.weights(sampling.position(o, scale, input)?, input));
+            weights.push(sampling.weights(sampling.position(o, scale, input, output)?, input));
         }
         if input == output && weights.iter().enumerate().all(|(o, w)| w[0] == (o as u64, 1.0)) {
             continue;
