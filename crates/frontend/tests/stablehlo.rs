@@ -3,6 +3,7 @@
 //! `scripts/stablehlo_cases.py` writes the cases; see there for what each holds.
 
 use flate2::read::GzDecoder;
+use proptest::prelude::*;
 use shardwright_frontend::stablehlo::{Imported, Options, StablehloError, import, normalise};
 use shardwright_graph::{DType, Phase, Role, Shape};
 use shardwright_runtime::{Data, Serial, Value};
@@ -296,5 +297,48 @@ fn absurd_nesting_and_endless_loops_are_refused() {
     assert!(refusal(&endless).contains("plan a step with fewer iterations"));
     for text in ["", "module", "module {", "module {}", "\u{1F600}", "{", "#"] {
         assert!(import(text, "t", &Options::default()).is_err(), "{text}");
+    }
+}
+
+/// A text with a few of its words, numbers or brackets changed.
+fn damaged(text: &str, changes: &[(usize, usize, u8)]) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    for &(at, from, kind) in changes {
+        let (at, from) = (at % bytes.len(), from % bytes.len());
+        match kind % 4 {
+            0 => bytes[at] = bytes[from],
+            1 => {
+                bytes.remove(at);
+            }
+            2 => bytes[at] = b"0123456789x<>(){}[],:%#@\"-="[from % 27],
+            // A line where it does not belong.
+            _ => {
+                let end =
+                    bytes[from..].iter().position(|&b| b == b'\n').map_or(bytes.len(), |n| from + n + 1);
+                let line = bytes[from..end].to_vec();
+                bytes.splice(at..at, line);
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever is wrong with a text, the answer is an error or a sound graph: the reader verifies what it builds.
+    #[test]
+    fn damaged_texts_never_break_the_reader(
+        case in prop::sample::select(vec!["mlp_sgd", "shapes", "rows", "elements", "indexing", "conv_nchw", "scan_rnn"]),
+        changes in prop::collection::vec((any::<usize>(), any::<usize>(), any::<u8>()), 1..4),
+    ) {
+        let text = damaged(&unpack(&format!("{case}.mlir.gz")), &changes);
+        let options = Options { opaque: vec!["*".into()], ..Options::default() };
+        if let Err(error) = import(&text, "damaged", &options) {
+            prop_assert!(error.line >= 1 && error.column >= 1 && !error.reason.is_empty());
+        }
+        if let Ok(generic) = normalise(&text, "damaged") {
+            prop_assert_eq!(normalise(&generic, "again"), Ok(generic));
+        }
     }
 }
