@@ -118,7 +118,8 @@ fn requests_that_make_no_sense_are_explained() {
     check(&["plan", MODEL, "--solver", "best"], "there is no strategy `best`; there are auto, exact");
     check(&["plan", MODEL, "--machine", "flat:0"], "flat:0");
     check(&["plan", "mlp", "--batch", "0"], "batch=0");
-    check(&["plan", "nothing.onnx"], "only graphs in .json");
+    check(&["plan", "nothing.pb"], "only .onnx, .mlir, .stablehlo and graphs in .json");
+    check(&["plan", "nothing.onnx"], "cannot read nothing.onnx");
     check(&["plan", "missing.json"], "missing.json");
     check(&["plan", MODEL, "--machine", "p100x16", "--costs", "h200"], "H200");
     check(&["plan", MODEL, "--optimizer", "lbfgs"], "sgd, momentum or adam");

@@ -35,7 +35,7 @@ fn errors_name_the_place() {
     check(|j| j["version"] = json!("1"), "invalid type: string \"1\", expected u64");
     check(|j| j["surprise"] = json!(2), "unknown field `surprise`");
     check(|j| drop(j.as_object_mut().unwrap().remove("layers")), "missing field `layers`");
-    check(|j| j["ops"][1]["op"] = json!({"kind": "sort"}), "op #1 `fc0.add`: unknown variant `sort`");
+    check(|j| j["ops"][1]["op"] = json!({"kind": "conjure"}), "op #1 `fc0.add`: unknown variant `conjure`");
     check(|j| j["ops"][0]["op"]["surprise"] = json!(1), "op #0 `fc0.matmul`: unknown field `surprise`");
     check(|j| j["ops"][0]["op"]["spec"] = json!("mk,kn"), "op #0 `fc0.matmul`: einsum `mk,kn` has no `->`");
     check(|j| j["ops"][3]["surprise"] = json!(1), "item 3: unknown field `surprise`");
@@ -144,7 +144,7 @@ proptest! {
             }
             let Some(value) = json.pointer_mut(&place) else { continue };
             *value = match (how, value.as_u64()) {
-                (1, Some(n)) => json!(n + 1),
+                (1, Some(n)) => json!(n.wrapping_add(1)),
                 (2, Some(n)) => json!(n.saturating_sub(1)),
                 (3, _) => json!(u64::MAX),
                 (4, _) => json!(-1),
