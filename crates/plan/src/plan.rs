@@ -38,7 +38,7 @@ pub struct Plan {
     pub space: SpaceUsed,
     /// Picoseconds per step, all ops and all communication in sequence: the network's objective.
     pub objective: i64,
-    /// No plan in the space is faster than this; zero where nothing is proved.
+    /// No plan in the space is faster than this, on its coarse axes where it has some; zero where nothing is proved.
     pub lower_bound: i64,
     /// How far the objective may be above the optimum, relative to the objective.
     pub gap: f64,

@@ -257,6 +257,9 @@ pub fn plan(
             seconds(found.objective) * 1e3,
             gap(&found) * 100.0
         ));
+        // The bound is the coarse space's, whose plans this one may well beat.
+        plan.lower_bound = found.bound.min(plan.objective);
+        plan.gap = gap(&Found { bound: plan.lower_bound, ..refined.found });
         plan.space.coarse = Some(CoarseSpace {
             axes: problem.grain.describe(),
             objective: found.objective,

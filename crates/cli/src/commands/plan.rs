@@ -206,6 +206,8 @@ fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> i
     }
     let proof = if plan.proved_optimal {
         "proved: nothing in the space is faster".to_string()
+    } else if let (Some(coarse), true) = (&plan.space.coarse, plan.lower_bound > 0) {
+        format!("at most {:.2}% above the optimum of {}", plan.gap * 100.0, coarse.axes)
     } else if plan.lower_bound > 0 {
         format!("at most {:.2}% above the optimum", plan.gap * 100.0)
     } else {
