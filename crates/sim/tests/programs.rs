@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 use shardwright_frontend::zoo::{BuildOptions, build};
-use shardwright_graph::{Graph, OpId};
+use shardwright_graph::{DType, Graph, GraphBuilder, Init, OpId, Real, Role, TensorType, ops::*};
 use shardwright_lower::{InstructionId, ParallelGraph, lower};
 use shardwright_machine::{Machine, builtin};
 use shardwright_plan::{Demands, Problem, search, strategy};
 use shardwright_search::Control;
 use shardwright_sim::{Classes, Memory, Schedule, Trace, usages};
-use shardwright_space::{Config, configs_with_pins, place};
+use shardwright_space::{AxisUse, Config, configs_with_pins, place};
 
 const MODELS: [&str; 3] =
     ["mlp:batch=16,hidden=64,layers=3", "lenet5:batch=8", "nmt:batch=4,seq=3,hidden=8,vocab=12,unroll=3"];
@@ -106,6 +106,32 @@ fn overlap_never_costs_time() {
             }
         }
     }
+}
+
+/// A product whose inner sum two devices share, then half of the rows each: bytes by hand.
+#[test]
+fn memory_follows_what_is_alive() {
+    let f32 = |shape: &[u64]| TensorType::new(DType::F32, shape);
+    let mut b = GraphBuilder::new("product");
+    let x = b.source("x", f32(&[8, 6]), Role::Input, Init::Normal(Real(1.0))).unwrap();
+    let w = b.source("w", f32(&[6, 4]), Role::Parameter, Init::Normal(Real(1.0))).unwrap();
+    let y = b.emit("fc", Contract::parse("nc,co->no").unwrap(), &[x, w]).unwrap();
+    let z = b.emit("relu", Unary { f: UnaryFn::Relu }, &[y]).unwrap();
+    b.output(z);
+    let (graph, machine) = (b.finish(), machine("flat:2"));
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let split = |op: u32, factor| Config::new([AxisUse::Split(graph.rule(OpId(op)).find(factor).unwrap())]);
+    let configs = [split(0, "c"), split(1, "d0")];
+    let program = lower(&graph, &problem.relayouts, &configs).unwrap();
+    let schedule = schedule(&problem, &program, &configs, Classes::of(&program));
+    let memory = Memory::of(&graph, &program, &schedule, &schedule.simulate(), 0);
+    // Half of x and of w, all step long; then the partial sums; then they and the half that is made of them; then
+    // that half and the result.
+    let (sources, partial, half) = (8 * 3 * 4 + 3 * 4 * 4, 8 * 4 * 4, 4 * 4 * 4);
+    let bytes: Vec<u64> = memory.levels.iter().map(|(_, bytes)| bytes.0).collect();
+    let expected = [sources + partial, sources + partial + half, sources + 2 * half];
+    assert_eq!(bytes[..3], expected, "{memory:?}");
+    assert_eq!(memory.peak().0, expected[1]);
 }
 
 #[test]

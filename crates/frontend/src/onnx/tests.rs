@@ -8,7 +8,10 @@ use super::{
     *,
 };
 use prost::Message;
-use shardwright_graph::{Phase, Role};
+use shardwright_graph::{
+    Phase, Role,
+    ops::{Unary, UnaryFn},
+};
 
 fn info(name: &str, elements: i32, dims: &[i64]) -> ValueInfo {
     let dim = dims.iter().map(|&d| Dimension { value: Some(d), param: None }).collect();
@@ -198,6 +201,11 @@ fn decomposed_activations_and_guards_are_recognised() {
     let imported = import(&bytes, &options, &NoExternalData).unwrap();
     let text: Vec<_> = imported.graph.ops.iter().map(|n| format!("{} {}", n.name, n.op.kind())).collect();
     assert_eq!(text, ["node_gelu unary", "node_t softmax", "node_y contract"]);
+    assert_eq!(
+        imported.graph.ops[0].op,
+        Unary { f: UnaryFn::Gelu }.into(),
+        "the exact one, not its approximation"
+    );
 }
 
 #[test]
