@@ -4,13 +4,11 @@
 //! exit status: 0 done, 1 the request cannot be met, 2 bad usage or bad input.
 
 mod commands;
-mod external;
 mod files;
 mod interrupt;
 mod planning;
 mod processes;
 mod progress;
-mod stablehlo;
 mod trace;
 
 use clap::{Parser, Subcommand};

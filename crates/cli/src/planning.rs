@@ -1,26 +1,16 @@
-//! What `plan`, `compare` and `network` have in common: model, machine, costs and the limits of the search.
+//! What `plan`, `compare` and `network` have in common: the arguments that say model, machine, costs and the limits of
+//! the search.
 
-use crate::commands::machines;
-use crate::external::NeighbouringFiles;
 use crate::interrupt;
-use crate::stablehlo::{StablehloArgs, is_stablehlo};
-use anyhow::Context;
-use shardwright_cost::{CostFile, OperatorTimes};
 use shardwright_frontend::onnx;
-use shardwright_frontend::zoo::{self, BuildOptions};
-use shardwright_graph::{Graph, Optimizer};
-use shardwright_machine::{Bytes, Device, Machine, Mesh};
-use shardwright_plan::{
-    Demands, OpTimes, PlanRequest, Problem, Wish,
-    strategy::{Space, Strategy},
-};
+use shardwright_graph::{Optimizer, Role};
+use shardwright_machine::Bytes;
+use shardwright_plan::{Demands, PlanRequest, Wish};
+use shardwright_request::{Ask, Search, parse_optimizer, parse_role, parse_seconds, parse_size};
 use shardwright_search::Control;
-use shardwright_space::OpShapes;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// The most bytes of a model or cost file that are read.
-pub const MOST_BYTES: u64 = 1 << 30;
+pub use shardwright_request::{Request, read, show_bytes, show_seconds};
 
 /// What is planned, and for what.
 #[derive(Clone, clap::Args)]
@@ -34,10 +24,15 @@ pub struct PlanningArgs {
     /// Samples per step, over all devices
     #[arg(long)]
     pub batch: Option<u64>,
-    #[command(flatten)]
-    pub stablehlo: StablehloArgs,
+    /// What an argument of a StableHLO program is for: `params.*=parameter`, `arg3=input`; roles are parameter,
+    /// state, input and constant; may be repeated
+    #[arg(long, value_name = "NAME=ROLE", value_parser = parse_role)]
+    pub role: Vec<(String, Role)>,
+    /// Plan custom calls to this target replicated: for pure functions; may be repeated
+    #[arg(long, value_name = "TARGET")]
+    pub opaque: Vec<String>,
     /// The size of a dimension that an ONNX file leaves open; may be repeated
-    #[arg(long, value_name = "NAME=N", value_parser = named_size)]
+    #[arg(long, value_name = "NAME=N", value_parser = parse_size)]
     pub dim: Vec<(String, u64)>,
     /// What is trained of an ONNX model: cross-entropy, mse, output (its first output is the loss)
     #[arg(long, default_value = "cross-entropy")]
@@ -46,7 +41,7 @@ pub struct PlanningArgs {
     #[arg(long)]
     pub inference: bool,
     /// How weights are updated: sgd, momentum, adam
-    #[arg(long, default_value = "sgd", value_parser = optimizer)]
+    #[arg(long, default_value = "sgd", value_parser = parse_optimizer)]
     pub optimizer: Optimizer,
     /// Measured operator costs: a .json file, or the name of a device that comes with the program
     #[arg(long)]
@@ -61,7 +56,7 @@ pub struct PlanningArgs {
     #[arg(long, value_name = "PATTERN=CONFIG", value_parser = Wish::parse)]
     pub fix: Vec<Wish>,
     /// Stop searching after this many seconds with the best found
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub time: Duration,
     /// How many threads to use; all cores by default
     #[arg(long, default_value_t = 0, hide_default_value = true)]
@@ -71,37 +66,6 @@ pub struct PlanningArgs {
     pub seed: u64,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text} is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is not a time that can be waited"))
-}
-
-fn named_size(text: &str) -> Result<(String, u64), String> {
-    let (name, size) = text.split_once('=').ok_or("expected NAME=N")?;
-    let size = size.parse().ok().filter(|&n| n > 0).ok_or_else(|| format!("{size} is no size"))?;
-    Ok((name.into(), size))
-}
-
-fn optimizer(text: &str) -> Result<Optimizer, String> {
-    match text {
-        "sgd" => Ok(Optimizer::sgd(0.01)),
-        "momentum" => Ok(Optimizer::momentum(0.01, 0.9)),
-        "adam" => Ok(Optimizer::adam(0.001)),
-        _ => Err(format!("there is no optimizer {text}; choose sgd, momentum or adam")),
-    }
-}
-
-/// Everything that a plan starts from.
-pub struct Request {
-    pub graph: Graph,
-    /// What the reader of the model has to say about it.
-    pub notes: Vec<String>,
-    pub machine: Machine,
-    costs: Option<CostFile>,
-    untied: bool,
-    start: Instant,
-}
-
 impl PlanningArgs {
     /// The arguments of `MODEL` on the default machine.
     pub fn of(model: &str, batch: u64) -> Self {
@@ -109,7 +73,8 @@ impl PlanningArgs {
             model: model.into(),
             machine: "p100x16".into(),
             batch: Some(batch),
-            stablehlo: StablehloArgs::default(),
+            role: Vec::new(),
+            opaque: Vec::new(),
             dim: Vec::new(),
             loss: onnx::Loss::CrossEntropy,
             inference: false,
@@ -126,23 +91,21 @@ impl PlanningArgs {
 
     /// Reads and builds what the arguments name.
     pub fn open(&self) -> anyhow::Result<Request> {
-        let start = Instant::now();
-        let machine = machines::open(&self.machine)?;
-        let (graph, notes) =
-            if is_path(&self.model) { self.read_model()? } else { (self.build()?, Vec::new()) };
-        let costs = self.costs.as_deref().map(read_costs).transpose()?;
-        Ok(Request { graph, notes, machine, costs, untied: self.untied, start })
-    }
-
-    /// How model and machine are asked for, so that a plan can be opened again.
-    pub fn asked(&self) -> PlanRequest {
-        PlanRequest {
+        let ask = Ask {
             model: self.model.clone(),
-            batch: self.batch,
-            optimizer: self.optimizer,
+            text: None,
             machine: self.machine.clone(),
+            batch: self.batch,
+            roles: self.role.clone(),
+            opaque: self.opaque.clone(),
+            dims: self.dim.clone(),
+            loss: self.loss,
+            inference: self.inference,
+            optimizer: self.optimizer,
             costs: self.costs.clone(),
-        }
+            untied: self.untied,
+        };
+        ask.open()
     }
 
     /// The same arguments, with the model, the machine and the costs that a plan was made for.
@@ -151,167 +114,24 @@ impl PlanningArgs {
         Self { model, batch, optimizer, machine, costs, ..self.clone() }
     }
 
-    fn build(&self) -> anyhow::Result<Graph> {
-        anyhow::ensure!(self.dim.is_empty(), "--dim is for ONNX files; built-in models have options");
-        let training = !self.inference;
-        let options = BuildOptions { batch: self.batch, optimizer: self.optimizer, training };
-        Ok(zoo::build(&self.model, &options)?)
-    }
-
-    fn read_model(&self) -> anyhow::Result<(Graph, Vec<String>)> {
-        let path = Path::new(&self.model);
-        let is = |name: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name));
-        if is("onnx") {
-            let imported = self.read_onnx(path)?;
-            return Ok((imported.graph, imported.notes));
-        }
-        let known = is("json") || is_stablehlo(path);
-        anyhow::ensure!(
-            known,
-            "{}: only .onnx, .mlir, .stablehlo and graphs in .json can be read so far",
-            path.display()
-        );
-        anyhow::ensure!(
-            self.batch.is_none() && self.dim.is_empty() && !self.inference,
-            "{}: the sizes of a graph file are fixed; leave --batch, --dim and --inference out",
-            path.display()
-        );
-        if is_stablehlo(path) {
-            let imported = self.stablehlo.read(path, read(path)?)?;
-            return Ok((imported.graph, imported.notes));
-        }
-        Ok((Graph::from_json(&read(path)?).with_context(|| path.display().to_string())?, Vec::new()))
-    }
-
-    /// Reads an ONNX model.
-    pub fn read_onnx(&self, path: &Path) -> anyhow::Result<onnx::Imported> {
-        let options = onnx::ImportOptions {
-            batch: self.batch,
-            dims: self.dim.clone(),
-            constants: Vec::new(),
-            loss: self.loss,
-            optimizer: self.optimizer,
-            training: !self.inference,
-        };
-        let external = NeighbouringFiles::of(path);
-        onnx::import(&read(path)?.into(), &options, &external).with_context(|| path.display().to_string())
+    /// What the plan has to keep, and what the search may take.
+    pub fn search(&self) -> Search {
+        let Self { memory, time, threads, seed, .. } = *self;
+        Search { memory, fix: self.fix.clone(), time, threads, seed }
     }
 
     /// What the plan has to keep.
     pub fn demands(&self) -> Demands {
-        Demands { memory: self.memory, wishes: self.fix.clone() }
+        self.search().demands()
     }
 
-    /// Limits and listeners of the search.
+    /// Limits of the search; Ctrl-C ends it.
     pub fn control(&self, request: &Request) -> Control<'static> {
-        Control {
-            deadline: request.start.checked_add(self.time),
-            cancel: Some(interrupt::flag()),
-            seed: self.seed,
-            threads: self.threads,
-            start: request.start,
-            ..Control::new()
-        }
+        self.search().control(request, interrupt::flag())
     }
 
     /// Runs `work` on as many threads as were asked for.
     pub fn on_threads<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build()?;
-        Ok(pool.install(work))
-    }
-}
-
-impl Request {
-    /// Builds the search problem.
-    pub fn problem(&self) -> anyhow::Result<Problem<'_>> {
-        let build = if self.untied { Problem::untied } else { Problem::new };
-        Ok(build(&self.graph, &self.machine, self.costs.as_ref())?)
-    }
-
-    /// Times of the model's ops, split over a mesh of such devices.
-    pub fn times<'a>(
-        &'a self,
-        device: &'a Device,
-        shapes: &'a [OpShapes],
-        mesh: &'a Mesh,
-    ) -> anyhow::Result<OpTimes<'a>> {
-        let times = OperatorTimes::new(device, self.costs.as_ref())?;
-        Ok(OpTimes::new(times, &self.graph, shapes, mesh))
-    }
-
-    /// Builds what a strategy needs: SoyBean cuts prime axes and searches no network.
-    pub fn problem_of(&self, strategy: &Strategy) -> anyhow::Result<Problem<'_>> {
-        match strategy.space {
-            Space::Tilings(_) => self.prime(),
-            _ => self.problem(),
-        }
-    }
-
-    /// The machine's prime axes, with no search problem.
-    pub fn prime(&self) -> anyhow::Result<Problem<'_>> {
-        Ok(Problem::prime(&self.graph, &self.machine, self.costs.as_ref())?)
-    }
-
-    /// Seconds since the request was read.
-    pub fn elapsed(&self) -> f64 {
-        self.start.elapsed().as_secs_f64()
-    }
-}
-
-/// Whether a model is a file and not a name with options.
-fn is_path(model: &str) -> bool {
-    let name = model.split(':').next().unwrap_or(model);
-    name.contains(['/', '\\', '.'])
-}
-
-/// Reads a file that a user names, unless it is absurdly large.
-pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let context = || format!("cannot read {}", path.display());
-    let file = std::fs::File::open(path).with_context(context)?;
-    let mut bytes = Vec::new();
-    std::io::Read::read_to_end(&mut std::io::Read::take(file, MOST_BYTES + 1), &mut bytes)
-        .with_context(context)?;
-    anyhow::ensure!(bytes.len() as u64 <= MOST_BYTES, "{} is larger than 1 GiB", path.display());
-    Ok(bytes)
-}
-
-fn read_costs(name: &str) -> anyhow::Result<CostFile> {
-    if let Some(built_in) = CostFile::builtin(name) {
-        return Ok(built_in?);
-    }
-    let path = PathBuf::from(name);
-    CostFile::from_json(&read(&path)?).with_context(|| path.display().to_string())
-}
-
-/// `0.0123 s` as people read it.
-pub fn show_seconds(seconds: f64) -> String {
-    match seconds {
-        s if s >= 1.0 => format!("{s:.2} s"),
-        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
-        s => format!("{:.1} us", s * 1e6),
-    }
-}
-
-/// Bytes as people read them.
-pub fn show_bytes(bytes: u64) -> String {
-    match bytes as f64 {
-        b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
-        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
-        b => format!("{:.1} kB", b / 1e3),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn models_with_options_are_not_paths() {
-        for name in ["vgg16", "mlp:batch=400,hidden=300", "gpt:dropout=0.1"] {
-            assert!(!is_path(name), "{name}");
-        }
-        for path in ["./vgg16", "a.json", "models/x.onnx", "x.onnx"] {
-            assert!(is_path(path), "{path}");
-        }
+        self.search().on_threads(work)
     }
 }

@@ -4,6 +4,7 @@ use crate::Verdict;
 use anyhow::Context;
 use serde_json::json;
 use shardwright_machine as machine;
+use shardwright_request::open_machine as open;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
@@ -15,19 +16,6 @@ pub struct Args {
     /// One JSON value on standard output
     #[arg(long)]
     json: bool,
-}
-
-/// Opens a machine by built-in name or path, as every command's `--machine` does.
-pub fn open(name: &str) -> anyhow::Result<machine::Machine> {
-    let read: &mut machine::ReadFile<'_> = &mut |path| {
-        // One byte past the limit is enough to know that a file is too large.
-        let mut bytes = Vec::new();
-        let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-        let mut file = std::io::Read::take(file, machine::MAX_FILE_BYTES as u64 + 1);
-        std::io::Read::read_to_end(&mut file, &mut bytes).map_err(|error| error.to_string())?;
-        Ok(bytes)
-    };
-    Ok(machine::open(name, read)?)
 }
 
 /// Runs the command.

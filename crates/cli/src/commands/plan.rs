@@ -2,11 +2,11 @@
 
 use crate::Verdict;
 use crate::files::write_atomically;
-use crate::planning::{PlanningArgs, show_bytes, show_seconds};
+use crate::interrupt;
+use crate::planning::PlanningArgs;
 use crate::progress::ProgressLine;
-use shardwright_plan::{Plan, PlanError, PlanLayer, plan, strategy};
-use shardwright_search::Progress;
-use std::collections::BTreeMap;
+use shardwright_plan::{Plan, PlanError, strategy};
+use shardwright_request::{Detail, Event, summarise};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -48,7 +48,12 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     if args.json {
         writeln!(out, "{}", plan.to_json())?;
     } else {
-        summarise(&mut out, &plan, args.quiet, args.verbose)?;
+        let detail = match (args.quiet, args.verbose) {
+            (true, _) => Detail::Verdict,
+            (_, true) => Detail::All,
+            _ => Detail::Usual,
+        };
+        summarise(&mut out, &plan, detail)?;
         if let Some(path) = &args.output {
             writeln!(out, "plan written to {}", path.display())?;
         }
@@ -61,7 +66,7 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
     let mut out = io::stdout().lock();
     writeln!(out, "VGG-16 on four nodes of four P100s, 32 samples per GPU:\n")?;
     let plan = make(&PlanningArgs::of("vgg16", 512), "auto")?;
-    summarise(&mut out, &plan, false, false)?;
+    summarise(&mut out, &plan, Detail::Usual)?;
     writeln!(
         out,
         "\nNext: `shardwright plan MODEL --machine NAME -o plan.json`, `shardwright compare MODEL`,\n\
@@ -72,160 +77,12 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
 
 /// Plans what the arguments ask for.
 pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
-    let strategy = strategy::find(solver)?;
+    // A name that means nothing is told before anything is read.
+    strategy::find(solver)?;
     let request = planning.open()?;
     let line = ProgressLine::new("pricing every choice");
-    let listener = |progress: &Progress<'_>| line.improved(&progress.entry);
-    let control = planning.control(&request).listen(&listener);
-    planning.on_threads(|| {
-        let problem = request.problem_of(strategy)?;
-        line.say("searching");
-        let mut plan = plan(&problem, strategy, &planning.demands(), &control)?;
-        plan.search_seconds = request.elapsed();
-        plan.request = Some(planning.asked());
-        plan.warnings.extend(request.notes.iter().cloned());
-        Ok(plan)
-    })?
-}
-
-/// What is shown of a layer, or of layers that repeat.
-struct Line<'p> {
-    name: String,
-    config: &'p str,
-    weights: &'p str,
-    count: usize,
-    compute: f64,
-    comm: f64,
-}
-
-impl<'p> Line<'p> {
-    fn of(layer: &'p PlanLayer) -> Self {
-        Self {
-            name: layer.name.clone(),
-            config: &layer.config,
-            weights: layer.weights.as_deref().unwrap_or("-"),
-            count: 1,
-            compute: layer.compute_seconds,
-            comm: layer.comm_seconds,
-        }
-    }
-}
-
-/// One line for layers with the same name up to the numbers of their blocks (`blocks.3.ln1`) that do the same.
-fn repeated(layers: &[PlanLayer]) -> Vec<Line<'_>> {
-    let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
-    let stem = |name: &str| {
-        let parts: Vec<&str> = name.split('.').map(|part| if number(part) { "*" } else { part }).collect();
-        parts.join(".")
-    };
-    let mut lines: Vec<Line<'_>> = Vec::new();
-    let mut known: BTreeMap<(String, &str, &str), usize> = BTreeMap::new();
-    for layer in layers {
-        let line = Line::of(layer);
-        let key = (stem(&layer.name), line.config, line.weights);
-        match known.get(&key) {
-            Some(&at) => {
-                lines[at].name = key.0;
-                lines[at].count += 1;
-                lines[at].compute += line.compute;
-                lines[at].comm += line.comm;
-            }
-            None => {
-                known.insert(key, lines.len());
-                lines.push(line);
-            }
-        }
-    }
-    lines
-}
-
-fn summarise(out: &mut impl Write, plan: &Plan, quiet: bool, verbose: bool) -> io::Result<()> {
-    if !quiet {
-        // Tied weights lie as their layer uses them; untied ones deserve a column.
-        let weights = |stored: &str| if plan.space.untied { format!(" {stored:<12}") } else { String::new() };
-        let heading = weights("weights");
-        writeln!(out, "{:<28} {:<16}{heading} {:>12} {:>12}", "layer", "config", "compute", "communicate")?;
-        let mut skipped = 0;
-        let lines = if verbose { plan.layers.iter().map(Line::of).collect() } else { repeated(&plan.layers) };
-        for line in &lines {
-            // Layers that go on as the one before, at next to no cost, are not worth a line.
-            let small = line.comm + line.compute < plan.simulated.step_seconds * 0.002;
-            if !verbose && small {
-                skipped += line.count;
-                continue;
-            }
-            writeln!(
-                out,
-                "{:<28} {:<16}{} {:>12} {:>12}",
-                if line.count > 1 { format!("{} ({}x)", line.name, line.count) } else { line.name.clone() },
-                line.config,
-                weights(line.weights),
-                show_seconds(line.compute),
-                show_seconds(line.comm)
-            )?;
-        }
-        if skipped > 0 && skipped < plan.layers.len() {
-            writeln!(out, "({skipped} layers of less than 0.2% of the step together; -v shows them)")?;
-        }
-        writeln!(out)?;
-    }
-    let times = &plan.simulated;
-    writeln!(
-        out,
-        "{} on {} ({} devices), {}: {} per step, {} of it computing, {} communicating",
-        plan.model,
-        plan.machine,
-        plan.devices,
-        plan.solver,
-        show_seconds(times.step_seconds),
-        show_seconds(times.compute_seconds),
-        show_seconds(times.exposed_comm_seconds)
-    )?;
-    for (name, baseline) in &plan.baselines {
-        writeln!(
-            out,
-            "  {name:<8} {:>10}, {:.2} times as long; {} sent instead of {}",
-            show_seconds(baseline.step_seconds),
-            baseline.step_seconds / times.step_seconds.max(f64::MIN_POSITIVE),
-            show_bytes(baseline.traffic_bytes),
-            show_bytes(plan.traffic_bytes)
-        )?;
-    }
-    if let Some(moved) = &plan.soybean {
-        let cuts: Vec<String> = moved.cuts.iter().map(u64::to_string).collect();
-        let least = if moved.proved { "each cut proved least" } else { "not every cut proved least" };
-        writeln!(
-            out,
-            "SoyBean's measure: {} elements moved, {} in the cuts one by one, {least}; {:.2} s; {} per device at most",
-            moved.total_elements,
-            cuts.join(", "),
-            plan.search_seconds,
-            show_bytes(plan.peak_memory_bytes)
-        )?;
-        return warn(out, plan);
-    }
-    let proof = if plan.proved_optimal {
-        "proved: nothing in the space is faster".to_string()
-    } else if let (Some(coarse), true) = (&plan.space.coarse, plan.lower_bound > 0) {
-        format!("at most {:.2}% above the optimum of {}", plan.gap * 100.0, coarse.axes)
-    } else if plan.lower_bound > 0 {
-        format!("at most {:.2}% above the optimum", plan.gap * 100.0)
-    } else {
-        "nothing proved".to_string()
-    };
-    writeln!(
-        out,
-        "{proof}; {} {}, {} configs; {}; {:.2} s; {} per device at most",
-        plan.space.variables,
-        if plan.space.untied { "ops" } else { "layers" },
-        plan.space.choices,
-        plan.space.description,
-        plan.search_seconds,
-        show_bytes(plan.peak_memory_bytes)
-    )?;
-    warn(out, plan)
-}
-
-fn warn(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
-    plan.warnings.iter().try_for_each(|warning| writeln!(out, "note: {warning}"))
+    request.plan(solver, &planning.search(), interrupt::flag(), &|event| match event {
+        Event::Searching => line.say("searching"),
+        Event::Improved(entry) => line.improved(entry),
+    })
 }

@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// Reads files of one folder, and no others.
-pub struct NeighbouringFiles {
+pub(crate) struct NeighbouringFiles {
     folder: PathBuf,
 }
 
