@@ -23,8 +23,10 @@
 //! ```
 
 mod baseline;
+mod direct;
 mod error;
 mod evaluate;
+mod floor;
 mod groups;
 mod memory;
 mod plan;
@@ -41,8 +43,10 @@ mod traffic;
 mod transfer;
 mod wish;
 
+pub use direct::optcnn_bytes;
 pub use error::PlanError;
 pub use evaluate::{Costs, LayerCost, evaluate};
+pub use floor::floor;
 pub use groups::Groups;
 pub use memory::limited;
 pub use plan::{

@@ -3,6 +3,7 @@
 use crate::{
     error::PlanError,
     evaluate::{Costs, axis_names, evaluate},
+    floor::floor,
     memory::limited,
     plan::{
         BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer,
@@ -77,7 +78,10 @@ pub fn search(
         best = match best {
             Ok(found) if found.objective <= known.objective => Ok(found),
             Ok(found) => Ok(Found { bound: found.bound, stop_reason: found.stop_reason, ..known }),
-            Err(PlanError::NoPlan { .. } | PlanError::DoesNotFit { .. }) => Ok(Found { bound: 0, ..known }),
+            Err(PlanError::NoPlan { .. } | PlanError::DoesNotFit { .. }) => {
+                let stop_reason = control.stop(0).unwrap_or(known.stop_reason.clone());
+                Ok(Found { bound: 0, stop_reason, ..known })
+            }
             Err(error) => Err(error),
         };
     }
@@ -265,14 +269,14 @@ pub fn plan(
         let mut plan = describe_found(&refined.problem, strategy, &refined.found, control)?;
         plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
         plan.warnings.push(format!(
-            "refined: the best plan found on {} takes {:.3} ms, at most {:.2}% above the optimum there; nothing is \
-             proved about the finer axes of this one",
+            "refined: the best plan found on {} takes {:.3} ms, at most {:.2}% above the optimum there; of this one \
+             it is proved only that no plan on any axes computes in less than lower_bound",
             problem.grain.describe(),
             seconds(found.objective) * 1e3,
             gap(&found) * 100.0
         ));
-        // The bound is the coarse space's, whose plans this one may well beat.
-        plan.lower_bound = found.bound.min(plan.objective);
+        // The coarse space's bound does not hold here, where plans may well beat it.
+        plan.lower_bound = floor(problem)?;
         plan.gap = gap(&Found { bound: plan.lower_bound, ..refined.found });
         plan.space.coarse = Some(CoarseSpace {
             axes: problem.grain.describe(),
@@ -428,6 +432,37 @@ fn odd_batch(problem: &Problem<'_>) -> Option<String> {
         })
 }
 
+/// What to say where no layer has work for all devices.
+fn idle_devices(problem: &Problem<'_>) -> Option<String> {
+    let (mesh, devices) = (problem.mesh(), u64::from(problem.machine.devices()));
+    let most = problem.choices.iter().enumerate().flat_map(|(variable, choices)| {
+        let rule = &problem.shapes[problem.variables.splits[variable].forward().index()].rule;
+        (0..choices.len() as u32).map(move |choice| {
+            problem.forward_config(variable, choice).parts(rule, mesh).iter().product::<u64>()
+        })
+    });
+    most.max().filter(|&most| most < devices).map(|most| {
+        format!(
+            "no layer can be cut into {devices} equal parts: {most} is the most, so devices repeat each other's work; \
+             fewer devices or larger sizes would not"
+        )
+    })
+}
+
+/// Why a search that was to prove its plan did not; nothing where the bound just is of another space.
+fn why_unproved(reason: &StopReason) -> Option<String> {
+    let why = match reason {
+        StopReason::Optimal => return None,
+        StopReason::Infeasible => "no assignment keeps the limits of the search",
+        StopReason::Deadline => "the time was up (--time)",
+        StopReason::Cancelled => "the search was stopped",
+        StopReason::IterationLimit => "the limit of iterations was reached",
+        StopReason::Exhausted => "the solver had nothing left to try",
+        StopReason::Refused(reason) => reason,
+    };
+    Some(format!("not proved optimal: {why}"))
+}
+
 fn warnings(problem: &Problem<'_>, found: &Found, costs: &Costs, unproved: bool) -> Vec<String> {
     let mut all = vec![
         "step_seconds is the cost model's sum: all ops and all communication one after the other, no overlap"
@@ -440,6 +475,7 @@ fn warnings(problem: &Problem<'_>, found: &Found, costs: &Costs, unproved: bool)
         ));
     }
     all.extend(odd_batch(problem));
+    all.extend(idle_devices(problem));
     let plain = problem.relayouts.settled_for_plain();
     if plain > 0 {
         all.push(format!(
@@ -448,7 +484,7 @@ fn warnings(problem: &Problem<'_>, found: &Found, costs: &Costs, unproved: bool)
         ));
     }
     if unproved {
-        all.push(format!("not proved optimal: {:?}", found.stop_reason));
+        all.extend(why_unproved(&found.stop_reason));
     }
     let memory = problem.machine.slowest().memory.0;
     if costs.peak_memory.0 > memory {

@@ -139,7 +139,17 @@ pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Resul
     let proof = if plan.proved_optimal {
         "proved: nothing in the space is faster".to_string()
     } else if let (Some(coarse), true) = (&plan.space.coarse, plan.lower_bound > 0) {
-        format!("at most {:.2}% above the optimum of {}", plan.gap * 100.0, coarse.axes)
+        let there = if coarse.gap == 0.0 {
+            "proved there".into()
+        } else {
+            format!("gap {:.2}% there", coarse.gap * 100.0)
+        };
+        format!(
+            "at most {:.2}% above any plan on any axes; {} on {}, {there}",
+            plan.gap / (1.0 - plan.gap).max(f64::MIN_POSITIVE) * 100.0,
+            show_seconds(coarse.objective as f64 / 1e12),
+            coarse.axes,
+        )
     } else if plan.lower_bound > 0 {
         format!("at most {:.2}% above the optimum", plan.gap * 100.0)
     } else {

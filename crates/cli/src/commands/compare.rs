@@ -5,7 +5,7 @@ use crate::planning::{PlanningArgs, show_bytes, show_seconds};
 use crate::progress::ProgressLine;
 use serde::Serialize;
 use shardwright_plan::{
-    evaluate, moved, search,
+    evaluate, moved, optcnn_bytes, search,
     strategy::{STRATEGIES, Space},
 };
 use std::io::{self, Write};
@@ -19,6 +19,9 @@ pub struct Args {
     /// One JSON object on standard output, nothing else
     #[arg(long)]
     json: bool,
+    /// Only the table, without notes
+    #[arg(short, long)]
+    quiet: bool,
 }
 
 #[derive(Serialize)]
@@ -38,6 +41,8 @@ struct Row {
     proved_optimal: bool,
     /// Elements that all devices move by SoyBean's measure, where it can count the plan.
     soybean_elements: Option<u64>,
+    /// Bytes that all devices are sent by OptCNN's counting: no collectives, weights through a parameter server.
+    optcnn_bytes: Option<u64>,
     /// Why there is no result, where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<String>,
@@ -67,6 +72,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
                 objective: None,
                 proved_optimal: false,
                 soybean_elements: None,
+                optcnn_bytes: None,
                 failure: None,
             };
             let problem = if matches!(strategy.space, Space::Tilings(_)) { &prime } else { &problem };
@@ -81,6 +87,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
                     let counted =
                         found.moved.ok_or(()).or_else(|()| moved(problem, &found.configs, &control));
                     row.soybean_elements = counted.ok().map(|moved| moved.total_elements);
+                    row.optcnn_bytes = Some(optcnn_bytes(problem, &found.configs));
                     row.proved_optimal = strategy.solver.is_some() && found.objective <= found.bound;
                 }
                 Err(error) => row.failure = Some(error.to_string()),
@@ -101,19 +108,20 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     }
     writeln!(
         out,
-        "{:<12} {:>11} {:>9} {:>11} {:>15} {:>11} {:>9}  optimal in its space",
-        "solver", "step", "vs data", "sent", "SoyBean's count", "per device", "search"
+        "{:<12} {:>11} {:>9} {:>11} {:>15} {:>14} {:>11} {:>9}  optimal in its space",
+        "solver", "step", "vs data", "sent", "SoyBean's count", "OptCNN's count", "per device", "search"
     )?;
     for row in &rows {
         match (row.step_seconds, row.speedup_over_data) {
             (Some(step), Some(speedup)) => writeln!(
                 out,
-                "{:<12} {:>11} {:>8.2}x {:>11} {:>15} {:>11} {:>8.2}s  {}",
+                "{:<12} {:>11} {:>8.2}x {:>11} {:>15} {:>14} {:>11} {:>8.2}s  {}",
                 row.solver,
                 show_seconds(step),
                 speedup,
                 show_bytes(row.traffic_bytes.unwrap_or(0)),
                 row.soybean_elements.map_or_else(|| "-".into(), |elements| elements.to_string()),
+                row.optcnn_bytes.map_or_else(|| "-".into(), show_bytes),
                 show_bytes(row.peak_memory_bytes.unwrap_or(0)),
                 row.search_seconds,
                 if row.proved_optimal { "proved" } else { "-" }
@@ -121,9 +129,16 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             _ => writeln!(out, "{:<12} {}", row.solver, row.failure.as_deref().unwrap_or("no result"))?,
         }
     }
+    if args.quiet {
+        return Ok(Verdict::Done);
+    }
     writeln!(
         out,
         "note: SoyBean's count is elements moved with every op split on every axis; ops that a plan repeats count as split"
+    )?;
+    writeln!(
+        out,
+        "note: OptCNN's count sends all straight to who lacks it, weights through a parameter server; `sent` is what runs"
     )?;
     writeln!(out, "note: times are the cost model's sums, without overlap of computing and communicating")?;
     Ok(Verdict::Done)

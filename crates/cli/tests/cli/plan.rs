@@ -1,19 +1,10 @@
 //! `shardwright plan`, `compare` and `network`, as a user or a script meets them.
 
-use assert_cmd::Command;
+use crate::{json, refused, shardwright};
 use serde_json::Value;
+use shardwright_frontend::zoo::{BuildOptions, build};
 
 const MODEL: &str = "mlp:batch=64,hidden=512,layers=3";
-
-fn shardwright(args: &[&str]) -> std::process::Output {
-    Command::cargo_bin("shardwright").unwrap().args(args).output().unwrap()
-}
-
-fn json(args: &[&str]) -> Value {
-    let output = shardwright(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
 
 #[test]
 fn a_plan_has_everything_that_scripts_rely_on() {
@@ -109,20 +100,62 @@ fn a_plan_is_written_to_a_file_and_told() {
 
 #[test]
 fn requests_that_make_no_sense_are_explained() {
-    let check = |args: &[&str], part: &str| {
-        let output = shardwright(args);
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
-        assert!(output.stdout.is_empty() && text.contains(part), "{args:?}: {text}");
-    };
-    check(&["plan", MODEL, "--solver", "best"], "there is no strategy `best`; there are auto, exact");
-    check(&["plan", MODEL, "--machine", "flat:0"], "flat:0");
-    check(&["plan", "mlp", "--batch", "0"], "batch=0");
-    check(&["plan", "nothing.pb"], "only .onnx, .mlir, .stablehlo and graphs in .json");
-    check(&["plan", "nothing.onnx"], "cannot read nothing.onnx");
-    check(&["plan", "missing.json"], "missing.json");
-    check(&["plan", MODEL, "--machine", "p100x16", "--costs", "h200"], "H200");
-    check(&["plan", MODEL, "--optimizer", "lbfgs"], "sgd, momentum or adam");
+    refused(&["plan", MODEL, "--solver", "best"], "there is no strategy `best`; there are auto, exact");
+    refused(&["plan", MODEL, "--machine", "flat:0"], "flat:0");
+    refused(&["plan", MODEL, "--machine", "flat:-3"], "flat:-3");
+    refused(&["plan", MODEL, "--machine", "p100x16:0"], "ask for 1 to 16");
+    refused(&["plan", MODEL, "--machine", "p100x16:17"], "ask for 1 to 16");
+    refused(&["plan", "mlp", "--batch", "0"], "batch=0");
+    refused(&["plan", "mlp", "--batch", "99999999999999"], "batch takes a whole number from 1 to");
+    refused(&["plan", "nothing.pb"], "only .onnx, .mlir, .stablehlo and graphs in .json");
+    refused(&["plan", "nothing.onnx"], "cannot read nothing.onnx");
+    refused(&["plan", "missing.json"], "missing.json");
+    refused(&["plan", MODEL, "--machine", "p100x16", "--costs", "h200"], "H200");
+    refused(&["plan", MODEL, "--optimizer", "lbfgs"], "sgd, momentum or adam");
+    refused(&["plan", MODEL, "--time", "nan"], "nan is not a time that can be waited");
+    refused(&["plan", MODEL, "--memory", "16"], "has no unit");
+    refused(&["plan", MODEL, "--fix", "nobody=n2"], "no layer has such a name");
+    refused(&["plan", MODEL, "--machine", "flat:4", "--fix", "fc1=z4"], "cannot be split so; it can be");
+    refused(&["plan", MODEL, "--machine", "flat:4", "--fix", "fc1=n3"], "cannot be split so; it can be");
+}
+
+#[test]
+fn an_op_that_nobody_knows_is_named() {
+    let graph = build(MODEL, &BuildOptions::default()).unwrap();
+    let text = graph.to_json();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("graph.json");
+    let write = |text: String| std::fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap();
+    write(text.clone());
+    assert_eq!(json(&["plan", path, "--machine", "flat:4", "--json"])["proved_optimal"], true);
+    assert!(text.contains("\"relu\""));
+    write(text.replace("\"relu\"", "\"frobnicate\""));
+    refused(&["plan", path, "--machine", "flat:4"], "graph.json");
+    refused(&["plan", path, "--machine", "flat:4"], "frobnicate");
+}
+
+#[test]
+fn more_devices_than_elements_is_planned_and_said() {
+    let plan =
+        json(&["plan", "mlp:batch=2,input=4,hidden=2,layers=1,classes=2", "--machine", "flat:64", "--json"]);
+    let told = plan["warnings"].as_array().unwrap().iter().any(|w| {
+        let text = w.as_str().unwrap();
+        text.contains("no layer can be cut into 64 equal parts") && text.contains("is the most")
+    });
+    assert!(told, "{}", plan["warnings"]);
+    for op in plan["ops"].as_array().unwrap() {
+        let parts: u64 = op["degrees"].as_object().unwrap().values().map(|d| d.as_u64().unwrap()).product();
+        assert!(parts <= 16, "{op}");
+    }
+}
+
+#[test]
+fn a_quiet_comparison_is_only_its_table() {
+    let output = shardwright(&["compare", MODEL, "--machine", "flat:2", "-q"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.starts_with("solver"), "{text}");
+    assert!(text.lines().skip(1).all(|line| !line.starts_with("note")) && text.lines().count() > 8, "{text}");
 }
 
 #[test]

@@ -1,17 +1,7 @@
 //! `--solver soybean`, as a user or a script meets it.
 
-use assert_cmd::Command;
-use serde_json::{Value, json};
-
-fn shardwright(args: &[&str]) -> std::process::Output {
-    Command::cargo_bin("shardwright").unwrap().args(args).output().unwrap()
-}
-
-fn answer(args: &[&str]) -> Value {
-    let output = shardwright(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
+use crate::shardwright;
+use serde_json::json;
 
 #[test]
 fn the_golden_values_come_out_of_plan() {
@@ -27,7 +17,7 @@ fn the_golden_values_come_out_of_plan() {
     ] {
         let model = format!("mlp:batch={batch},hidden={hidden},layers={layers},loss=elementwise");
         let machine = format!("flat:{devices}");
-        let plan = answer(&["plan", &model, "--machine", &machine, "--solver", "soybean", "--json"]);
+        let plan = crate::json(&["plan", &model, "--machine", &machine, "--solver", "soybean", "--json"]);
         assert_eq!(plan["soybean"]["cuts"], cuts, "{model} on {machine}");
         assert_eq!(plan["soybean"]["total_elements"], total);
     }
@@ -36,7 +26,7 @@ fn the_golden_values_come_out_of_plan() {
 #[test]
 fn compare_counts_every_plan_by_soybeans_measure() {
     let model = "mlp:batch=400,hidden=300,layers=5,loss=elementwise";
-    let rows = answer(&["compare", model, "--machine", "flat:4", "--json"]);
+    let rows = crate::json(&["compare", model, "--machine", "flat:4", "--json"]);
     let elements = |solver: &str| {
         let rows = rows["rows"].as_array().unwrap();
         rows.iter().find(|row| row["solver"] == solver).unwrap()["soybean_elements"].as_u64().unwrap()
@@ -55,7 +45,7 @@ fn devices_that_cannot_be_halved_are_refused_and_the_others_still_compared() {
     assert_eq!(refused.status.code(), Some(2));
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(text.contains("6 is not a power of two"), "{text}");
-    let rows = answer(&["compare", model, "--machine", "flat:6", "--json"]);
+    let rows = crate::json(&["compare", model, "--machine", "flat:6", "--json"]);
     for row in rows["rows"].as_array().unwrap() {
         let own = row["solver"].as_str().unwrap().starts_with("soybean");
         assert_eq!(row["step_seconds"].is_null(), own, "{row}");
@@ -65,7 +55,7 @@ fn devices_that_cannot_be_halved_are_refused_and_the_others_still_compared() {
 
 #[test]
 fn solvers_lists_it() {
-    let listed = answer(&["solvers", "--json"]);
+    let listed = crate::json(&["solvers", "--json"]);
     let names: Vec<&str> = listed.as_array().unwrap().iter().filter_map(|row| row["name"].as_str()).collect();
     for name in ["auto", "exact", "soybean", "soybean-time", "data", "brute"] {
         assert_eq!(names.iter().filter(|n| **n == name).count(), 1, "{name}: {names:?}");

@@ -1,20 +1,10 @@
 //! `shardwright simulate`, as a user or a script meets it.
 
-use assert_cmd::Command;
+use crate::{json, shardwright};
 use serde_json::Value;
 use std::path::Path;
 
 const MODEL: &str = "mlp:hidden=512,layers=3";
-
-fn shardwright(args: &[&str]) -> std::process::Output {
-    Command::cargo_bin("shardwright").unwrap().args(args).output().unwrap()
-}
-
-fn json(args: &[&str]) -> Value {
-    let output = shardwright(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
 
 /// A plan of a model whose batch and optimizer are not in its name.
 fn plan(path: &Path) -> Value {

@@ -1,19 +1,9 @@
 //! `shardwright run`, as a user or a script meets it.
 
-use assert_cmd::Command;
+use crate::{json, shardwright};
 use serde_json::Value;
 
 const MODEL: &str = "mlp:batch=16,hidden=32,layers=3";
-
-fn shardwright(args: &[&str]) -> std::process::Output {
-    Command::cargo_bin("shardwright").unwrap().args(args).output().unwrap()
-}
-
-fn json(args: &[&str]) -> Value {
-    let output = shardwright(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
 
 #[test]
 fn a_run_has_everything_that_scripts_rely_on() {

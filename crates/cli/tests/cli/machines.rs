@@ -1,9 +1,9 @@
 //! The `machines` command from outside.
 
-use assert_cmd::Command;
+use crate::shardwright;
 
 fn run(args: &[&str]) -> (i32, String, String) {
-    let output = Command::cargo_bin("shardwright").expect("built").args(args).output().expect("runs");
+    let output = shardwright(args);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }

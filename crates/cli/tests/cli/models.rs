@@ -1,17 +1,6 @@
 //! `shardwright models`, as a user or a script meets it.
 
-use assert_cmd::Command;
-use serde_json::Value;
-
-fn shardwright(args: &[&str]) -> std::process::Output {
-    Command::cargo_bin("shardwright").unwrap().args(args).output().unwrap()
-}
-
-fn json(args: &[&str]) -> Value {
-    let output = shardwright(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
+use crate::{json, shardwright};
 
 #[test]
 fn models_are_listed_with_their_sizes() {

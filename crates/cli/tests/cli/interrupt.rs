@@ -1,0 +1,37 @@
+//! Ctrl-C: the best plan so far is what the user gets.
+
+use serde_json::Value;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A model whose search takes minutes without optimisation, and seconds with.
+const LONG: [&str; 6] = ["plan", "gpt:batch=64", "--machine", "h100x64", "--untied", "--json"];
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_search_gives_its_best_plan() {
+    let child = Command::new(env!("CARGO_BIN_EXE_shardwright"))
+        .args(LONG)
+        .args(["--time", "3600"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Long enough for the handler to be there.
+    std::thread::sleep(Duration::from_millis(700));
+    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let start = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    println!("ended {:?} after the signal", start.elapsed());
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(told.success() && output.status.success(), "{:?}: {text}", output.status);
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let objective = plan["objective"].as_i64().unwrap();
+    assert!(plan["lower_bound"].as_i64().unwrap() <= objective);
+    for (name, baseline) in plan["baselines"].as_object().unwrap() {
+        assert!(objective <= baseline["objective"].as_i64().unwrap(), "{name}");
+    }
+    let stopped =
+        plan["warnings"].as_array().unwrap().iter().any(|w| w.as_str().unwrap().contains("stopped"));
+    assert!(stopped || plan["proved_optimal"] == true, "{}", plan["warnings"]);
+}
