@@ -39,7 +39,7 @@ pub fn optcnn_bytes(problem: &Problem<'_>, configs: &[Config]) -> u64 {
                 sent(mesh, shape, &from, &to)
             }
         });
-        sum = sum.saturating_add(elements.saturating_mul(tensor.ty.dtype.bytes() as u64));
+        sum = sum.saturating_add(elements.saturating_mul(tensor.ty.dtype.bytes()));
     }
     sum
 }
