@@ -35,20 +35,26 @@ def milliseconds(seconds):
 
 
 def optcnn(program):
-    print("| model | exact, ms (computing + communicating) | data | model | owt | sent by exact, GB | by data | by owt |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| model | exact, ms (computing + communicating) | data | model | owt | optcnn | sent by exact, GB | by data | by owt |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    counted = []
     for model in ["alexnet", "vgg16", "inception_v3"]:
-        p = plan(model, "p100x16", 512, program)
-        base, times = p["baselines"], p["simulated"]
-        step = times["step_seconds"]
-        ratio = lambda name: f"{milliseconds(base[name]['step_seconds'])} ({base[name]['step_seconds'] / step:.2f}x)"
+        rows = run_json(program, "compare", model, "--machine", "p100x16", "--batch", 512)["rows"]
+        row = {r["solver"]: r for r in rows}
+        times = plan(model, "p100x16", 512, program)["simulated"]
+        step = row["exact"]["step_seconds"]
+        ratio = lambda name: f"{milliseconds(row[name]['step_seconds'])} ({row[name]['step_seconds'] / step:.2f}x)"
+        sent = lambda name: f"{row[name]['traffic_bytes'] / 1e9:.2f}"
         print(
             f"| {model} | {milliseconds(step)} ({milliseconds(times['compute_seconds'])} + "
             f"{milliseconds(times['exposed_comm_seconds'])}) | {ratio('data')} | {ratio('model')} | {ratio('owt')} | "
-            f"{p['traffic_bytes'] / 1e9:.2f} | {base['data']['traffic_bytes'] / 1e9:.2f} | "
-            f"{base['owt']['traffic_bytes'] / 1e9:.2f} |",
+            f"{ratio('optcnn')} | {sent('exact')} | {sent('data')} | {sent('owt')} |",
             flush=True,
         )
+        names = ["exact", "optcnn", "data", "model", "owt"]
+        counted.append(f"| {model} | " + " | ".join(f"{row[name]['optcnn_bytes'] / 2**30:.2f}" for name in names) + " |")
+    print("\nBy OptCNN's counting, GiB:\n\n| model | exact | optcnn | data | model | owt |\n|---|---|---|---|---|---|")
+    print("\n".join(counted))
 
 
 def pase(program):
@@ -65,17 +71,23 @@ def pase(program):
 
 
 def search(program):
-    print("| model | 4 devices | 16 | 64 | gap |")
+    """Every family. Where axes are glued: the gap there, what refining gained, and the gap on all axes."""
+    print("| model | 4 devices | 16 | 64 | 512 |")
     print("|---|---|---|---|---|")
-    models = [("alexnet", 512), ("vgg16", 512), ("inception_v3", 512), ("resnet101", 512), ("rnnlm", 512)]
-    models += [("transformer", 512), ("bert", 512), ("gpt", 512)]
-    for model, batch in models:
-        cells, gaps = [], []
-        for devices in [4, 16, 64]:
-            p = plan(model, f"a100x64:{devices}", batch, program)
-            cells.append(f"{p['search_seconds']:.2f} s ({p['cpu']:.2f})" + ("" if p["space"]["prime_axes"] else " g"))
-            gaps.append(p["gap"])
-        print(f"| {model} | {' | '.join(cells)} | {max(gaps):.2%} |", flush=True)
+    models = [family["name"] for family in run_json(program, "models")] + ["gpt:layers=96,hidden=2048,heads=16"]
+    for model in models:
+        cells = []
+        for devices in [4, 16, 64, 512]:
+            p = plan(model, f"h100x4096:{devices}", 512, program)
+            cell = f"{p['search_seconds']:.2f} s ({p['cpu']:.2f})"
+            coarse = p["space"]["coarse"]
+            if coarse:
+                gained = 1 - p["objective"] / coarse["objective"]
+                cell += f" g {coarse['gap']:.2%}, refined {-gained:.1%}, {p['gap']:.1%}"
+            else:
+                cell += (" " if p["space"]["prime_axes"] else " g ") + f"{p['gap']:.2%}"
+            cells.append(cell)
+        print(f"| {model} | {' | '.join(cells)} |", flush=True)
 
 
 def soybean(program):

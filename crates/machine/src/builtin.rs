@@ -16,6 +16,7 @@ const FILES: &[(&str, &str)] = &[
     ("2080tix64", include_str!("../machines/2080tix64.toml")),
     ("a100x64", include_str!("../machines/a100x64.toml")),
     ("h100x64", include_str!("../machines/h100x64.toml")),
+    ("h100x4096", include_str!("../machines/h100x4096.toml")),
     ("h200x64", include_str!("../machines/h200x64.toml")),
     ("b200x64", include_str!("../machines/b200x64.toml")),
     ("v5e-256", include_str!("../machines/v5e-256.toml")),
