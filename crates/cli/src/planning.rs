@@ -5,7 +5,7 @@ use crate::interrupt;
 use shardwright_frontend::onnx;
 use shardwright_graph::{Optimizer, Role};
 use shardwright_machine::Bytes;
-use shardwright_plan::{Demands, PlanRequest, Wish};
+use shardwright_plan::{Demands, PlanRequest, Wish, strategy::Strategy};
 use shardwright_request::{Ask, Search, parse_optimizer, parse_role, parse_seconds, parse_size};
 use shardwright_search::Control;
 use std::time::Duration;
@@ -58,6 +58,9 @@ pub struct PlanningArgs {
     /// Stop searching after this many seconds with the best found
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub time: Duration,
+    /// For --solver mcmc: end every chain after this many proposals, whatever the time
+    #[arg(long, value_name = "N")]
+    pub proposals: Option<u64>,
     /// How many threads to use; all cores by default
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
@@ -84,6 +87,7 @@ impl PlanningArgs {
             untied: false,
             fix: Vec::new(),
             time: Duration::from_secs(60),
+            proposals: None,
             threads: 0,
             seed: 0,
         }
@@ -116,8 +120,8 @@ impl PlanningArgs {
 
     /// What the plan has to keep, and what the search may take.
     pub fn search(&self) -> Search {
-        let Self { memory, time, threads, seed, .. } = *self;
-        Search { memory, fix: self.fix.clone(), time, threads, seed }
+        let Self { memory, time, proposals, threads, seed, .. } = *self;
+        Search { memory, fix: self.fix.clone(), time, proposals, threads, seed }
     }
 
     /// What the plan has to keep.
@@ -125,9 +129,9 @@ impl PlanningArgs {
         self.search().demands()
     }
 
-    /// Limits of the search; Ctrl-C ends it.
-    pub fn control(&self, request: &Request) -> Control<'static> {
-        self.search().control(request, interrupt::flag())
+    /// Limits of a strategy's search; Ctrl-C ends it.
+    pub fn control(&self, request: &Request, strategy: &Strategy) -> Control<'static> {
+        self.search().control(request, strategy, interrupt::flag())
     }
 
     /// Runs `work` on as many threads as were asked for.

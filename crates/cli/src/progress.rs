@@ -57,6 +57,10 @@ fn describe(entry: &LogEntry) -> String {
     let seconds = |picoseconds: i64| show_seconds(picoseconds as f64 / 1e12);
     let bound = seconds(entry.bound);
     match entry.best {
+        // A search on the simulated step proves nothing.
+        Some(best) if entry.bound <= 0 => {
+            format!("best {} per step (Ctrl-C keeps the best)", seconds(best))
+        }
         Some(best) if best > 0 => {
             let gap = (best - entry.bound).max(0) as f64 / best as f64;
             format!(
@@ -81,5 +85,7 @@ mod tests {
             "best 4.00 ms per step, bound 3.00 ms, gap 25.00% (Ctrl-C keeps the best)"
         );
         assert_eq!(describe(&entry(None)), "no plan yet, bound 3.00 ms");
+        let unproved = LogEntry { bound: 0, ..entry(Some(4_000_000_000)) };
+        assert_eq!(describe(&unproved), "best 4.00 ms per step (Ctrl-C keeps the best)");
     }
 }

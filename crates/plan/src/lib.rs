@@ -48,12 +48,12 @@ pub use error::PlanError;
 pub use evaluate::{Costs, LayerCost, evaluate};
 pub use floor::floor;
 pub use groups::Groups;
-pub use memory::limited;
+pub use memory::{limited, peak};
 pub use plan::{
-    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer, PlanOp,
-    PlanRequest, SpaceUsed, StepTimes,
+    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, Plan, PlanAxis,
+    PlanLayer, PlanOp, PlanRequest, SpaceUsed, StepTimes,
 };
-pub use planner::{Demands, Found, baseline_costs, plan, search};
+pub use planner::{Demands, Found, baseline_costs, describe_found, plan, search};
 pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Near, Problem};
 pub use refine::{Refined, refine};
 pub use tilings::{Moved, moved};

@@ -32,6 +32,9 @@ pub struct Plan {
     pub costs: CostSource,
     /// The strategy asked for.
     pub solver: String,
+    /// What the search made as small as it could.
+    #[serde(default)]
+    pub optimised: Optimised,
     /// Seed of the search.
     pub seed: u64,
     /// What was searched: the objective, bound and gap speak of this space.
@@ -69,6 +72,21 @@ pub struct Plan {
     pub ops: Vec<PlanOp>,
     /// What to keep in mind.
     pub warnings: Vec<String>,
+}
+
+/// What a search made as small as it could. Objective, bound and proof always speak of the sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimised {
+    /// The cost model's sum: all ops and all communication one after the other.
+    #[default]
+    Sum,
+    /// The simulated step, where communication hides behind computing.
+    Simulated,
+    /// What SoyBean's measure says is moved.
+    Moves,
+    /// A recipe: nothing was searched.
+    Nothing,
 }
 
 /// How a plan's model and machine were asked for.

@@ -6,8 +6,8 @@ use crate::{
     floor::floor,
     memory::limited,
     plan::{
-        BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer,
-        PlanOp, SpaceUsed, StepTimes,
+        BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, Plan, PlanAxis,
+        PlanLayer, PlanOp, SpaceUsed, StepTimes,
     },
     problem::Problem,
     recall::model_hash,
@@ -309,7 +309,8 @@ fn gap(found: &Found) -> f64 {
     }
 }
 
-fn describe_found(
+/// Describes what was found; `search_seconds` is left for the caller, who has a clock.
+pub fn describe_found(
     problem: &Problem<'_>,
     strategy: &Strategy,
     found: &Found,
@@ -378,6 +379,11 @@ fn describe(
             roofline: costs.tally.total(TimeSource::Roofline),
         },
         solver: strategy.name.to_string(),
+        optimised: match strategy.space {
+            Space::All | Space::Outputs => Optimised::Sum,
+            Space::Tilings(_) => Optimised::Moves,
+            Space::Fixed(_) => Optimised::Nothing,
+        },
         seed,
         space: SpaceUsed {
             description: format!("{} on {}", strategy.about, problem.grain.describe()),
@@ -465,7 +471,7 @@ fn why_unproved(reason: &StopReason) -> Option<String> {
 
 fn warnings(problem: &Problem<'_>, found: &Found, costs: &Costs, unproved: bool) -> Vec<String> {
     let mut all = vec![
-        "step_seconds is the cost model's sum: all ops and all communication one after the other, no overlap"
+        "objective, bound and gap are of the cost model's sum: all ops and all communication one after the other, no overlap"
             .to_string(),
     ];
     if !problem.grain.prime {

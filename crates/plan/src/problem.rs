@@ -119,24 +119,35 @@ impl<'a> Problem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
+        Self::bare(graph, machine, costs, machine.mesh().clone(), true)
+    }
+
+    /// A mesh with nothing to choose from: enough to evaluate and to simulate any assignment.
+    pub fn bare(
+        graph: &'a Graph,
+        machine: &'a Machine,
+        costs: Option<&'a CostFile>,
+        mesh: Mesh,
+        untied: bool,
+    ) -> Result<Self, PlanError> {
         if graph.ops.is_empty() {
             return Err(PlanError::Empty { model: graph.name.clone() });
         }
         let device = machine.slowest();
         OperatorTimes::new(&device, costs)?;
         let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-        let mesh = machine.mesh().clone();
+        let layers = Groups::layers(graph, &shapes);
         Ok(Self {
             graph,
             machine,
-            layers: Groups::layers(graph, &shapes),
-            variables: Groups::ops(graph, &shapes),
-            untied: true,
+            variables: if untied { Groups::ops(graph, &shapes) } else { layers.clone() },
+            layers,
+            untied,
             transfers: Transfers::of(graph),
             choices: Vec::new(),
             network: NetworkBuilder::new().build()?,
             relayouts: Relayouts::new(machine, &mesh),
-            grain: Grain { mesh, prime: true, most_configs: 0 },
+            grain: Grain { prime: mesh.len() == machine.mesh().len(), mesh, most_configs: 0 },
             shapes,
             costs,
             device,

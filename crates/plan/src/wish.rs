@@ -30,7 +30,10 @@ impl Wish {
     }
 
     /// The ops that are meant: forward ops of that name, or, where there are none, other ops.
-    fn ops(&self, problem: &Problem<'_>) -> Result<Vec<OpId>, PlanError> {
+    ///
+    /// # Errors
+    /// Where there is no such op, or it has no config of its own.
+    pub fn ops(&self, problem: &Problem<'_>) -> Result<Vec<OpId>, PlanError> {
         let graph = problem.graph;
         let matches = |op: &OpId| glob(self.pattern.as_bytes(), graph.node(*op).name.as_bytes());
         let layers: Vec<OpId> = graph.layers.iter().map(|layer| layer.forward).filter(matches).collect();

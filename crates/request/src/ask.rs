@@ -252,6 +252,14 @@ impl Request {
         Ok(OpTimes::new(times, &self.graph, shapes, mesh))
     }
 
+    /// A mesh of the machine with no search problem: enough to simulate a plan on it.
+    ///
+    /// # Errors
+    /// As [`Request::problem`].
+    pub fn bare(&self, mesh: Mesh, untied: bool) -> anyhow::Result<Problem<'_>> {
+        Ok(Problem::bare(&self.graph, &self.machine, self.costs.as_ref(), mesh, untied)?)
+    }
+
     /// Builds what a strategy needs: SoyBean cuts prime axes and searches no network.
     ///
     /// # Errors

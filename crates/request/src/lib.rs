@@ -9,7 +9,7 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let request = Ask::of("mlp:batch=64,hidden=1024,layers=2", "flat:4").open()?;
-//! let plan = request.plan("auto", &Search::default(), &AtomicBool::new(false), &|_| ())?;
+//! let plan = request.plan("exact", &Search::default(), &AtomicBool::new(false), &|_| ())?;
 //! assert!(plan.proved_optimal);
 //! # Ok(())
 //! # }

@@ -2,8 +2,9 @@
 
 use crate::ask::Request;
 use shardwright_machine::Bytes;
-use shardwright_plan::{Demands, Plan, Wish, plan, strategy};
+use shardwright_plan::{Demands, Plan, Wish, strategy::Strategy};
 use shardwright_search::{Control, LogEntry, Progress};
+use shardwright_sim::{MCMC, SimError, find, plan};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ pub struct Search {
     pub fix: Vec<Wish>,
     /// Stop with the best found after this long.
     pub time: Duration,
+    /// For `mcmc`: end every chain after so many proposals.
+    pub proposals: Option<u64>,
     /// How many threads; zero: all cores.
     pub threads: usize,
     /// Seed of all randomness.
@@ -24,7 +27,14 @@ pub struct Search {
 
 impl Default for Search {
     fn default() -> Self {
-        Self { memory: None, fix: Vec::new(), time: Duration::from_secs(60), threads: 0, seed: 0 }
+        Self {
+            memory: None,
+            fix: Vec::new(),
+            time: Duration::from_secs(60),
+            proposals: None,
+            threads: 0,
+            seed: 0,
+        }
     }
 }
 
@@ -43,11 +53,12 @@ impl Search {
         Demands { memory: self.memory, wishes: self.fix.clone() }
     }
 
-    /// Limits of the search; it stops when `cancel` turns true.
-    pub fn control<'c>(&self, request: &Request, cancel: &'c AtomicBool) -> Control<'c> {
+    /// Limits of a strategy's search; it stops when `cancel` turns true.
+    pub fn control<'c>(&self, request: &Request, strategy: &Strategy, cancel: &'c AtomicBool) -> Control<'c> {
         Control {
             deadline: request.start.checked_add(self.time),
             cancel: Some(cancel),
+            iterations: self.proposals.filter(|_| strategy.name == MCMC.name),
             seed: self.seed,
             threads: self.threads,
             start: request.start,
@@ -77,13 +88,18 @@ impl Request {
         cancel: &AtomicBool,
         tell: &(dyn Fn(Event<'_>) + Sync),
     ) -> anyhow::Result<Plan> {
-        let strategy = strategy::find(solver)?;
+        let strategy = find(solver)?;
         let listener = |progress: &Progress<'_>| tell(Event::Improved(&progress.entry));
-        let control = search.control(self, cancel).listen(&listener);
+        let control = search.control(self, strategy, cancel).listen(&listener);
         search.on_threads(|| {
             let problem = self.problem_of(strategy)?;
             tell(Event::Searching);
-            let mut plan = plan(&problem, strategy, &search.demands(), &control)?;
+            let mut plan =
+                plan(&problem, strategy, &search.demands(), &control).map_err(|error| match error {
+                    // As itself: it decides the exit status.
+                    SimError::Plan(error) => error.into(),
+                    other => anyhow::Error::from(other),
+                })?;
             plan.search_seconds = self.start.elapsed().as_secs_f64();
             plan.request = Some(self.asked.clone());
             plan.warnings.extend(self.notes.iter().cloned());

@@ -1,6 +1,6 @@
 //! A plan as people read it.
 
-use shardwright_plan::{Plan, PlanLayer};
+use shardwright_plan::{Optimised, Plan, PlanLayer};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -104,14 +104,15 @@ pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Resul
     let times = &plan.simulated;
     writeln!(
         out,
-        "{} on {} ({} devices), {}: {} per step, {} of it computing, {} communicating",
+        "{} on {} ({} devices), {}: {} per step, {} of it computing, {} waiting for communication; {} if nothing overlapped",
         plan.model,
         plan.machine,
         plan.devices,
         plan.solver,
         show_seconds(times.step_seconds),
         show_seconds(times.compute_seconds),
-        show_seconds(times.exposed_comm_seconds)
+        show_seconds(times.exposed_comm_seconds),
+        show_seconds(plan.objective as f64 / 1e12)
     )?;
     for (name, baseline) in &plan.baselines {
         writeln!(
@@ -136,8 +137,15 @@ pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Resul
         )?;
         return warn(out, plan);
     }
-    let proof = if plan.proved_optimal {
-        "proved: nothing in the space is faster".to_string()
+    let proof = if plan.optimised == Optimised::Simulated && plan.lower_bound > 0 {
+        format!(
+            "made short in the simulated step; without overlap at most {:.2}% above the optimum",
+            plan.gap * 100.0
+        )
+    } else if plan.optimised == Optimised::Simulated {
+        "made short in the simulated step, nothing proved".to_string()
+    } else if plan.proved_optimal {
+        "proved: without overlap nothing in the space is faster".to_string()
     } else if let (Some(coarse), true) = (&plan.space.coarse, plan.lower_bound > 0) {
         let there = if coarse.gap == 0.0 {
             "proved there".into()

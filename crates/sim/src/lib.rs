@@ -5,7 +5,8 @@
 //! that means for the devices, [`Trace`] writes it down for Perfetto. Times are those of the cost model; what
 //! the simulator adds is order: communication hides behind computation where nothing waits for it.
 //!
-//! [`Delta`] simulates a step again and again as configs change, and [`mcmc`] searches with it.
+//! [`Delta`] simulates a step again and again as configs change, [`mcmc`] searches with it, and [`plan`] makes plans that
+//! have seen the simulator.
 //!
 //! ```
 //! use shardwright_frontend::zoo::{BuildOptions, build};
@@ -37,9 +38,14 @@
 
 mod classes;
 pub mod delta;
+mod error;
 mod mcmc;
 mod memory;
+mod moves;
+mod planning;
 mod schedule;
+mod sharing;
+mod step;
 mod tasks;
 mod timeline;
 mod trace;
@@ -47,9 +53,13 @@ mod usage;
 
 pub use classes::Classes;
 pub use delta::{Delta, DeltaError};
-pub use mcmc::{Best, mcmc};
+pub use error::SimError;
+pub use mcmc::{Best, Limits, mcmc};
 pub use memory::Memory;
-pub use schedule::{MOST_TASKS, Schedule, Stream, TooManyTasks};
+pub use moves::Moves;
+pub use planning::{MCMC, find, plan, search, strategies};
+pub use schedule::{Links, MOST_TASKS, Schedule, Stream, TooManyTasks};
+pub use step::{Step, simulate_step};
 pub use tasks::{Lists, Tasks};
 pub use timeline::{NOBODY, Timeline};
 pub use trace::Trace;

@@ -1,31 +1,48 @@
 //! FlexFlow's search (Jia et al., arXiv 1807.05358, section 6): a random walk over configs that prefers fast steps.
 //!
-//! A proposal gives one variable (a layer, or an op) another of its choices, both picked evenly; it is taken if the
-//! simulated step gets shorter, else with probability exp(β · (old - new)). Several chains start from known plans,
-//! each with a seed of its own; a chain ends when its budget is spent, or when it has found nothing better
-//! for half of it. What is ours: every chain ends with rounds over all variables that take any single change for the better
-//! until there is none, as far as the budget goes.
+//! A proposal gives one variable (a layer, or an op) another of its choices; it is taken if the simulated step gets
+//! shorter, else with probability exp(β · (old - new)). Several chains start from known plans, each with a seed of its
+//! own; a chain ends when its budget is spent, or when it has found nothing better for half of it, and goes back to the
+//! best that it knows after every hundredth of it (the authors' program does so). What is ours: half of the proposals change a
+//! variable on the critical path, since nothing else can make the step shorter by itself; and every chain ends with
+//! rounds over all variables that take any single change for the better until there is none, as far as the budget goes.
 //!
 //! Steps are simulated without joining small all-reduces, which depends on all ops at once.
 
 use crate::delta::{Delta, DeltaError};
+use crate::moves::Moves;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
-use shardwright_plan::Problem;
-use shardwright_search::Control;
+use shardwright_machine::Bytes;
+use shardwright_plan::{Problem, peak};
+use shardwright_search::{Control, LogEntry, Progress};
 use shardwright_space::Config;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// A step longer by this share is taken with probability 1/e.
 const TOLERANCE: f64 = 0.002;
 /// How many proposals between two looks at the clock.
 const PATIENCE: u64 = 256;
-/// Proposals of a chain, if the control does not say: the paper's.
-const PROPOSALS: u64 = 250_000;
-/// A number that nobody has asked for yet.
-const UNKNOWN: u32 = u32::MAX;
+/// How many proposals between two looks at the critical path.
+const REFRESH: u64 = 256;
+/// A chain goes back to its best after this part of its budget, and not before so many proposals.
+const RETURNS: u64 = 100;
+const LEAST_BEFORE_RETURN: u64 = 1000;
 
-/// What a search found.
+/// What a search may do.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    /// Proposals of each chain, and as many again for its last rounds.
+    pub proposals: u64,
+    /// The most that one device may hold at once.
+    pub memory: Option<Bytes>,
+    /// Variables that must stay as they are at the start.
+    pub fixed: Vec<usize>,
+}
+
+/// What a chain found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Best {
     /// The config of every op, in the graph's order.
@@ -34,112 +51,163 @@ pub struct Best {
     pub makespan: u64,
     /// Which start led to it.
     pub start: usize,
-    /// Proposals of all chains together.
+    /// Proposals that were simulated.
     pub proposals: u64,
     /// Whether no change of a single variable makes it better.
     pub locally_optimal: bool,
 }
 
-/// Searches from every start at once, with as many proposals each as the control allows iterations; the best of all
-/// chains, the first of equals. Deterministic, unless the control's deadline comes first.
+/// Searches from every start at once; what each chain found, the best first. Deterministic, unless the control's
+/// deadline comes first.
 ///
 /// # Errors
-/// Where there is no start, or a step cannot be simulated change by change.
+/// Where a step cannot be simulated change by change.
 pub fn mcmc(
     problem: &Problem<'_>,
+    moves: &Moves<'_>,
     starts: &[Vec<Config>],
+    limits: &Limits,
     control: &Control<'_>,
-) -> Result<Best, DeltaError> {
-    let budget = control.iterations.unwrap_or(PROPOSALS);
-    let chains: Vec<Best> = starts
-        .par_iter()
-        .enumerate()
-        .map(|(start, configs)| {
-            let mut chain = Chain::new(problem, configs, control.seed.wrapping_add(start as u64))?;
-            chain.walk(budget, control)?;
-            chain.climb(budget, control)?;
-            let Chain { best, best_makespan, proposals, locally_optimal, .. } = chain;
-            Ok(Best { configs: best, makespan: best_makespan, start, proposals, locally_optimal })
-        })
-        .collect::<Result<_, DeltaError>>()?;
-    let proposals = chains.iter().map(|chain| chain.proposals).sum();
-    let best = chains.into_iter().min_by_key(|chain| (chain.makespan, chain.start));
-    let best = best.ok_or(DeltaError::Configs { ops: problem.graph.ops.len() })?;
-    Ok(Best { proposals, ..best })
+) -> Result<Vec<Best>, DeltaError> {
+    let shared = AtomicU64::new(u64::MAX);
+    // Each chain gets its share of the time, however many run at once.
+    let at_once = rayon::current_num_threads().clamp(1, starts.len().max(1)) as u32;
+    let share = control.remaining().map(|left| left * at_once / starts.len().max(1) as u32);
+    let run = |(start, configs): (usize, &Vec<Config>)| {
+        let own = share.and_then(|share| Instant::now().checked_add(share));
+        let deadline = control.deadline.map(|deadline| own.map_or(deadline, |own| own.min(deadline)));
+        let mut chain = Chain {
+            problem,
+            moves,
+            limits,
+            control: &Control { deadline, iterations: None, ..control.clone() },
+            shared: &shared,
+            delta: Delta::new(problem, configs)?,
+            numbers: moves.unknown_numbers(),
+            changes: Vec::new(),
+            random: Xoshiro256PlusPlus::seed_from_u64(control.seed.wrapping_add(start as u64)),
+            best: Vec::new(),
+            best_makespan: u64::MAX,
+            proposals: 0,
+            locally_optimal: false,
+        };
+        chain.note_best();
+        chain.walk()?;
+        chain.climb()?;
+        Ok(chain.into_best(start))
+    };
+    let chains: Result<Vec<Best>, DeltaError> = starts.par_iter().enumerate().map(run).collect();
+    let mut chains = chains?;
+    chains.sort_by_key(|chain| (chain.makespan, chain.start));
+    Ok(chains)
 }
 
 struct Chain<'p> {
     problem: &'p Problem<'p>,
+    moves: &'p Moves<'p>,
+    limits: &'p Limits,
+    control: &'p Control<'p>,
+    /// The shortest step that any chain knows.
+    shared: &'p AtomicU64,
     delta: Delta<'p>,
     /// Per variable: the numbers of its ops' configs, choice by choice.
-    numbers: Vec<Vec<u32>>,
+    numbers: Vec<Vec<Option<u32>>>,
     changes: Vec<(u32, u32)>,
     random: Xoshiro256PlusPlus,
-    best: Vec<Config>,
+    /// Per op: the number of its config in the best plan.
+    best: Vec<u32>,
     best_makespan: u64,
     proposals: u64,
     locally_optimal: bool,
 }
 
-impl<'p> Chain<'p> {
-    fn new(problem: &'p Problem<'p>, start: &[Config], seed: u64) -> Result<Self, DeltaError> {
-        let delta = Delta::new(problem, start)?;
-        let members = |v: usize| problem.variables.splits[v].ops.len();
-        let numbers = problem.choices.iter().enumerate().map(|(v, c)| vec![UNKNOWN; c.len() * members(v)]);
-        Ok(Self {
-            problem,
-            numbers: numbers.collect(),
-            changes: Vec::new(),
-            random: Xoshiro256PlusPlus::seed_from_u64(seed),
-            best: start.to_vec(),
-            best_makespan: delta.makespan(),
-            proposals: 0,
-            locally_optimal: false,
-            delta,
-        })
-    }
-
+impl Chain<'_> {
     /// Proposes a choice of a variable.
     fn propose(&mut self, variable: usize, choice: usize) -> Result<u64, DeltaError> {
-        let ops = &self.problem.variables.splits[variable].ops;
+        let (ops, configs) = (self.moves.ops(variable), self.moves.configs(variable, choice));
         self.changes.clear();
-        for (member, op) in ops.iter().enumerate() {
+        for (member, (op, config)) in ops.iter().zip(configs).enumerate() {
             let known = &mut self.numbers[variable][choice * ops.len() + member];
-            if *known == UNKNOWN {
-                let config = &self.problem.choices[variable][choice].configs[member];
-                *known = self.delta.number(op.index(), config);
-            }
-            self.changes.push((op.0, *known));
+            let number = *known.get_or_insert_with(|| self.delta.number(op.index(), config));
+            self.changes.push((op.0, number));
         }
         self.proposals += 1;
         self.delta.propose(&self.changes)
     }
 
-    fn out_of_time(&self, control: &Control<'_>) -> bool {
-        self.proposals.is_multiple_of(PATIENCE) && control.stop(0).is_some()
+    fn out_of_time(&self) -> bool {
+        self.proposals.is_multiple_of(PATIENCE) && self.control.stop(0).is_some()
+    }
+
+    /// Whether what is proposed keeps the memory limit.
+    fn fits(&self) -> bool {
+        self.limits.memory.is_none_or(|limit| peak(self.problem, &self.delta.configs()) <= limit)
     }
 
     fn note_best(&mut self) {
         self.best_makespan = self.delta.makespan();
-        self.best = self.delta.configs();
+        self.delta.numbers(&mut self.best);
+        if self.shared.fetch_min(self.best_makespan, Ordering::Relaxed) > self.best_makespan
+            && let Some(listener) = self.control.progress
+        {
+            let best = i64::try_from(self.best_makespan).ok();
+            let entry =
+                LogEntry { elapsed: self.control.elapsed(), iteration: self.proposals, best, bound: 0 };
+            listener(&Progress { entry, source: "mcmc" });
+        }
+    }
+
+    /// Makes the best plan the current one.
+    fn return_to_best(&mut self) -> Result<(), DeltaError> {
+        self.changes.clear();
+        for (op, &number) in self.best.iter().enumerate() {
+            if self.delta.chosen(op) != number {
+                self.changes.push((op as u32, number));
+            }
+        }
+        if !self.changes.is_empty() {
+            self.delta.propose(&self.changes)?;
+            self.delta.accept();
+        }
+        Ok(())
+    }
+
+    /// Variables that can move, of those that own the given ops.
+    fn movable(&self, ops: impl Iterator<Item = usize>) -> Vec<usize> {
+        let mut variables: Vec<usize> = ops.map(|op| self.moves.variable(op)).collect();
+        variables.sort_unstable();
+        variables.dedup();
+        variables.retain(|&v| self.moves.count(v) > 1 && !self.limits.fixed.contains(&v));
+        variables
     }
 
     /// The random walk.
-    fn walk(&mut self, budget: u64, control: &Control<'_>) -> Result<(), DeltaError> {
-        let variables: Vec<usize> =
-            (0..self.problem.choices.len()).filter(|&v| self.problem.choices[v].len() > 1).collect();
+    fn walk(&mut self) -> Result<(), DeltaError> {
+        let budget = self.limits.proposals;
+        let all = self.movable(0..self.best.len());
+        let mut critical = Vec::new();
         let mut improved_at = 0;
-        while !variables.is_empty()
+        let patience = (budget / RETURNS).max(LEAST_BEFORE_RETURN);
+        while !all.is_empty()
             && self.proposals < budget
             && self.proposals - improved_at <= budget / 2
-            && !self.out_of_time(control)
+            && !self.out_of_time()
         {
-            let variable = variables[self.random.random_range(0..variables.len())];
-            let choice = self.random.random_range(0..self.problem.choices[variable].len());
+            if self.proposals.is_multiple_of(REFRESH) {
+                critical = self.movable(self.delta.critical_ops().into_iter());
+            }
+            if (self.proposals + 1).is_multiple_of(patience) {
+                self.return_to_best()?;
+            }
+            let guided = !critical.is_empty() && self.random.random::<bool>();
+            let from = if guided { &critical } else { &all };
+            let variable = from[self.random.random_range(0..from.len())];
+            let choice = self.random.random_range(0..self.moves.count(variable));
             let old = self.delta.makespan();
             let new = self.propose(variable, choice)?;
             let worse = new.saturating_sub(old) as f64 / (old as f64 * TOLERANCE).max(1.0);
-            if new <= old || self.random.random::<f64>() < (-worse).exp() {
+            let taken = new <= old || self.random.random::<f64>() < (-worse).exp();
+            if taken && self.fits() {
                 self.delta.accept();
                 if new < self.best_makespan {
                     self.note_best();
@@ -153,18 +221,18 @@ impl<'p> Chain<'p> {
     }
 
     /// Rounds over all variables, taking every change for the better, from the best so far.
-    fn climb(&mut self, budget: u64, control: &Control<'_>) -> Result<(), DeltaError> {
-        self.delta = Delta::new(self.problem, &self.best)?;
-        self.numbers.iter_mut().for_each(|numbers| numbers.fill(UNKNOWN));
-        let most = self.proposals.saturating_add(budget);
+    fn climb(&mut self) -> Result<(), DeltaError> {
+        self.return_to_best()?;
+        let all = self.movable(0..self.best.len());
+        let most = self.proposals.saturating_add(self.limits.proposals);
         loop {
             let mut improved = false;
-            for variable in 0..self.problem.choices.len() {
-                for choice in 0..self.problem.choices[variable].len() {
-                    if self.proposals >= most || self.out_of_time(control) {
+            for &variable in &all {
+                for choice in 0..self.moves.count(variable) {
+                    if self.proposals >= most || self.out_of_time() {
                         return Ok(());
                     }
-                    if self.propose(variable, choice)? < self.best_makespan {
+                    if self.propose(variable, choice)? < self.best_makespan && self.fits() {
                         self.delta.accept();
                         self.note_best();
                         improved = true;
@@ -177,6 +245,17 @@ impl<'p> Chain<'p> {
                 self.locally_optimal = true;
                 return Ok(());
             }
+        }
+    }
+
+    fn into_best(self, start: usize) -> Best {
+        let configs = self.best.iter().enumerate().map(|(op, &number)| self.delta.config(op, number).clone());
+        Best {
+            configs: configs.collect(),
+            makespan: self.best_makespan,
+            start,
+            proposals: self.proposals,
+            locally_optimal: self.locally_optimal,
         }
     }
 }

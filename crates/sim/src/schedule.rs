@@ -41,6 +41,16 @@ pub enum Stream {
     Port(u32),
 }
 
+/// What transfers that want the same link at once do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Links {
+    /// Wait for each other: FlexFlow's rule.
+    #[default]
+    Fifo,
+    /// Share its bandwidth.
+    Shared,
+}
+
 /// The tasks of a program, and where they come from.
 #[derive(Clone, Debug)]
 pub struct Schedule {
@@ -164,8 +174,18 @@ impl Schedule {
         });
     }
 
-    /// Runs it.
+    /// Runs it, with links that serve one transfer after the other.
     pub fn simulate(&self) -> Timeline {
-        Timeline::of(&self.tasks)
+        self.simulate_on(Links::Fifo)
+    }
+
+    /// Runs it.
+    pub fn simulate_on(&self, links: Links) -> Timeline {
+        match links {
+            Links::Fifo => Timeline::of(&self.tasks),
+            Links::Shared => {
+                Timeline::sharing(&self.tasks, |stream| self.stream(stream).1 != Stream::Compute)
+            }
+        }
     }
 }

@@ -33,41 +33,56 @@ impl Timeline {
         let count = tasks.len();
         let mut missing: Vec<u32> = tasks.ids().map(|task| tasks.waits_for(task).len() as u32).collect();
         let (first, waiting) = readers(tasks);
-        let mut line = Self {
+        let mut line = Self::empty(count);
+        let mut free = vec![(0u64, NOBODY); tasks.stream_count()];
+        let mut queue: BinaryHeap<Reverse<(u64, u32)>> =
+            (0..count as u32).filter(|&t| missing[t as usize] == 0).map(|t| Reverse((0, t))).collect();
+        while let Some(Reverse((ready, task))) = queue.pop() {
+            line.order.push(task);
+            line.serve(tasks, &mut free, task, ready);
+            for &next in &waiting[first[task as usize] as usize..first[task as usize + 1] as usize] {
+                if line.release(task, next, &mut missing) {
+                    queue.push(Reverse((line.ready[next as usize], next)));
+                }
+            }
+        }
+        line
+    }
+
+    /// Of so many tasks, none of which has run.
+    pub(crate) fn empty(count: usize) -> Self {
+        Self {
             ready: vec![0; count],
             start: vec![0; count],
             end: vec![0; count],
             order: Vec::with_capacity(count),
             released_by: vec![NOBODY; count],
-        };
-        let mut free = vec![(0u64, NOBODY); tasks.stream_count()];
-        let mut queue: BinaryHeap<Reverse<(u64, u32)>> =
-            (0..count as u32).filter(|&t| missing[t as usize] == 0).map(|t| Reverse((0, t))).collect();
-        while let Some(Reverse((ready, task))) = queue.pop() {
-            let at = task as usize;
-            line.order.push(task);
-            let mut start = ready;
-            for &stream in tasks.streams(at) {
-                let (until, whose) = free[stream as usize];
-                if until > start {
-                    (start, line.released_by[at]) = (until, whose);
-                }
-            }
-            let end = start.saturating_add(tasks.duration(at));
-            (line.start[at], line.end[at]) = (start, end);
-            tasks.streams(at).iter().for_each(|&stream| free[stream as usize] = (end, task));
-            for &next in &waiting[first[at] as usize..first[at + 1] as usize] {
-                let other = next as usize;
-                if end > line.ready[other] || line.released_by[other] == NOBODY {
-                    (line.ready[other], line.released_by[other]) = (end, task);
-                }
-                missing[other] -= 1;
-                if missing[other] == 0 {
-                    queue.push(Reverse((line.ready[other], next)));
-                }
+        }
+    }
+
+    /// Runs a task as soon as its streams are free; those are taken until it is over.
+    pub(crate) fn serve(&mut self, tasks: &Tasks, free: &mut [(u64, u32)], task: u32, ready: u64) {
+        let at = task as usize;
+        let mut start = ready;
+        for &stream in tasks.streams(at) {
+            let (until, whose) = free[stream as usize];
+            if until > start {
+                (start, self.released_by[at]) = (until, whose);
             }
         }
-        line
+        let end = start.saturating_add(tasks.duration(at));
+        (self.start[at], self.end[at]) = (start, end);
+        tasks.streams(at).iter().for_each(|&stream| free[stream as usize] = (end, task));
+    }
+
+    /// Tells a task that one that it waits for is over; whether it was the last.
+    pub(crate) fn release(&mut self, by: u32, task: u32, missing: &mut [u32]) -> bool {
+        let (end, at) = (self.end[by as usize], task as usize);
+        if end > self.ready[at] || self.released_by[at] == NOBODY {
+            (self.ready[at], self.released_by[at]) = (end, by);
+        }
+        missing[at] -= 1;
+        missing[at] == 0
     }
 
     /// When the last task is over.
@@ -91,7 +106,7 @@ impl Timeline {
 }
 
 /// Who waits for each task, as one flat list.
-fn readers(tasks: &Tasks) -> (Vec<u32>, Vec<u32>) {
+pub(crate) fn readers(tasks: &Tasks) -> (Vec<u32>, Vec<u32>) {
     let mut first = vec![0u32; tasks.len() + 1];
     for task in tasks.ids() {
         tasks.waits_for(task).iter().for_each(|&other| first[other as usize + 1] += 1);

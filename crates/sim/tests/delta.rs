@@ -6,7 +6,7 @@ use shardwright_lower::{Work, lower_joining};
 use shardwright_machine::{Bytes, builtin};
 use shardwright_plan::{Demands, Problem, search, strategy};
 use shardwright_search::Control;
-use shardwright_sim::{Classes, Delta, Schedule, Timeline, mcmc};
+use shardwright_sim::{Best, Classes, Delta, Limits, Moves, Schedule, Timeline, mcmc};
 use shardwright_space::{Config, place};
 
 /// A generator that needs no dependency.
@@ -105,6 +105,12 @@ fn inception() {
     walk("inception_v3:batch=16", "p100x16:4", 40, false);
 }
 
+fn chains(problem: &Problem<'_>, starts: &[Vec<Config>], proposals: u64, seed: u64) -> Vec<Best> {
+    let limits = Limits { proposals, ..Limits::default() };
+    let moves = Moves::new(problem, &starts[0]);
+    mcmc(problem, &moves, starts, &limits, &Control { seed, ..Control::new() }).unwrap()
+}
+
 /// Every choice of every variable tried against every other, on a step small enough.
 #[test]
 fn the_search_finds_the_optimum_of_small_spaces() {
@@ -135,7 +141,7 @@ fn the_search_finds_the_optimum_of_small_spaces() {
         least = least.min(delta.propose(&changes).unwrap());
         delta.accept();
     }
-    let best = mcmc(&problem, &[data.configs], &Control::new().iteration_limit(10_000)).unwrap();
+    let best = &chains(&problem, &[data.configs], 10_000, 0)[0];
     assert_eq!(best.makespan, least);
     assert!(best.locally_optimal);
     assert_eq!(lowered(&problem, &best.configs).0, least);
@@ -153,10 +159,9 @@ fn the_search_is_the_same_for_the_same_seed() {
                 .configs
         })
         .to_vec();
-    let run =
-        |seed| mcmc(&problem, &starts, &Control { seed, ..Control::new().iteration_limit(500) }).unwrap();
+    let run = |seed| chains(&problem, &starts, 500, seed);
     assert_eq!(run(1), run(1));
     for start in &starts {
-        assert!(run(2).makespan <= lowered(&problem, start).0);
+        assert!(run(2)[0].makespan <= lowered(&problem, start).0);
     }
 }

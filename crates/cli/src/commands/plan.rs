@@ -5,8 +5,9 @@ use crate::files::write_atomically;
 use crate::interrupt;
 use crate::planning::PlanningArgs;
 use crate::progress::ProgressLine;
-use shardwright_plan::{Plan, PlanError, strategy};
+use shardwright_plan::{Plan, PlanError};
 use shardwright_request::{Detail, Event, summarise};
+use shardwright_sim::find;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     planning: PlanningArgs,
-    /// auto, exact, optcnn, pase, soybean, soybean-time, data, model, owt, megatron, fsdp
+    /// auto, exact, optcnn, pase, mcmc, soybean, soybean-time, data, model, owt, megatron, fsdp
     #[arg(long, default_value = "auto")]
     solver: String,
     /// Write the plan to this file
@@ -78,7 +79,7 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
 /// Plans what the arguments ask for.
 pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
     // A name that means nothing is told before anything is read.
-    strategy::find(solver)?;
+    find(solver)?;
     let request = planning.open()?;
     let line = ProgressLine::new("pricing every choice");
     request.plan(solver, &planning.search(), interrupt::flag(), &|event| match event {

@@ -4,12 +4,14 @@ use crate::Verdict;
 use crate::commands::run::{Opened, read_plan};
 use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, show_bytes, show_seconds};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use serde::Serialize;
 use shardwright_cost::Relayouts;
 use shardwright_graph::OpId;
-use shardwright_lower::Work;
-use shardwright_sim::{Classes, Memory, Schedule, Timeline, Trace, Usage, usages};
+use shardwright_lower::{Work, lower_joining};
+use shardwright_machine::Bytes;
+use shardwright_plan::strategy::Baseline;
+use shardwright_sim::{Classes, Delta, Links, Memory, Schedule, Timeline, Trace, Usage, usages};
 use shardwright_space::{OpShapes, place};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -26,6 +28,15 @@ pub struct Args {
     /// Let every task of every device take up to this share longer or shorter, at random: 0.2 for a fifth
     #[arg(long, value_name = "SHARE", value_parser = share)]
     perturb: Option<f64>,
+    /// Only the full simulation
+    #[arg(long, conflicts_with = "delta")]
+    full: bool,
+    /// Small all-reduces not joined, and the step simulated change by change too, held to the full simulation to the bit
+    #[arg(long, conflicts_with_all = ["perturb", "links"])]
+    delta: bool,
+    /// What concurrent transfers do on one link: wait for each other (fifo), or share its bandwidth (shared)
+    #[arg(long, default_value = "fifo", value_parser = links)]
+    links: Links,
     /// Seed of the noise
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -41,6 +52,14 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+fn links(text: &str) -> Result<Links, String> {
+    match text {
+        "fifo" => Ok(Links::Fifo),
+        "shared" => Ok(Links::Shared),
+        _ => Err(format!("there are no links {text}; choose fifo or shared")),
+    }
+}
+
 #[derive(Serialize)]
 struct Answer {
     step_seconds: f64,
@@ -49,6 +68,8 @@ struct Answer {
     tasks: usize,
     /// Wall time of making the tasks and simulating them.
     full_seconds: f64,
+    /// Wall time of simulating anew after one layer has changed, on average; none where that was not asked for or cannot be.
+    delta_seconds: Option<f64>,
     devices: Vec<DeviceAnswer>,
 }
 
@@ -71,7 +92,12 @@ fn seconds(picoseconds: u64) -> f64 {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let not_one = || format!("{} is not a plan: `plan -o` writes them", args.plan);
     let plan = read_plan(&args.plan)?.with_context(not_one)?;
-    let opened = Opened::of_plan(&PlanningArgs::of(&args.plan, 1), plan)?;
+    let mut opened = Opened::of_plan(&PlanningArgs::of(&args.plan, 1), plan)?;
+    if args.delta {
+        let relayouts = Relayouts::new(&opened.request.machine, &opened.program.mesh);
+        opened.program = lower_joining(&opened.request.graph, &relayouts, &opened.configs, Bytes(0))?;
+    }
+    let opened = opened;
     let (graph, program) = (&opened.request.graph, &opened.program);
     let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
     let device = opened.request.machine.slowest();
@@ -85,8 +111,22 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     if let Some(share) = args.perturb {
         schedule.perturb(share, args.seed);
     }
-    let timeline = schedule.simulate();
+    let timeline = schedule.simulate_on(args.links);
     let full_seconds = started.elapsed().as_secs_f64();
+    let by_changes = match change_by_change(&opened) {
+        _ if args.full => None,
+        Ok(found) => Some(found),
+        Err(error) if args.delta => return Err(error),
+        Err(_) => None,
+    };
+    if let (true, Some((makespan, _))) = (args.delta, by_changes) {
+        let full = timeline.makespan();
+        ensure!(
+            makespan == full,
+            "delta simulation comes to {makespan} ps and full simulation to {full}: please report this plan"
+        );
+    }
+    let delta_seconds = by_changes.map(|(_, seconds)| seconds);
     if let Some(path) = &args.trace {
         let config = |op: OpId| {
             let rule = &shapes[op.index()].rule;
@@ -106,7 +146,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let simulated = Simulated { opened: &opened, schedule: &schedule, timeline: &timeline };
     let mut out = io::stdout().lock();
     if args.json {
-        let answer = simulated.answer(full_seconds);
+        let answer = simulated.answer(full_seconds, delta_seconds);
         writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
     } else {
         simulated.summarise(&mut out)?;
@@ -115,6 +155,35 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
     }
     Ok(Verdict::Done)
+}
+
+/// Simulates the plan change by change, from data parallelism: how long its step takes if no all-reduces are joined, and
+/// how many seconds one change takes.
+fn change_by_change(opened: &Opened) -> anyhow::Result<(u64, f64)> {
+    let problem = opened.request.bare(opened.program.mesh.clone(), false)?;
+    let data = Baseline::Data.configs(&problem);
+    let mut delta = Delta::new(&problem, &data)?;
+    let mut seconds = 0.0;
+    // There, back and there again: what configs mean has to be found out once.
+    for configs in [&opened.configs, &data, &opened.configs] {
+        let changes: Vec<Vec<(u32, u32)>> = problem
+            .variables
+            .splits
+            .iter()
+            .map(|layer| {
+                let numbers =
+                    layer.ops.iter().map(|op| (op.0, delta.number(op.index(), &configs[op.index()])));
+                numbers.collect()
+            })
+            .collect();
+        let started = Instant::now();
+        for change in &changes {
+            delta.propose(change)?;
+            delta.accept();
+        }
+        seconds = started.elapsed().as_secs_f64() / changes.len().max(1) as f64;
+    }
+    Ok((delta.makespan(), seconds))
 }
 
 struct Simulated<'a> {
@@ -135,7 +204,7 @@ impl Simulated<'_> {
         usages.into_iter().zip(self.schedule.classes.ids().map(peak)).collect()
     }
 
-    fn answer(&self, full_seconds: f64) -> Answer {
+    fn answer(&self, full_seconds: f64, delta_seconds: Option<f64>) -> Answer {
         let classes = self.classes();
         let device = |device| {
             let (usage, peak_memory_bytes) =
@@ -152,6 +221,7 @@ impl Simulated<'_> {
             sum_seconds: self.opened.plan.objective as f64 / 1e12,
             tasks: self.schedule.tasks.len(),
             full_seconds,
+            delta_seconds,
             devices: self.opened.program.devices().map(device).collect(),
         }
     }

@@ -2,8 +2,8 @@
 
 use crate::Verdict;
 use serde::Serialize;
-use shardwright_plan::strategy::STRATEGIES;
 use shardwright_search::registry::SOLVERS;
+use shardwright_sim::{MCMC, strategies};
 use std::io::{self, Write};
 
 /// Lists the built-in solvers.
@@ -26,20 +26,20 @@ struct Row {
 
 /// Solvers of networks first, then the strategies of planning that have no solver of their name.
 fn rows() -> Vec<Row> {
-    let planned = |name: &str| STRATEGIES.iter().any(|strategy| strategy.name == name);
+    let planned = |name: &str| strategies().any(|strategy| strategy.name == name);
     let solvers = SOLVERS.iter().map(|entry| Row {
         name: entry.name,
         about: entry.about,
         respects_memory: entry.respects_memory,
         commands: if planned(entry.name) { vec!["plan", "solve"] } else { vec!["solve"] },
     });
-    let others = STRATEGIES.iter().filter(|strategy| SOLVERS.iter().all(|entry| entry.name != strategy.name));
+    let others = strategies().filter(|strategy| SOLVERS.iter().all(|entry| entry.name != strategy.name));
     let respects_memory =
         |solver| SOLVERS.iter().any(|entry| Some(entry.name) == solver && entry.respects_memory);
     let strategies = others.map(|strategy| Row {
         name: strategy.name,
         about: strategy.about,
-        respects_memory: respects_memory(strategy.solver),
+        respects_memory: respects_memory(strategy.solver) || strategy.name == MCMC.name,
         commands: vec!["plan"],
     });
     solvers.chain(strategies).collect()

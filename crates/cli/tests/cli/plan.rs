@@ -8,9 +8,10 @@ const MODEL: &str = "mlp:batch=64,hidden=512,layers=3";
 
 #[test]
 fn a_plan_has_everything_that_scripts_rely_on() {
-    let plan = json(&["plan", MODEL, "--machine", "flat:4", "--json"]);
+    let plan = json(&["plan", MODEL, "--machine", "flat:4", "--solver", "exact", "--json"]);
     assert_eq!((&plan["model"], &plan["devices"]), (&Value::from(MODEL), &Value::from(4)));
-    assert_eq!((&plan["solver"], &plan["proved_optimal"]), (&Value::from("auto"), &Value::from(true)));
+    assert_eq!((&plan["solver"], &plan["proved_optimal"]), (&Value::from("exact"), &Value::from(true)));
+    assert_eq!(plan["optimised"], "sum");
     assert_eq!(plan["objective"], plan["lower_bound"]);
     assert_eq!(plan["gap"], 0.0);
     let times = &plan["simulated"];
@@ -32,6 +33,34 @@ fn a_plan_has_everything_that_scripts_rely_on() {
         assert!(op["degrees"].as_object().unwrap().values().all(|d| d.as_u64().unwrap() > 1));
     }
     assert!(plan["warnings"][0].as_str().unwrap().contains("no overlap"));
+}
+
+#[test]
+fn plans_for_the_simulated_step_are_never_slower_than_what_everybody_knows() {
+    let plan = |solver: &str| {
+        let args =
+            ["plan", MODEL, "--machine", "p100x16", "--solver", solver, "--proposals", "500", "--json"];
+        json(&args)
+    };
+    let step = |of: &Value| of["step_seconds"].as_f64().unwrap();
+    let exact = plan("exact");
+    for solver in ["auto", "mcmc"] {
+        let plan = plan(solver);
+        let own = step(&plan["simulated"]);
+        for (name, baseline) in plan["baselines"].as_object().unwrap() {
+            assert!(own <= step(baseline), "{solver} {name}");
+        }
+        assert!(own <= step(&exact["simulated"]), "{solver}");
+        let (objective, bound) = (plan["objective"].as_i64().unwrap(), plan["lower_bound"].as_i64().unwrap());
+        assert!(
+            bound <= exact["objective"].as_i64().unwrap()
+                && exact["objective"].as_i64().unwrap() <= objective
+        );
+        assert_eq!(plan["proved_optimal"], bound == objective, "{solver}");
+    }
+    let again = plan("mcmc");
+    assert_eq!(again["optimised"], "simulated");
+    assert_eq!(again["ops"], plan("mcmc")["ops"], "the same seed, the same plan");
 }
 
 #[test]
@@ -91,8 +120,8 @@ fn untied_plans_beat_fsdp_under_the_limit_that_it_needs_and_name_the_smallest_li
 fn a_plan_is_written_to_a_file_and_told() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
-    let output = shardwright(&["plan", MODEL, "--machine", "flat:2", "-o", path.to_str().unwrap()]);
-    let text = String::from_utf8(output.stdout).unwrap();
+    let args = ["plan", MODEL, "--machine", "flat:2", "--solver", "exact", "-o", path.to_str().unwrap()];
+    let text = String::from_utf8(shardwright(&args).stdout).unwrap();
     assert!(text.contains("proved") && text.contains("plan written to"), "{text}");
     let plan: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     assert_eq!(plan["format_version"], 1);
@@ -202,6 +231,6 @@ fn toulbar2_finds_the_same_optimum_where_it_is_installed() {
     };
     let text = String::from_utf8_lossy(&run.stdout).into_owned();
     let optimum = text.lines().find_map(|line| line.strip_prefix("Optimum: ")?.split(' ').next());
-    let plan = json(&["plan", MODEL, "--machine", "flat:4", "--json"]);
+    let plan = json(&["plan", MODEL, "--machine", "flat:4", "--solver", "exact", "--json"]);
     assert_eq!(optimum, Some(plan["objective"].to_string().as_str()), "{text}");
 }

@@ -25,7 +25,13 @@ fn a_plan_is_simulated_from_its_file_alone() {
     let step = answer["step_seconds"].as_f64().unwrap();
     assert!(step > 0.0 && step <= made["objective"].as_f64().unwrap() / 1e12);
     assert!(answer["tasks"].as_u64().unwrap() >= made["ops"].as_array().unwrap().len() as u64);
-    assert!(answer["full_seconds"].as_f64().unwrap() > 0.0);
+    assert!(
+        answer["full_seconds"].as_f64().unwrap() > 0.0 && answer["delta_seconds"].as_f64().unwrap() > 0.0
+    );
+    assert_eq!(
+        answer["step_seconds"], made["simulated"]["step_seconds"],
+        "the plan has what the simulator says"
+    );
     let devices = answer["devices"].as_array().unwrap();
     assert_eq!(devices.len(), 4);
     for device in devices {
@@ -37,6 +43,21 @@ fn a_plan_is_simulated_from_its_file_alone() {
     assert!(trace["traceEvents"].as_array().unwrap().len() > 10);
     let text = String::from_utf8(shardwright(&["simulate", path]).stdout).unwrap();
     assert!(text.contains("critical path") && text.contains("0 and 3 alike"), "{text}");
+}
+
+#[test]
+fn the_step_can_be_simulated_in_full_by_changes_and_on_shared_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    plan(&path);
+    let path = path.to_str().unwrap();
+    assert!(json(&["simulate", path, "--full", "--json"])["delta_seconds"].is_null());
+    // Fails if the two ways do not agree.
+    let delta = json(&["simulate", path, "--delta", "--json"]);
+    assert!(delta["step_seconds"].as_f64().unwrap() > 0.0 && delta["delta_seconds"].is_f64());
+    let shared = json(&["simulate", path, "--links", "shared", "--json"]);
+    assert!(shared["step_seconds"].as_f64().unwrap() > 0.0);
+    assert_eq!(shardwright(&["simulate", path, "--full", "--delta"]).status.code(), Some(2));
 }
 
 #[test]

@@ -158,6 +158,27 @@ impl<'p> Delta<'p> {
         (0..self.network.ops()).map(|op| self.network.config(op).clone()).collect()
     }
 
+    /// The number of the config that an op has, with the proposal that is pending.
+    pub fn chosen(&self, op: usize) -> u32 {
+        self.network.chosen(op)
+    }
+
+    /// The numbers of all ops' configs.
+    pub fn numbers(&self, out: &mut Vec<u32>) {
+        out.clear();
+        out.extend((0..self.network.ops()).map(|op| self.network.chosen(op)));
+    }
+
+    /// The config of an op that a number stands for.
+    pub fn config(&self, op: usize, number: u32) -> &Config {
+        self.network.config_of(op, number)
+    }
+
+    /// The ops that the critical path consists of: those that compute on it, and those that it fetches something for.
+    pub fn critical_ops(&self) -> Vec<usize> {
+        self.walk.critical_path(&self.network).map(|task| self.network.op_of(task)).collect()
+    }
+
     /// All tasks as the full simulation takes them.
     pub fn tasks(&self) -> Tasks {
         to_tasks(&self.network, &self.network.tasks()).0

@@ -280,6 +280,16 @@ impl<'p> Network<'p> {
         self.parts.config(op, self.chosen[op])
     }
 
+    /// The config of an op that a number stands for.
+    pub fn config_of(&self, op: usize, number: u32) -> &Config {
+        self.parts.config(op, number)
+    }
+
+    /// The op that a task belongs to: that computes, or that something is fetched for.
+    pub fn op_of(&self, task: u32) -> usize {
+        (self.ranks[task as usize] >> 32) as usize
+    }
+
     /// Finds the ops that may be sums of partial results, for all that does not depend on configs.
     fn find_sums(&mut self, problem: &Problem<'_>) {
         let graph = problem.graph;

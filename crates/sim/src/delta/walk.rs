@@ -95,6 +95,30 @@ impl Walk {
         &self.line().order
     }
 
+    /// The tasks that make the step as long as it is, last to first: each started when the next one here ended.
+    pub fn critical_path<'n>(&'n self, network: &'n Network<'_>) -> impl Iterator<Item = u32> + 'n {
+        let line = self.line();
+        let last = (0..line.order.len()).max_by_key(|&at| line.done[line.order[at] as usize].end);
+        std::iter::successors(last, move |&at| {
+            let task = line.order[at];
+            let start = line.done[task as usize].end - network.durations[task as usize];
+            if start == 0 {
+                return None;
+            }
+            if start == line.ready[at] {
+                let made = network.before(task).iter().filter(|&&other| other != NONE);
+                let mut made = made.map(|&other| line.done[other as usize]).filter(|done| done.end == start);
+                return made.next().map(|done| done.place as usize);
+            }
+            // It waited for a stream: for the last that had it.
+            (0..at).rev().find(|&before| {
+                let other = line.order[before] as usize;
+                network.streams[other] & network.streams[task as usize] != 0 && line.done[other].end == start
+            })
+        })
+        .map(|at| line.order[at])
+    }
+
     /// Times the network after a change; its makespan.
     pub fn weigh(&mut self, network: &Network<'_>) -> u64 {
         self.next.done.resize(network.ranks.len(), NOT_YET);

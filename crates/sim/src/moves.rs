@@ -1,0 +1,84 @@
+//! What a search may change: the choices of every variable, those that the problem lists and others.
+
+use shardwright_graph::OpId;
+use shardwright_plan::Problem;
+use shardwright_space::{AxisUse, Config, configs, count_configs};
+
+/// The most configs of an op that are all listed, on axes that the problem was not priced for.
+const MOST_LISTED: usize = 1024;
+
+/// The choices of every variable.
+pub struct Moves<'p> {
+    problem: &'p Problem<'p>,
+    /// Per variable: choices beyond the problem's, each with one config per op.
+    more: Vec<Vec<Vec<Config>>>,
+}
+
+impl<'p> Moves<'p> {
+    /// The problem's choices; where it has none, all configs, or, of an op with too many, those that differ from the plan
+    /// at hand on one axis.
+    pub fn new(problem: &'p Problem<'p>, near: &[Config]) -> Self {
+        let listed = |variable: usize| {
+            if !problem.choices.is_empty() {
+                return Vec::new();
+            }
+            let split = &problem.variables.splits[variable];
+            let lead = split.forward().index();
+            let (rule, mesh) = (&problem.shapes[lead].rule, problem.mesh());
+            let leading = if count_configs(rule, mesh, MOST_LISTED) <= MOST_LISTED {
+                configs(rule, mesh)
+            } else {
+                let uses =
+                    (0..rule.factors.len()).map(|f| AxisUse::Split(f as u8)).chain([AxisUse::Replicate]);
+                let changed = mesh.all().iter().flat_map(|axis| {
+                    uses.clone().map(move |used| {
+                        let mut config = near[lead].clone();
+                        config.set(axis, used);
+                        config
+                    })
+                });
+                changed.filter(|config| config.check(rule, mesh).is_ok()).collect()
+            };
+            leading.iter().map(|config| split.configs(&problem.shapes, mesh, config)).collect()
+        };
+        Self { problem, more: (0..problem.variables.splits.len()).map(listed).collect() }
+    }
+
+    fn listed(&self, variable: usize) -> usize {
+        self.problem.choices.get(variable).map_or(0, Vec::len)
+    }
+
+    /// How many choices a variable has.
+    pub fn count(&self, variable: usize) -> usize {
+        self.listed(variable) + self.more[variable].len()
+    }
+
+    /// How many choices all variables have together.
+    pub fn total(&self) -> usize {
+        (0..self.more.len()).map(|variable| self.count(variable)).sum()
+    }
+
+    /// The ops of a variable.
+    pub fn ops(&self, variable: usize) -> &'p [OpId] {
+        &self.problem.variables.splits[variable].ops
+    }
+
+    /// Their configs under a choice.
+    pub fn configs(&self, variable: usize, choice: usize) -> &[Config] {
+        let listed = self.listed(variable);
+        match choice.checked_sub(listed) {
+            Some(more) => &self.more[variable][more],
+            None => &self.problem.choices[variable][choice].configs,
+        }
+    }
+
+    /// The variable that an op belongs to.
+    pub fn variable(&self, op: usize) -> usize {
+        self.problem.variables.place[op].0 as usize
+    }
+
+    /// Room for a number per op of every choice of every variable.
+    pub fn unknown_numbers(&self) -> Vec<Vec<Option<u32>>> {
+        (0..self.more.len()).map(|v| vec![None; self.count(v) * self.ops(v).len()]).collect()
+    }
+}

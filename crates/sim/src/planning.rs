@@ -1,0 +1,278 @@
+//! Planning with the simulator: FlexFlow's search as a strategy beside the others, and `auto`, which polishes the proved
+//! plan on the simulated step.
+//!
+//! The strategies of [`shardwright_plan`] minimise a sum in which nothing overlaps, and prove it. The simulator knows what
+//! overlaps, and can prove nothing. So `auto` takes the proved plan, walks on from there on the simulated step, and
+//! gives the proof up only for a gain that is worth it; the bound stays that of the sum.
+
+use crate::{
+    Limits, Moves,
+    error::SimError,
+    mcmc::mcmc,
+    step::{Step, simulate_step},
+};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rayon::prelude::*;
+use shardwright_plan::{
+    Demands, Found, Optimised, Plan, PlanError, Problem, describe_found, evaluate, peak,
+    strategy::{self, STRATEGIES, Space, Strategy, baselines},
+};
+use shardwright_search::{Control, StopReason};
+use shardwright_space::Config;
+
+/// FlexFlow's search.
+pub static MCMC: Strategy = Strategy {
+    name: "mcmc",
+    about: "FlexFlow: a random walk over all configs on the simulated step, from several plans",
+    space: Space::All,
+    solver: None,
+};
+
+/// A proof is given up for at least this part of the simulated step.
+const LEAST_GAIN: f64 = 0.02;
+/// Proposals of a chain of `mcmc`: as many for each choice of each variable, and the paper's number at most.
+const PER_CHOICE: u64 = 50;
+const MOST_PROPOSALS: u64 = 250_000;
+/// The same for polishing.
+const POLISH_PER_CHOICE: u64 = 1;
+const MOST_POLISHING: u64 = 5_000;
+/// Random plans to start from.
+const RANDOM_STARTS: usize = 2;
+
+/// All strategies; the first is the default.
+pub fn strategies() -> impl Iterator<Item = &'static Strategy> {
+    // After those that search, before SoyBean's and the recipes.
+    let split = STRATEGIES.iter().position(|s| s.solver.is_none()).unwrap_or(STRATEGIES.len());
+    STRATEGIES[..split].iter().chain([&MCMC]).chain(&STRATEGIES[split..])
+}
+
+/// The strategy of a name.
+///
+/// # Errors
+/// Where there is none.
+pub fn find(name: &str) -> Result<&'static Strategy, PlanError> {
+    strategies().find(|s| s.name == name).ok_or_else(|| PlanError::UnknownStrategy {
+        name: name.chars().take(40).collect(),
+        known: strategies().map(|s| s.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// Runs a strategy on a problem's axes; only plans that keep the demands count.
+///
+/// # Errors
+/// Where no plan is found, or it cannot be simulated.
+pub fn search(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Found, SimError> {
+    if strategy.name == MCMC.name {
+        return walk(problem, demands, control);
+    }
+    let found = shardwright_plan::search(problem, strategy, demands, control)?;
+    if strategy.name == "auto"
+        && let Some(configs) = polish(problem, &found.configs, demands, control)?
+    {
+        let objective = evaluate(problem, &configs)?.objective();
+        return Ok(Found { configs, objective, ..found });
+    }
+    Ok(found)
+}
+
+/// Runs a strategy and describes the result with its simulated times; `search_seconds` is left for the caller, who has a
+/// clock.
+///
+/// # Errors
+/// Where no plan is found, or it cannot be simulated.
+pub fn plan(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Plan, SimError> {
+    let mut plan = if strategy.name == MCMC.name {
+        let found = walk(problem, demands, control)?;
+        let mut plan = describe_found(problem, strategy, &found, control)?;
+        plan.optimised = Optimised::Simulated;
+        plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
+        plan
+    } else {
+        shardwright_plan::plan(problem, strategy, demands, control)?
+    };
+    // A refined plan has axes of its own.
+    let mesh = plan.mesh(problem.machine)?;
+    let mut configs = plan.configs(problem.graph, &mesh)?;
+    let finer = if mesh.axes() == problem.mesh().axes() {
+        None
+    } else {
+        Some(Problem::bare(problem.graph, problem.machine, problem.costs(), mesh, problem.untied)?)
+    };
+    let problem = finer.as_ref().unwrap_or(problem);
+    if strategy.name == "auto"
+        && let Some(better) = polish(problem, &configs, demands, control)?
+    {
+        plan = revise(&plan, problem, strategy, &better, control)?;
+        configs = better;
+    }
+    simulate(&mut plan, problem, &configs)?;
+    Ok(plan)
+}
+
+/// Fills in what the simulator says of the plan and of the baselines.
+fn simulate(plan: &mut Plan, problem: &Problem<'_>, configs: &[Config]) -> Result<(), SimError> {
+    let times = match simulate_step(problem, configs) {
+        Err(SimError::Size(error)) => {
+            plan.warnings.push(format!("step_seconds is the cost model's sum, not simulated: {error}"));
+            return Ok(());
+        }
+        times => times?,
+    };
+    plan.simulated = times.times;
+    let names: Vec<&String> = plan.baselines.keys().collect();
+    let baseline = |name: &&String| match strategy::find(name)?.space {
+        Space::Fixed(baseline) => Ok(Some(simulate_step(problem, &baseline.configs(problem))?.times)),
+        _ => Ok(None),
+    };
+    let times: Vec<_> = names.par_iter().map(baseline).collect::<Result<_, SimError>>()?;
+    for (cost, times) in plan.baselines.values_mut().zip(times) {
+        if let Some(times) = times {
+            (cost.step_seconds, cost.compute_seconds) = (times.step_seconds, times.compute_seconds);
+        }
+    }
+    Ok(())
+}
+
+/// The plan with other configs: the same space and bound, other costs.
+fn revise(
+    plan: &Plan,
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    configs: &[Config],
+    control: &Control<'_>,
+) -> Result<Plan, SimError> {
+    let found = Found {
+        configs: configs.to_vec(),
+        objective: evaluate(problem, configs)?.objective(),
+        bound: plan.lower_bound,
+        stop_reason: StopReason::Exhausted,
+        moved: None,
+    };
+    let milliseconds = |picoseconds: i64| picoseconds as f64 / 1e9;
+    let mut revised = describe_found(problem, strategy, &found, control)?;
+    revised.optimised = Optimised::Simulated;
+    revised.space = plan.space.clone();
+    revised.memory_limit_bytes = plan.memory_limit_bytes;
+    revised.warnings.clone_from(&plan.warnings);
+    revised.warnings.push(format!(
+        "polished: the sum's best plan takes {:.3} ms where nothing overlaps{}; this one takes {:.3} ms so, and less in \
+         the simulated step, which is what was made small here",
+        milliseconds(plan.objective),
+        if plan.proved_optimal { ", which is proved optimal" } else { "" },
+        milliseconds(found.objective)
+    ));
+    Ok(revised)
+}
+
+/// Variables that wishes are about.
+fn fixed(problem: &Problem<'_>, demands: &Demands) -> Result<Vec<usize>, PlanError> {
+    let mut fixed = Vec::new();
+    for wish in &demands.wishes {
+        fixed.extend(wish.ops(problem)?.into_iter().map(|op| problem.variables.part(op)));
+    }
+    Ok(fixed)
+}
+
+/// The baselines that keep the demands.
+fn known(problem: &Problem<'_>, demands: &Demands, control: &Control<'_>) -> Vec<Vec<Config>> {
+    let attempt =
+        |strategy| shardwright_plan::search(problem, strategy, demands, control).ok().map(|f| f.configs);
+    baselines(problem).filter_map(attempt).collect()
+}
+
+/// The plan whose step is simulated to be the shortest; the first of equals.
+fn shortest(problem: &Problem<'_>, plans: Vec<Vec<Config>>) -> Result<Option<(Step, Vec<Config>)>, SimError> {
+    let simulated = plans.into_par_iter().map(|configs| Ok((simulate_step(problem, &configs)?, configs)));
+    let simulated: Vec<(Step, Vec<Config>)> = simulated.collect::<Result<_, SimError>>()?;
+    Ok(simulated.into_iter().min_by_key(|(step, _)| step.makespan))
+}
+
+/// Looks for a plan whose simulated step is shorter than this one's by enough to be worth a proof, starting from it, among
+/// its neighbours and the baselines.
+fn polish(
+    problem: &Problem<'_>,
+    configs: &[Config],
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Option<Vec<Config>>, SimError> {
+    let before = match simulate_step(problem, configs) {
+        Err(SimError::Size(_)) => return Ok(None),
+        step => step?,
+    };
+    let moves = Moves::new(problem, configs);
+    let limits = Limits {
+        proposals: (POLISH_PER_CHOICE * moves.total() as u64).min(MOST_POLISHING),
+        memory: demands.memory,
+        fixed: fixed(problem, demands)?,
+    };
+    let mut plans = known(problem, demands, control);
+    match mcmc(problem, &moves, &[configs.to_vec()], &limits, control) {
+        Ok(chains) => plans.extend(chains.into_iter().map(|chain| chain.configs)),
+        // A machine that delta simulation does not know: the baselines are left.
+        Err(error) => drop(error),
+    }
+    let least = (before.makespan as f64 * (1.0 - LEAST_GAIN)) as u64;
+    let best = shortest(problem, plans)?.filter(|(step, _)| step.makespan <= least);
+    Ok(best.map(|(_, configs)| configs))
+}
+
+/// A plan with a random choice of every variable.
+fn random_plan(problem: &Problem<'_>, moves: &Moves<'_>, seed: u64) -> Vec<Config> {
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut configs = vec![Config::replicated(problem.mesh().len()); problem.graph.ops.len()];
+    for variable in 0..problem.variables.splits.len() {
+        let choice = random.random_range(0..moves.count(variable).max(1));
+        for (op, config) in moves.ops(variable).iter().zip(moves.configs(variable, choice)) {
+            configs[op.index()] = config.clone();
+        }
+    }
+    configs
+}
+
+/// FlexFlow's search: from the baselines, the plan of `exact`, and random plans.
+fn walk(problem: &Problem<'_>, demands: &Demands, control: &Control<'_>) -> Result<Found, SimError> {
+    let mut starts = known(problem, demands, control);
+    let quarter = control.remaining().map(|left| left / 4);
+    let deadline = control.deadline.zip(quarter).map(|(deadline, left)| deadline.checked_sub(3 * left));
+    let some_time = Control { deadline: deadline.flatten(), iterations: None, ..control.clone() };
+    match shardwright_plan::search(problem, strategy::find("exact")?, demands, &some_time) {
+        Ok(found) => starts.push(found.configs),
+        Err(error) if starts.is_empty() => return Err(error.into()),
+        Err(_) => {}
+    }
+    let moves = Moves::new(problem, &starts[0]);
+    let fixed = fixed(problem, demands)?;
+    let random =
+        (0..RANDOM_STARTS as u64).map(|n| random_plan(problem, &moves, control.seed.wrapping_add(n)));
+    let fits = |configs: &Vec<Config>| demands.memory.is_none_or(|limit| peak(problem, configs) <= limit);
+    starts.extend(random.filter(|configs| fixed.is_empty() && fits(configs)));
+    let mut distinct: Vec<Vec<Config>> = Vec::new();
+    for start in starts {
+        if !distinct.contains(&start) {
+            distinct.push(start);
+        }
+    }
+    let most = (PER_CHOICE * moves.total() as u64).min(MOST_PROPOSALS);
+    let limits = Limits { proposals: control.iterations.unwrap_or(most), memory: demands.memory, fixed };
+    let chains = mcmc(problem, &moves, &distinct, &limits, control)?;
+    let stopped = Control { iterations: None, ..control.clone() }.stop(0);
+    let plans = chains.into_iter().map(|chain| chain.configs).chain(distinct).collect();
+    let Some((_, configs)) = shortest(problem, plans)? else {
+        let reason = "there is nothing to start from".to_string();
+        return Err(PlanError::NoPlan { solver: MCMC.name.into(), reason }.into());
+    };
+    let objective = evaluate(problem, &configs)?.objective();
+    let stop_reason = stopped.unwrap_or(StopReason::Exhausted);
+    Ok(Found { configs, objective, bound: 0, stop_reason, moved: None })
+}
