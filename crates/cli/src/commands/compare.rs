@@ -138,6 +138,9 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         out,
         "note: OptCNN's count sends all straight to who lacks it, weights through a parameter server; `sent` is what runs"
     )?;
-    writeln!(out, "note: steps are simulated; what is proved is the cost model's sum, where nothing overlaps")?;
+    writeln!(
+        out,
+        "note: steps are simulated; what is proved is the cost model's sum, where nothing overlaps"
+    )?;
     Ok(Verdict::Done)
 }
