@@ -1,0 +1,41 @@
+//! Plans that have seen the simulator.
+
+use shardwright_frontend::zoo::{BuildOptions, build};
+use shardwright_machine::builtin;
+use shardwright_plan::{Demands, Problem};
+use shardwright_search::Control;
+use shardwright_sim::{find, plan};
+
+#[test]
+fn auto_is_never_slower_than_a_recipe_in_the_simulated_step() {
+    let mut recipes_won = 0;
+    for (model, machine) in [
+        ("mlp:batch=64,hidden=512,layers=3", "flat:4"),
+        ("mlp:batch=4096,hidden=512,layers=3", "p100x16:8"),
+        ("mlp:batch=512,hidden=2048,layers=4", "k80x8"),
+        ("lenet5:batch=512", "flat:8"),
+        ("rnnlm:batch=64", "p100x16:4"),
+        ("gpt:layers=1,hidden=256,heads=4,batch=32,seq=64,vocab=1024", "a100x64:8"),
+        ("dlrm", "2080tix64:8"),
+    ] {
+        let graph = build(model, &BuildOptions::default()).unwrap();
+        let machine = builtin(machine).unwrap();
+        for untied in [false, true].into_iter().filter(|&untied| !untied || graph.ops.len() < 60) {
+            let make = if untied { Problem::untied } else { Problem::new };
+            let problem = make(&graph, &machine, None).unwrap();
+            let exact = plan(&problem, find("exact").unwrap(), &Demands::default(), &Control::new()).unwrap();
+            let auto = plan(&problem, find("auto").unwrap(), &Demands::default(), &Control::new()).unwrap();
+            let step = auto.simulated.step_seconds;
+            assert!(step <= exact.simulated.step_seconds, "{model} {untied}: {step}");
+            for (name, recipe) in &auto.baselines {
+                assert!(
+                    step <= recipe.step_seconds,
+                    "{model} {untied}: {step}, {name} {}",
+                    recipe.step_seconds
+                );
+                recipes_won += usize::from(recipe.step_seconds < exact.simulated.step_seconds);
+            }
+        }
+    }
+    assert!(recipes_won > 0, "no case in which overlap decides: the test is too tame");
+}
