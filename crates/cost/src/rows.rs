@@ -3,7 +3,8 @@
 //! A queue would visit every arrangement once, but one source at a time and by hops through memory. Sweeping over all
 //! arrangements in a good order, forwards and backwards, needs about four sweeps until nothing changes, and each takes
 //! eight sources along in vector registers: several times faster, without a queue, and the same to the bit
-//! in whatever company a source is swept.
+//! in whatever company a source is swept. Compiled for several widths of vectors and chosen at run time; all give the
+//! same numbers, since a minimum of sums does not depend on the order of its terms.
 
 use crate::collective::Comm;
 use crate::layout::Layout;
@@ -76,6 +77,31 @@ impl Space {
     fn settle(&self, prices: &[f64], sums: AxisSet, seconds: &mut [Lanes]) {
         let reachable: Vec<usize> =
             (0..self.len()).filter(|&node| self.sums[node].minus(sums).is_empty()).collect();
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has just been asked whether it has these instructions.
+            return unsafe { self.settle_avx512(prices, &reachable, seconds) };
+        } else if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            return unsafe { self.settle_avx2(prices, &reachable, seconds) };
+        }
+        self.settle_body(prices, &reachable, seconds);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    fn settle_avx512(&self, prices: &[f64], reachable: &[usize], seconds: &mut [Lanes]) {
+        self.settle_body(prices, reachable, seconds);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn settle_avx2(&self, prices: &[f64], reachable: &[usize], seconds: &mut [Lanes]) {
+        self.settle_body(prices, reachable, seconds);
+    }
+
+    #[inline(always)]
+    fn settle_body(&self, prices: &[f64], reachable: &[usize], seconds: &mut [Lanes]) {
         loop {
             let forwards = self.sweep(prices, reachable.iter().copied(), seconds);
             if !forwards || !self.sweep(prices, reachable.iter().rev().copied(), seconds) {
@@ -85,15 +111,26 @@ impl Space {
     }
 
     /// Lets every node take the best of the steps that lead to it; whether any got better.
+    #[inline(always)]
     fn sweep(&self, prices: &[f64], nodes: impl Iterator<Item = usize>, seconds: &mut [Lanes]) -> bool {
         let mut changed = false;
         for node in nodes {
             let mut best = seconds[node];
-            for alike in self.leading_to(node).chunk_by(|a, b| a.price == b.price) {
-                let mut before = seconds[alike[0].from as usize];
-                alike[1..].iter().for_each(|edge| least(&mut before, &seconds[edge.from as usize]));
-                let price = prices[alike[0].price as usize];
-                least(&mut best, &before.map(|seconds| seconds + price));
+            let steps = self.leading_to(node);
+            let mut at = 0;
+            while let Some(first) = steps.get(at) {
+                // Steps of one price: the best of them, and the price once.
+                let mut before = seconds[first.from as usize];
+                at += 1;
+                while let Some(step) = steps.get(at).filter(|step| step.price == first.price) {
+                    least(&mut before, &seconds[step.from as usize]);
+                    at += 1;
+                }
+                let price = prices[first.price as usize];
+                for (best, before) in best.iter_mut().zip(before) {
+                    let reached = before + price;
+                    *best = if reached < *best { reached } else { *best };
+                }
             }
             changed |= best != seconds[node];
             seconds[node] = best;
