@@ -49,6 +49,7 @@ mod minsum;
 mod pairwise;
 
 pub use network::{
-    Evaluation, FORBIDDEN, Interval, Limits, Network, NetworkBuilder, NetworkError, VarId, is_forbidden,
+    Evaluation, FORBIDDEN, Interval, Limits, Network, NetworkBuilder, NetworkError, SharedTable, VarId,
+    is_forbidden,
 };
 pub use outcome::{Control, LogEntry, Outcome, Progress, Recorder, Solver, StopReason};

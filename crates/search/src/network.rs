@@ -15,7 +15,7 @@
 mod builder;
 mod scale;
 
-pub use builder::{Limits, NetworkBuilder, NetworkError};
+pub use builder::{Limits, NetworkBuilder, NetworkError, SharedTable};
 pub use scale::{FloatScale, ScaleError};
 
 /// Costs at or above this value mean "forbidden": no feasible choice may pay one.

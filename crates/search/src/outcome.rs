@@ -38,7 +38,12 @@ pub struct Control<'a> {
     pub memory_bytes: u64,
     /// Told of every improvement of incumbent or bound.
     pub progress: Option<&'a (dyn Fn(&Progress<'_>) + Sync)>,
+    /// Asked after every iteration, with the incumbent's cost and the bound, whether that is enough.
+    pub enough: Option<&'a Enough>,
 }
+
+/// Says of an incumbent's cost, if there is one, and a lower bound whether a search may end there.
+pub type Enough = dyn Fn(Option<i64>, i64) -> bool + Sync;
 
 impl Default for Control<'_> {
     fn default() -> Self {
@@ -51,6 +56,7 @@ impl Default for Control<'_> {
             threads: 0,
             memory_bytes: 2 << 30,
             progress: None,
+            enough: None,
         }
     }
 }
@@ -136,6 +142,8 @@ pub enum StopReason {
     Cancelled,
     /// The iteration limit was reached.
     IterationLimit,
+    /// The caller said that cost and bound are enough.
+    Enough,
     /// The solver has nothing left to try, without a proof.
     Exhausted,
     /// The solver does not do this kind or size of network; the text says why and what to use instead.
@@ -225,6 +233,11 @@ impl<'c, 'a> Recorder<'c, 'a> {
     /// The lower bound.
     pub const fn bound(&self) -> i64 {
         self.outcome.bound
+    }
+
+    /// Whether the caller wants no more than incumbent and bound are.
+    pub fn enough(&self) -> bool {
+        self.control.enough.is_some_and(|enough| enough(self.cost(), self.bound()))
     }
 
     /// Whether the incumbent meets the bound.

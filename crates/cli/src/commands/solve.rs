@@ -90,6 +90,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         threads: args.threads.into(),
         memory_bytes: args.table_memory.saturating_mul(1 << 20),
         progress: Some(&listener),
+        enough: None,
     };
     let outcome = entry.solver().solve(&network, &control);
     let elapsed = start.elapsed();
@@ -170,6 +171,7 @@ fn stop_text(reason: &StopReason) -> String {
         StopReason::Deadline => "time limit".to_string(),
         StopReason::Cancelled => "interrupted".to_string(),
         StopReason::IterationLimit => "iteration limit".to_string(),
+        StopReason::Enough => "good enough".to_string(),
         StopReason::Exhausted => "search exhausted".to_string(),
         StopReason::Refused(why) => format!("refused: {why}"),
     }

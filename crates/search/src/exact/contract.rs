@@ -5,9 +5,11 @@
 //! Where a table allows exactly one partner for each value of either side, the two variables are one.
 //! Doing this on the shared tables of the network, before anything is copied, keeps memory small.
 
+use super::memo::{Memo, Table};
 use super::model::{INF, Model, Variable, add};
 use super::profile::{Profile, Span};
 use crate::network::{FORBIDDEN, Network, VarId};
+use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
 /// Proof that no assignment avoids the forbidden costs and the limit.
@@ -18,10 +20,10 @@ pub struct Infeasible;
 const NONE: u32 = u32::MAX;
 
 /// Builds the working model. Model variable `i` is network variable `i`; labels are choices.
-pub fn contract(network: &Network) -> Result<Model, Infeasible> {
+pub fn contract(network: &Network, memo: &mut Memo) -> Result<Model, Infeasible> {
     let allowed = arc_consistent(network)?;
     let merged = merge_followers(network, &allowed);
-    build(network, &allowed, &merged)
+    build(network, &allowed, &merged, memo)
 }
 
 /// Which choices of each variable are left.
@@ -32,8 +34,12 @@ fn arc_consistent(network: &Network) -> Result<Vec<Vec<bool>>, Infeasible> {
     if allowed.iter().any(|a| !a.contains(&true)) {
         return Err(Infeasible);
     }
-    let mut queue: VecDeque<u32> = (0..network.edges().len() as u32).collect();
-    let mut queued = vec![true; queue.len()];
+    // Where nothing is forbidden, everything has a partner as long as anything is left.
+    let free: Vec<bool> =
+        (0..network.tables() as u32).map(|t| network.table(t).iter().all(|&c| c < FORBIDDEN)).collect();
+    let hard = |e: &u32| !free[network.edges()[*e as usize].table as usize];
+    let mut queue: VecDeque<u32> = (0..network.edges().len() as u32).filter(hard).collect();
+    let mut queued: Vec<bool> = (0..network.edges().len() as u32).map(|e| hard(&e)).collect();
     let mut columns = Vec::new();
     while let Some(e) = queue.pop_front() {
         queued[e as usize] = false;
@@ -71,7 +77,7 @@ fn arc_consistent(network: &Network) -> Result<Vec<Vec<bool>>, Infeasible> {
                     return Err(Infeasible);
                 }
                 for &(_, f) in network.neighbours(x) {
-                    if f != e && !queued[f as usize] {
+                    if f != e && !queued[f as usize] && hard(&f) {
                         queued[f as usize] = true;
                         queue.push_back(f);
                     }
@@ -155,7 +161,12 @@ fn merge_followers(network: &Network, allowed: &[Vec<bool>]) -> Merged {
     Merged { root, map }
 }
 
-fn build(network: &Network, allowed: &[Vec<bool>], merged: &Merged) -> Result<Model, Infeasible> {
+fn build(
+    network: &Network,
+    allowed: &[Vec<bool>],
+    merged: &Merged,
+    memo: &mut Memo,
+) -> Result<Model, Infeasible> {
     let count = network.variables();
     let mut model = Model::default();
     let (rows, row_of) = time_rows(network, allowed);
@@ -195,11 +206,11 @@ fn build(network: &Network, allowed: &[Vec<bool>], merged: &Merged) -> Result<Mo
     for (v, spans) in spans.into_iter().enumerate() {
         model.vars[v].profile = Profile::from_overlapping(spans);
     }
-    add_edges(network, merged, &labels, &mut model);
+    add_edges(network, merged, &labels, &mut model, memo);
     Ok(model)
 }
 
-fn add_edges(network: &Network, merged: &Merged, labels: &[Vec<u32>], model: &mut Model) {
+fn add_edges(network: &Network, merged: &Merged, labels: &[Vec<u32>], model: &mut Model, memo: &mut Memo) {
     let root = |v: VarId| merged.root[v.index()];
     let mut order: Vec<(u32, u32, u32)> = Vec::with_capacity(network.edges().len());
     for (e, edge) in network.edges().iter().enumerate() {
@@ -214,6 +225,8 @@ fn add_edges(network: &Network, merged: &Merged, labels: &[Vec<u32>], model: &mu
         let cost = network.pair(edge, cu, cv);
         if cost >= FORBIDDEN { INF } else { cost }
     };
+    // By the network's table.
+    let mut copies: FxHashMap<u32, Table> = FxHashMap::default();
     let mut k = 0;
     while k < order.len() {
         let (a, b, _) = order[k];
@@ -229,17 +242,35 @@ fn add_edges(network: &Network, merged: &Merged, labels: &[Vec<u32>], model: &mu
             }
             continue;
         }
-        let mut table = vec![0i64; la.len() * lb.len()];
-        for &(_, _, e) in group {
-            let straight = root(network.edges()[e as usize].u) == a;
-            for (i, &li) in la.iter().enumerate() {
-                for (j, &lj) in lb.iter().enumerate() {
-                    let c = if straight { cell(e, li, lj) } else { cell(e, lj, li) };
-                    let at = &mut table[i * lb.len() + j];
-                    *at = add(*at, c);
+        let whole = |v: VarId| root(v) == v.0 && labels[v.index()].len() == network.choices(v);
+        let plain = match group {
+            // The network's table as it is.
+            &[(_, _, e)] => Some(network.edges()[e as usize]).filter(|edge| whole(edge.u) && whole(edge.v)),
+            _ => None,
+        };
+        let table = match plain {
+            Some(edge) => copies
+                .entry(edge.table)
+                .or_insert_with(|| {
+                    let cells = network.table(edge.table).iter();
+                    memo.table(cells.map(|&c| if c >= FORBIDDEN { INF } else { c }).collect())
+                })
+                .clone(),
+            None => {
+                let mut table = vec![0i64; la.len() * lb.len()];
+                for &(_, _, e) in group {
+                    let straight = root(network.edges()[e as usize].u) == a;
+                    for (i, &li) in la.iter().enumerate() {
+                        for (j, &lj) in lb.iter().enumerate() {
+                            let c = if straight { cell(e, li, lj) } else { cell(e, lj, li) };
+                            let at = &mut table[i * lb.len() + j];
+                            *at = add(*at, c);
+                        }
+                    }
                 }
+                memo.table(table)
             }
-        }
+        };
         let id = model.pairs.len() as u32;
         model.pairs.push(Some(super::model::Pair { u: a, v: b, cost: table }));
         model.vars[a as usize].pairs.push(id);

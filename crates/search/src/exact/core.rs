@@ -4,7 +4,8 @@
 //! numbers in both orientations, equal ones stored once. Exact integers are kept beside for evaluation.
 //! Forbidden costs are a number `big` that exceeds every finite total.
 
-use super::model::{INF, Model};
+use super::memo::Same;
+use super::model::{INF, Model, Pair};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 
@@ -111,32 +112,37 @@ impl Core {
     }
 
     fn add_pairs(&mut self, model: &Model, index: &[u32]) {
-        let mut pairs: Vec<(u32, u32, Vec<i64>)> = model
+        // Model pairs by where they come here.
+        let mut pairs: Vec<(u32, u32, &Pair)> = model
             .pairs
             .iter()
             .flatten()
             .map(|p| {
                 let (u, v) = (index[p.u as usize], index[p.v as usize]);
-                if u < v {
-                    (u, v, p.cost.clone())
-                } else {
-                    (v, u, super::model::transpose(&p.cost, model.size(p.u), model.size(p.v)))
-                }
+                (u.min(v), u.max(v), p)
             })
             .collect();
         pairs.sort_unstable_by_key(|p| (p.0, p.1));
         let most =
             |costs: &[i64]| costs.iter().copied().filter(|&c| c < INF).max().unwrap_or(0).max(0) as f64;
-        let total: f64 = pairs.iter().map(|p| most(&p.2)).sum::<f64>()
-            + (0..self.variables()).map(|v| most(&self.unary[self.values(v)])).sum::<f64>();
-        self.big = 2.0 * total + 1.0;
+        let mut total: f64 = (0..self.variables()).map(|v| most(&self.unary[self.values(v)])).sum();
+        // Where each of the model's tables lies, as it is and turned, and its largest cost.
+        let mut known: FxHashMap<(Same, usize), (usize, usize, f64)> = FxHashMap::default();
         let mut pool: FxHashMap<Vec<i64>, usize> = FxHashMap::default();
-        for (u, v, cost) in pairs {
-            let turned = super::model::transpose(&cost, self.size(u), self.size(v));
-            let at = self.intern(&mut pool, cost);
-            let at_transposed = self.intern(&mut pool, turned);
+        for (u, v, pair) in pairs {
+            let columns = model.size(pair.v);
+            let (straight, turned, largest) =
+                *known.entry((Same(pair.cost.clone()), columns)).or_insert_with(|| {
+                    let turned = super::model::transpose(&pair.cost, model.size(pair.u), columns);
+                    let straight = self.intern(&mut pool, pair.cost.to_vec());
+                    (straight, self.intern(&mut pool, turned), most(&pair.cost))
+                });
+            total += largest;
+            let in_order = index[pair.u as usize] == u;
+            let (at, at_transposed) = if in_order { (straight, turned) } else { (turned, straight) };
             self.pairs.push(CorePair { u, v, at, at_transposed });
         }
+        self.big = 2.0 * total + 1.0;
         let big = self.big;
         self.float = self.exact.iter().map(|&c| if c >= INF { big } else { c as f64 }).collect();
         let mut links = vec![Vec::new(); self.variables() as usize];

@@ -399,6 +399,7 @@ pub fn prefix_sums(values: &[f64]) -> Vec<f64> {
 mod tests {
     use super::*;
     use crate::exact::contract::contract;
+    use crate::exact::memo::Memo;
     use crate::exact::state::State;
     use crate::network::{FORBIDDEN, Interval, NetworkBuilder, VarId};
     use rand::{RngExt, SeedableRng};
@@ -422,7 +423,7 @@ mod tests {
             b.edge(VarId(u as u32), VarId(v as u32), &table).ok()?;
         }
         b.usage_limit(rng.random_range(8..25)).ok()?;
-        Some(Core::new(&contract(&b.build().ok()?).ok()?))
+        Some(Core::new(&contract(&b.build().ok()?, &mut Memo::new()).ok()?))
     }
 
     #[test]

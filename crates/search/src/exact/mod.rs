@@ -4,7 +4,8 @@
 //!    (compilers' networks are mostly equalities: 35,000 variables may be 300 in truth) and reduces time to
 //!    the rows that matter. `reduce` and `rows` go on to a fixpoint: dominated values, separable and
 //!    functional pairs, elimination of variables with at most two neighbours and no usage, rows that cannot
-//!    overflow or are implied by others. Without memory this alone solves series-parallel networks, and
+//!    overflow or are implied by others. `memo` sees to it that what repeats (a deep model's blocks) is worked
+//!    out once. Without memory this alone solves series-parallel networks, and
 //!    `eliminate` what has a tree decomposition with small tables.
 //! 2. `dual` and `ascent` raise a lower bound by sequential reweighted message passing, with a Lagrange
 //!    multiplier for each row of time. Whatever they do, the bound is recomputed in exact integers.
@@ -28,6 +29,7 @@ mod dual;
 mod eliminate;
 mod island;
 mod kernel;
+mod memo;
 mod model;
 mod overflow;
 mod profile;
@@ -40,6 +42,7 @@ mod state;
 use crate::network::Network;
 use crate::outcome::{Control, Outcome, Recorder, Solver, StopReason};
 use contract::Infeasible;
+use memo::Memo;
 use model::Model;
 
 /// The anytime exact solver. Without a limit it runs until its incumbent is proved optimal, which it may
@@ -64,11 +67,12 @@ impl Solver for Exact {
 
 /// Reduces and searches; what is found goes to the recorder.
 fn solve(network: &Network, control: &Control<'_>, recorder: &mut Recorder<'_, '_>) -> StopReason {
-    let mut model = match contract::contract(network) {
+    let mut memo = Memo::new();
+    let mut model = match contract::contract(network, &mut memo) {
         Ok(model) => model,
         Err(Infeasible) => return StopReason::Infeasible,
     };
-    if reduce::reduce(&mut model) == Err(Infeasible) {
+    if reduce::reduce(&mut model, memo) == Err(Infeasible) {
         return StopReason::Infeasible;
     }
     if model.live().is_empty() {

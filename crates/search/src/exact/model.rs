@@ -5,6 +5,7 @@
 //! without renaming anything in the trail. This module holds the state and the few primitive changes;
 //! which change to make is decided in `reduce`.
 
+use super::memo::{Memo, Table};
 use super::profile::Profile;
 
 /// A cost that means "forbidden" inside the solver. Two of them add without overflow, and every finite
@@ -24,7 +25,7 @@ pub struct Pair {
     /// Column variable.
     pub v: u32,
     /// Costs; `INF` where forbidden.
-    pub cost: Vec<i64>,
+    pub cost: Table,
 }
 
 impl Pair {
@@ -77,7 +78,7 @@ enum Rule {
     Map(Vec<u32>),
     /// The label of the value that is cheapest: its own cost and, per parent, a table with the removed
     /// variable's values as rows. Kept instead of all answers, since only one will be asked for.
-    Cheapest { labels: Vec<u32>, unary: Vec<i64>, tables: Vec<Vec<i64>> },
+    Cheapest { labels: Vec<u32>, unary: Vec<i64>, tables: Vec<Table> },
 }
 
 /// A network that reductions can change.
@@ -108,9 +109,9 @@ impl Model {
     }
 
     /// The table of `pair` with `x` as the row variable.
-    pub fn oriented(&self, pair: u32, x: u32) -> Vec<i64> {
-        let Some(p) = &self.pairs[pair as usize] else { return Vec::new() };
-        if p.u == x { p.cost.clone() } else { transpose(&p.cost, self.size(p.u), self.size(p.v)) }
+    pub fn oriented(&self, pair: u32, x: u32, memo: &mut Memo) -> Table {
+        let Some(p) = &self.pairs[pair as usize] else { return Table::default() };
+        if p.u == x { p.cost.clone() } else { memo.turned(&p.cost, self.size(p.v)) }
     }
 
     /// The pair between two variables.
@@ -128,14 +129,12 @@ impl Model {
     }
 
     /// Adds a table between `a` (rows) and `b`, on top of what is there.
-    pub fn add_pair(&mut self, a: u32, b: u32, cost: Vec<i64>) {
+    pub fn add_pair(&mut self, a: u32, b: u32, cost: Table, memo: &mut Memo) {
         if let Some(p) = self.between(a, b) {
-            let (rows, cols) = (self.size(a), self.size(b));
+            let cols = self.size(b);
             if let Some(pair) = &mut self.pairs[p as usize] {
-                let cost = if pair.u == a { cost } else { transpose(&cost, rows, cols) };
-                for (x, y) in pair.cost.iter_mut().zip(cost) {
-                    *x = add(*x, y);
-                }
+                let cost = if pair.u == a { cost } else { memo.turned(&cost, cols) };
+                pair.cost = memo.sum(&pair.cost, &cost);
             }
             return;
         }
@@ -155,9 +154,9 @@ impl Model {
     }
 
     /// Keeps only the values of `v` for which `keep` holds.
-    pub fn keep(&mut self, v: u32, keep: &[bool]) {
+    pub fn keep(&mut self, v: u32, keep: &[bool], memo: &mut Memo) {
         let var = &mut self.vars[v as usize];
-        let rows = var.unary.len();
+        let size = var.unary.len();
         retain(&mut var.labels, keep);
         retain(&mut var.unary, keep);
         var.profile.keep(keep);
@@ -165,15 +164,8 @@ impl Model {
             let Some(other) = self.pairs[p as usize].as_ref().map(|p| p.other(v)) else { continue };
             let other_size = self.size(other);
             let Some(pair) = &mut self.pairs[p as usize] else { continue };
-            let cost = &pair.cost;
-            pair.cost = if pair.u == v {
-                (0..rows)
-                    .filter(|&i| keep[i])
-                    .flat_map(|i| cost[i * other_size..(i + 1) * other_size].iter().copied())
-                    .collect()
-            } else {
-                cost.iter().enumerate().filter(|(k, _)| keep[k % rows]).map(|(_, &c)| c).collect()
-            };
+            let (rows, columns) = if pair.u == v { (true, other_size) } else { (false, size) };
+            pair.cost = memo.kept(&pair.cost, columns, rows, keep);
         }
     }
 
@@ -190,7 +182,7 @@ impl Model {
 
     /// Removes a variable without pairs or usage that takes its cheapest value, given its tables (its own
     /// values major) with each of `parents`.
-    pub fn remove_cheapest(&mut self, v: u32, parents: &[u32], tables: Vec<Vec<i64>>) {
+    pub fn remove_cheapest(&mut self, v: u32, parents: &[u32], tables: Vec<Table>) {
         debug_assert!(self.vars[v as usize].pairs.is_empty());
         let parents = parents.iter().map(|&p| self.parent(p)).collect();
         let var = &mut self.vars[v as usize];

@@ -6,8 +6,8 @@
 //! whose surroundings changed.
 
 use super::contract::Infeasible;
-use super::kernel::min_sum;
-use super::model::{INF, Model, add, transpose};
+use super::memo::{Memo, Table};
+use super::model::{INF, Model, add};
 use super::profile::Profile;
 use super::rows;
 use std::collections::VecDeque;
@@ -21,10 +21,10 @@ const MAX_GROWTH: usize = 1 << 16;
 const MAX_PROBES: usize = 100_000_000;
 const MAX_COMPARISONS: usize = 2_000_000_000;
 
-/// Reduces until nothing changes.
-pub fn reduce(model: &mut Model) -> Result<(), Infeasible> {
+/// Reduces until nothing changes, with what is known about the model's tables.
+pub fn reduce(model: &mut Model, memo: Memo) -> Result<(), Infeasible> {
     let start = model.live();
-    run(model, &start)
+    run(model, &start, memo)
 }
 
 /// Reduces a model in which only the values of `v` changed since the last time.
@@ -33,11 +33,11 @@ pub fn reduce_around(model: &mut Model, v: u32) -> Result<(), Infeasible> {
     start.extend(
         model.vars[v as usize].pairs.iter().filter_map(|&p| Some(model.pairs[p as usize].as_ref()?.other(v))),
     );
-    run(model, &start)
+    run(model, &start, Memo::off())
 }
 
-fn run(model: &mut Model, start: &[u32]) -> Result<(), Infeasible> {
-    let mut reducer = Reducer { queued: vec![false; model.vars.len()], queue: VecDeque::new() };
+fn run(model: &mut Model, start: &[u32], memo: Memo) -> Result<(), Infeasible> {
+    let mut reducer = Reducer { queued: vec![false; model.vars.len()], queue: VecDeque::new(), memo };
     for &v in start {
         reducer.push(v);
     }
@@ -60,6 +60,7 @@ fn run(model: &mut Model, start: &[u32]) -> Result<(), Infeasible> {
 struct Reducer {
     queued: Vec<bool>,
     queue: VecDeque<u32>,
+    memo: Memo,
 }
 
 impl Reducer {
@@ -84,18 +85,18 @@ impl Reducer {
             return Err(Infeasible);
         }
         if keep.contains(&false) {
-            model.keep(v, keep);
+            model.keep(v, keep, &mut self.memo);
             self.push_around(model, v);
         }
         Ok(())
     }
 
     fn visit(&mut self, model: &mut Model, v: u32) -> Result<(), Infeasible> {
-        let keep = supported_values(model, v);
+        let keep = supported_values(model, v, &mut self.memo);
         self.keep(model, v, &keep)?;
         self.split_separable(model, v);
         if model.size(v) > 1
-            && let Some(keep) = undominated_values(model, v)
+            && let Some(keep) = undominated_values(model, v, &mut self.memo)
         {
             self.keep(model, v, &keep)?;
         }
@@ -119,7 +120,7 @@ impl Reducer {
         for p in model.vars[v as usize].pairs.clone() {
             let Some(pair) = model.take_pair(p) else { continue };
             let other = &mut model.vars[pair.other(v) as usize];
-            for (u, c) in other.unary.iter_mut().zip(pair.cost) {
+            for (u, &c) in other.unary.iter_mut().zip(&*pair.cost) {
                 *u = add(*u, c);
             }
         }
@@ -131,17 +132,12 @@ impl Reducer {
     fn split_separable(&mut self, model: &mut Model, v: u32) {
         for p in model.vars[v as usize].pairs.clone() {
             let Some(pair) = &model.pairs[p as usize] else { continue };
-            let (rows, cols) = (model.size(pair.u), model.size(pair.v));
-            let base = pair.cost[0];
-            let separable = pair.cost.iter().all(|&c| c < INF)
-                && (1..rows).all(|i| {
-                    let row = &pair.cost[i * cols..(i + 1) * cols];
-                    row.iter().zip(&pair.cost[..cols]).all(|(&c, &first)| c - row[0] == first - base)
-                });
-            if !separable {
+            let cols = model.size(pair.v);
+            if !self.memo.facts(&pair.cost, cols).separable {
                 continue;
             }
             let Some(pair) = model.take_pair(p) else { continue };
+            let base = pair.cost[0];
             // The first column carries the row's term, which keeps it non-negative; the column's term may
             // be negative, so its least value moves to the constant first.
             let shift = pair.cost[..cols].iter().map(|&c| c - base).min().unwrap_or(0);
@@ -161,7 +157,7 @@ impl Reducer {
         for p in model.vars[v as usize].pairs.clone() {
             let Some(other) = model.pairs[p as usize].as_ref().map(|p| p.other(v)) else { continue };
             for (leader, follower) in [(other, v), (v, other)] {
-                if let Some(map) = function(model, p, leader, follower)
+                if let Some(map) = function(model, p, leader, follower, &mut self.memo)
                     && growth(model, leader, follower) <= MAX_GROWTH
                 {
                     self.merge(model, p, leader, follower, &map);
@@ -174,7 +170,7 @@ impl Reducer {
 
     fn merge(&mut self, model: &mut Model, pair: u32, leader: u32, follower: u32, map: &[u32]) {
         self.push_around(model, follower);
-        let table = model.oriented(pair, leader);
+        let table = model.oriented(pair, leader, &mut self.memo);
         let width = model.size(follower);
         model.take_pair(pair);
         for (i, &m) in map.iter().enumerate() {
@@ -188,13 +184,14 @@ impl Reducer {
             model.vars[leader as usize].profile = Profile::from_overlapping(spans);
         }
         for q in model.vars[follower as usize].pairs.clone() {
-            let table = model.oriented(q, follower);
+            let table = model.oriented(q, follower, &mut self.memo);
             let Some(pair) = model.take_pair(q) else { continue };
             let other = pair.other(follower);
             let width = model.size(other);
             let moved =
                 map.iter().flat_map(|&m| table[m as usize * width..][..width].iter().copied()).collect();
-            model.add_pair(leader, other, moved);
+            let moved = self.memo.table(moved);
+            model.add_pair(leader, other, moved, &mut self.memo);
         }
         model.remove(follower, Some(leader), map);
         self.push_around(model, leader);
@@ -211,18 +208,24 @@ impl Reducer {
                 model.remove(v, None, &[best as u32]);
             }
             [p] => {
-                let table = model.oriented(p, v);
+                let table = model.oriented(p, v, &mut self.memo);
                 let Some(pair) = model.take_pair(p) else { return };
                 let other = pair.other(v);
-                let (rows, cols) = (model.size(v), model.size(other));
-                let unary = model.vars[v as usize].unary.clone();
-                let mut choose = vec![0; cols];
-                for (j, choose) in choose.iter_mut().enumerate() {
-                    let cost = |i: usize| add(unary[i], table[i * cols + j]);
-                    let best = (0..rows).min_by_key(|&i| cost(i)).unwrap_or(0);
-                    *choose = best as u32;
-                    let u = &mut model.vars[other as usize].unary[j];
-                    *u = add(*u, cost(best));
+                let cols = model.size(other);
+                // For every value there: the first of the cheapest here, and its cost.
+                let (mut choose, mut least) = (vec![0; cols], vec![i64::MAX; cols]);
+                for (i, (row, &own)) in
+                    table.chunks_exact(cols).zip(&model.vars[v as usize].unary).enumerate()
+                {
+                    for ((&c, choose), least) in row.iter().zip(&mut choose).zip(&mut least) {
+                        let cost = add(own, c);
+                        if cost < *least {
+                            (*choose, *least) = (i as u32, cost);
+                        }
+                    }
+                }
+                for (u, least) in model.vars[other as usize].unary.iter_mut().zip(least) {
+                    *u = add(*u, least.min(INF));
                 }
                 model.remove(v, Some(other), &choose);
                 self.push_around(model, other);
@@ -237,12 +240,12 @@ impl Reducer {
                 if model.size(a).saturating_mul(model.size(b)) > MAX_ELIMINATION {
                     return;
                 }
-                let (ta, tb) = (model.oriented(p, v), model.oriented(q, v));
-                let best = min_sum(&model.vars[v as usize].unary, &ta, &tb);
+                let (ta, tb) = (model.oriented(p, v, &mut self.memo), model.oriented(q, v, &mut self.memo));
+                let best = self.memo.eliminated(&model.vars[v as usize].unary, &ta, &tb);
                 model.take_pair(p);
                 model.take_pair(q);
                 model.remove_cheapest(v, &[a, b], vec![ta, tb]);
-                model.add_pair(a, b, best);
+                model.add_pair(a, b, best, &mut self.memo);
                 self.push_around(model, a);
                 self.push_around(model, b);
             }
@@ -252,12 +255,15 @@ impl Reducer {
 }
 
 /// Which values of `v` are not forbidden by themselves and have a partner in every pair.
-fn supported_values(model: &Model, v: u32) -> Vec<bool> {
+fn supported_values(model: &Model, v: u32, memo: &mut Memo) -> Vec<bool> {
     let var = &model.vars[v as usize];
     let mut keep: Vec<bool> = var.unary.iter().map(|&c| c < INF).collect();
     for &p in &var.pairs {
         let Some(pair) = &model.pairs[p as usize] else { continue };
         let cols = model.size(pair.v);
+        if memo.facts(&pair.cost, cols).finite {
+            continue;
+        }
         if pair.u == v {
             for (k, row) in keep.iter_mut().zip(pair.cost.chunks_exact(cols)) {
                 *k &= row.iter().any(|&c| c < INF);
@@ -279,7 +285,7 @@ fn supported_values(model: &Model, v: u32) -> Vec<bool> {
 
 /// Which values of `v` are not dominated: no other value is at most as expensive whatever the
 /// neighbours choose, and uses no more at any row. `None` if all stay.
-fn undominated_values(model: &Model, v: u32) -> Option<Vec<bool>> {
+fn undominated_values(model: &Model, v: u32, memo: &mut Memo) -> Option<Vec<bool>> {
     let var = &model.vars[v as usize];
     let size = var.unary.len();
     let cells: usize = var
@@ -294,15 +300,17 @@ fn undominated_values(model: &Model, v: u32) -> Option<Vec<bool>> {
     {
         return None;
     }
-    let tables: Vec<(Vec<i64>, usize)> = var
-        .pairs
-        .iter()
-        .map(|&p| {
-            let table = model.oriented(p, v);
-            let width = table.len() / size;
-            (table, width)
-        })
-        .collect();
+    let tables: Vec<Table> = var.pairs.iter().map(|&p| model.oriented(p, v, memo)).collect();
+    if var.profile.is_empty() {
+        return memo.undominated(&var.unary, &tables, || compare_values(&var.unary, &tables, &var.profile));
+    }
+    compare_values(&var.unary, &tables, &var.profile)
+}
+
+/// Which values, given their costs, tables (their own major) and usages, are not dominated. `None` if all stay.
+fn compare_values(unary: &[i64], tables: &[Table], profile: &Profile) -> Option<Vec<bool>> {
+    let size = unary.len();
+    let tables: Vec<(&[i64], usize)> = tables.iter().map(|t| (&t[..], t.len() / size)).collect();
     // The neighbours' values that suit value `i` best: a value that is dearer there dominates nothing.
     let suits: Vec<Vec<usize>> = (0..size)
         .map(|i| {
@@ -325,16 +333,13 @@ fn undominated_values(model: &Model, v: u32) -> Option<Vec<bool>> {
                 tables
                     .iter()
                     .zip(&suits[i])
-                    .try_fold(var.unary[k], |sum, ((t, w), &x)| {
+                    .try_fold(unary[k], |sum, ((t, w), &x)| {
                         let c = t[k * w + x];
                         if c >= INF { None } else { Some(sum + c) }
                     })
                     .unwrap_or(INF)
             };
-            if at(j) <= at(i)
-                && var.profile.no_more(j, i)
-                && dominates(var.unary[j], var.unary[i], &tables, j, i)
-            {
+            if at(j) <= at(i) && profile.no_more(j, i) && dominates(unary[j], unary[i], &tables, j, i) {
                 keep[i] = false;
                 break;
             }
@@ -344,7 +349,7 @@ fn undominated_values(model: &Model, v: u32) -> Option<Vec<bool>> {
 }
 
 /// Whether value `j` is at most as expensive as value `i` whatever the neighbours choose.
-fn dominates(unary_j: i64, unary_i: i64, tables: &[(Vec<i64>, usize)], j: usize, i: usize) -> bool {
+fn dominates(unary_j: i64, unary_i: i64, tables: &[(&[i64], usize)], j: usize, i: usize) -> bool {
     let mut worst = i128::from(unary_j) - i128::from(unary_i);
     for (t, w) in tables {
         let mut most = i64::MIN;
@@ -367,19 +372,13 @@ fn dominates(unary_j: i64, unary_i: i64, tables: &[(Vec<i64>, usize)], j: usize,
 }
 
 /// Where each value of `leader` allows exactly one value of `follower`: that value.
-fn function(model: &Model, pair: u32, leader: u32, follower: u32) -> Option<Vec<u32>> {
+fn function(model: &Model, pair: u32, leader: u32, follower: u32, memo: &mut Memo) -> Option<Vec<u32>> {
     let p = model.pairs[pair as usize].as_ref()?;
     let (rows, cols) = (model.size(leader), model.size(follower));
-    if rows < cols {
+    if rows < cols || (cols > 1 && memo.facts(&p.cost, model.size(p.v)).finite) {
         return None;
     }
-    let table;
-    let cost = if p.u == leader {
-        &p.cost
-    } else {
-        table = transpose(&p.cost, cols, rows);
-        &table
-    };
+    let cost = model.oriented(pair, leader, memo);
     let mut map = Vec::with_capacity(rows);
     for row in cost.chunks_exact(cols) {
         let mut partners = (0..cols).filter(|&j| row[j] < INF);

@@ -102,6 +102,9 @@ impl Search {
             if recorder.closed() {
                 return StopReason::Optimal;
             }
+            if recorder.enough() {
+                return StopReason::Enough;
+            }
         }
     }
 

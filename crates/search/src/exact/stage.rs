@@ -4,6 +4,7 @@ use super::ascent::{Ascent, Pace};
 use super::contract::Infeasible;
 use super::core::Core;
 use super::dual::Dual;
+use super::memo::Memo;
 use super::model::Model;
 use super::reduce::{reduce, reduce_around};
 
@@ -33,16 +34,17 @@ impl Stage {
         if useless == 0 || (useless as f64) < share * bounds.len() as f64 {
             return Ok(false);
         }
+        let mut memo = Memo::new();
         for v in 0..self.core.variables() {
             let keep: Vec<bool> = bounds[self.core.values(v)].iter().map(|&b| b <= limit).collect();
             if !keep.contains(&true) {
                 return Err(Infeasible);
             }
             if keep.contains(&false) {
-                self.model.keep(self.core.ids[v as usize], &keep);
+                self.model.keep(self.core.ids[v as usize], &keep, &mut memo);
             }
         }
-        reduce(&mut self.model)?;
+        reduce(&mut self.model, memo)?;
         self.rebuild(pace);
         Ok(true)
     }
@@ -51,7 +53,7 @@ impl Stage {
     pub fn restrict(&self, v: u32, keep: &[bool], pace: Pace) -> Result<Stage, Infeasible> {
         let mut stage = self.clone();
         let id = self.core.ids[v as usize];
-        stage.model.keep(id, keep);
+        stage.model.keep(id, keep, &mut Memo::off());
         reduce_around(&mut stage.model, id)?;
         stage.rebuild(pace);
         Ok(stage)

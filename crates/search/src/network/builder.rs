@@ -64,6 +64,10 @@ impl Default for Limits {
     }
 }
 
+/// A table that was kept for several edges of the builder that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedTable(u32);
+
 /// Collects variables and edges, checks them, and makes a [`Network`].
 #[derive(Clone, Debug)]
 pub struct NetworkBuilder {
@@ -177,18 +181,7 @@ impl NetworkBuilder {
     /// Where a variable does not exist, the size is wrong, a cost is negative or a limit is passed.
     pub fn edge(&mut self, a: VarId, b: VarId, costs: &[i64]) -> Result<&mut Self, NetworkError> {
         let edge = self.edges_seen;
-        if edge >= self.limits.edges.min(u32::MAX as usize / 4) {
-            return Err(NetworkError::TooManyEdges { limit: self.limits.edges });
-        }
-        let variables = self.variables();
-        let count = |v: VarId| {
-            self.choices(v).ok_or(NetworkError::NoSuchVariable { edge, variable: v.index(), variables })
-        };
-        let (rows, cols) = (count(a)?, count(b)?);
-        if costs.len() != rows * cols {
-            let (u, v) = (a.index(), b.index());
-            return Err(NetworkError::RaggedTable { edge, u, v, got: costs.len(), rows, cols });
-        }
+        let (rows, cols) = self.check_edge(a, b, costs.len())?;
         if let Some(entry) = costs.iter().position(|&c| c < 0) {
             return Err(NetworkError::NegativePairCost { edge, entry, cost: costs[entry] });
         }
@@ -210,6 +203,56 @@ impl NetworkBuilder {
         }
         self.edges.push(Edge { u: a.min(b), v: a.max(b), table });
         Ok(self)
+    }
+
+    /// Keeps a table that several edges share; see [`NetworkBuilder::join`].
+    ///
+    /// # Errors
+    /// Where a cost is negative or a limit is passed; both name the next edge.
+    pub fn table(&mut self, costs: &[i64]) -> Result<SharedTable, NetworkError> {
+        let edge = self.edges_seen;
+        if let Some(entry) = costs.iter().position(|&c| c < 0) {
+            return Err(NetworkError::NegativePairCost { edge, entry, cost: costs[entry] });
+        }
+        let table = self.pool.intern(costs.iter().map(|&c| c.min(FORBIDDEN)));
+        if self.pool.cells.len() > self.limits.cells {
+            return Err(NetworkError::TooManyCells { edge, limit: self.limits.cells });
+        }
+        Ok(SharedTable(table))
+    }
+
+    /// Adds an edge with a table that was kept before, row-major with the choices of `a` major.
+    ///
+    /// # Errors
+    /// As [`NetworkBuilder::edge`].
+    pub fn join(&mut self, a: VarId, b: VarId, table: SharedTable) -> Result<&mut Self, NetworkError> {
+        let cells = self.pool.spans.get(table.0 as usize).map_or(0, |span| span.len);
+        self.check_edge(a, b, cells)?;
+        if a >= b {
+            let costs = self.pool.get(table.0).to_vec();
+            return self.edge(a, b, &costs);
+        }
+        self.edges_seen += 1;
+        self.edges.push(Edge { u: a, v: b, table: table.0 });
+        Ok(self)
+    }
+
+    /// Rows and columns of a table between two variables that shall have so many cells.
+    fn check_edge(&self, a: VarId, b: VarId, got: usize) -> Result<(usize, usize), NetworkError> {
+        let edge = self.edges_seen;
+        if edge >= self.limits.edges.min(u32::MAX as usize / 4) {
+            return Err(NetworkError::TooManyEdges { limit: self.limits.edges });
+        }
+        let variables = self.variables();
+        let count = |v: VarId| {
+            self.choices(v).ok_or(NetworkError::NoSuchVariable { edge, variable: v.index(), variables })
+        };
+        let (rows, cols) = (count(a)?, count(b)?);
+        if got != rows * cols {
+            let (u, v) = (a.index(), b.index());
+            return Err(NetworkError::RaggedTable { edge, u, v, got, rows, cols });
+        }
+        Ok((rows, cols))
     }
 
     /// Checks the totals and makes the network.
