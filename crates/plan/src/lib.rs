@@ -22,12 +22,14 @@
 //! # }
 //! ```
 
+mod alike;
 mod baseline;
 mod direct;
 mod error;
 mod evaluate;
 mod floor;
 mod groups;
+mod maker;
 mod memory;
 mod plan;
 mod planner;
@@ -51,11 +53,11 @@ pub use groups::Groups;
 pub use memory::{limited, peak};
 pub use plan::{
     BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, Plan, PlanAxis,
-    PlanLayer, PlanOp, PlanRequest, SpaceUsed, StepTimes,
+    PlanLayer, PlanOp, PlanRequest, SpaceUsed, StageTimes, StepTimes,
 };
 pub use planner::{Demands, Found, baseline_costs, describe_found, plan, search};
 pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Near, Problem};
-pub use refine::{Refined, refine};
+pub use refine::{Refined, Refinement, refine};
 pub use tilings::{Moved, moved};
 pub use times::{OpTimes, picoseconds};
 pub use traffic::predicted_traffic;

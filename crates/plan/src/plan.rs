@@ -49,6 +49,9 @@ pub struct Plan {
     pub proved_optimal: bool,
     /// Time to build and solve the search problem.
     pub search_seconds: f64,
+    /// The same, stage by stage.
+    #[serde(default)]
+    pub stages: StageTimes,
     /// Predicted times of a step.
     pub simulated: StepTimes,
     /// The most bytes that one device holds at once.
@@ -148,6 +151,32 @@ pub struct CoarseSpace {
     pub lower_bound: i64,
     /// (objective - lower_bound) / objective.
     pub gap: f64,
+}
+
+/// How long the stages of planning took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageTimes {
+    /// Reading the model and pricing every choice.
+    pub build_seconds: f64,
+    /// Searching, the baselines included.
+    pub solve_seconds: f64,
+    /// Searching on finer axes, where the first search was on glued ones.
+    pub refine_seconds: f64,
+    /// Pricing plan and baselines in detail.
+    pub describe_seconds: f64,
+}
+
+impl StageTimes {
+    /// To whole microseconds, which survive being written as JSON.
+    pub(crate) fn rounded(self) -> Self {
+        let round = |seconds: f64| (seconds * 1e6).round() / 1e6;
+        Self {
+            build_seconds: round(self.build_seconds),
+            solve_seconds: round(self.solve_seconds),
+            refine_seconds: round(self.refine_seconds),
+            describe_seconds: round(self.describe_seconds),
+        }
+    }
 }
 
 /// Predicted times of a step.

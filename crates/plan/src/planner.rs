@@ -7,11 +7,11 @@ use crate::{
     memory::limited,
     plan::{
         BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, Plan, PlanAxis,
-        PlanLayer, PlanOp, SpaceUsed, StepTimes,
+        PlanLayer, PlanOp, SpaceUsed, StageTimes, StepTimes,
     },
     problem::Problem,
     recall::model_hash,
-    refine::refine,
+    refine::{Refined, Refinement, refine},
     smallest::{Smallest, smallest_limit},
     strategy::{Baseline, Space, Strategy, baselines, restrict},
     tilings::{Moved, moved, tile},
@@ -124,7 +124,8 @@ fn untied_or_tied(
     }
 }
 
-fn attempt(
+/// Runs a strategy without looking at any other.
+pub(crate) fn attempt(
     problem: &Problem<'_>,
     strategy: &Strategy,
     demands: &Demands,
@@ -257,37 +258,30 @@ pub fn baseline_costs(
         .collect()
 }
 
-/// Runs a strategy and describes the result; `search_seconds` is left for the caller, who has a clock.
+/// Runs a strategy and describes the result; `search_seconds` is left for the caller. What lies between the start of
+/// `control` and the call counts as building.
 pub fn plan(
     problem: &Problem<'_>,
     strategy: &Strategy,
     demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Plan, PlanError> {
+    let mut stages = StageTimes { build_seconds: clock(control), ..StageTimes::default() };
     let found = search(problem, strategy, demands, control)?;
-    if let Some(refined) = refine(problem, strategy, demands, &found, control) {
-        let mut plan = describe_found(&refined.problem, strategy, &refined.found, control)?;
-        plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
-        plan.warnings.push(format!(
-            "refined: the best plan found on {} takes {:.3} ms, at most {:.2}% above the optimum there; of this one \
-             it is proved only that no plan on any axes computes in less than lower_bound",
-            problem.grain.describe(),
-            seconds(found.objective) * 1e3,
-            gap(&found) * 100.0
-        ));
-        // The coarse space's bound does not hold here, where plans may well beat it.
-        plan.lower_bound = floor(problem)?;
-        plan.gap = gap(&Found { bound: plan.lower_bound, ..refined.found });
-        plan.space.coarse = Some(CoarseSpace {
-            axes: problem.grain.describe(),
-            objective: found.objective,
-            lower_bound: found.bound,
-            gap: gap(&found),
-        });
-        return Ok(plan);
-    }
-    let mut plan = describe_found(problem, strategy, &found, control)?;
+    stages.solve_seconds = clock(control) - stages.build_seconds;
+    let Refinement { best, meshes, cut_short } = refine(problem, strategy, demands, &found, control);
+    stages.refine_seconds = clock(control) - stages.build_seconds - stages.solve_seconds;
+    let mut plan = match &best {
+        Some(refined) => describe_refined(problem, strategy, &found, refined, control)?,
+        None => describe_found(problem, strategy, &found, control)?,
+    };
     plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
+    if let Some(reason) = cut_short {
+        plan.warnings.push(format!(
+            "finer axes were not searched to the end ({reason:?}, {meshes} meshes searched): more time (--time) may \
+             find a faster plan"
+        ));
+    }
     if !demands.wishes.is_empty() {
         let free = Demands { wishes: Vec::new(), ..demands.clone() };
         let without = search(problem, strategy, &free, control)?;
@@ -297,6 +291,42 @@ pub fn plan(
             seconds(without.objective) * 1e3
         ));
     }
+    stages.describe_seconds =
+        clock(control) - stages.build_seconds - stages.solve_seconds - stages.refine_seconds;
+    plan.stages = stages.rounded();
+    Ok(plan)
+}
+
+/// Seconds since the work began.
+fn clock(control: &Control<'_>) -> f64 {
+    control.elapsed().as_secs_f64()
+}
+
+/// Describes a plan that was improved on finer axes.
+fn describe_refined(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    coarse: &Found,
+    refined: &Refined<'_>,
+    control: &Control<'_>,
+) -> Result<Plan, PlanError> {
+    let mut plan = describe_found(&refined.problem, strategy, &refined.found, control)?;
+    plan.warnings.push(format!(
+        "refined: the best plan found on {} takes {:.3} ms, at most {:.2}% above the optimum there; of this one \
+         it is proved only that no plan on any axes computes in less than lower_bound",
+        problem.grain.describe(),
+        seconds(coarse.objective) * 1e3,
+        gap(coarse) * 100.0
+    ));
+    // The coarse space's bound does not hold here, where plans may well beat it.
+    plan.lower_bound = floor(problem)?;
+    plan.gap = gap(&Found { bound: plan.lower_bound, ..refined.found.clone() });
+    plan.space.coarse = Some(CoarseSpace {
+        axes: problem.grain.describe(),
+        objective: coarse.objective,
+        lower_bound: coarse.bound,
+        gap: gap(coarse),
+    });
     Ok(plan)
 }
 
@@ -390,7 +420,7 @@ fn describe(
             untied: problem.untied,
             prime_axes: problem.grain.prime,
             variables: problem.choices.len(),
-            choices: problem.choices.iter().map(Vec::len).sum(),
+            choices: problem.choices.iter().map(|choices| choices.len()).sum(),
             coarse: None,
         },
         objective: found.objective,
@@ -398,6 +428,7 @@ fn describe(
         gap: if searched { gap(found) } else { 1.0 },
         proved_optimal: proved,
         search_seconds: 0.0,
+        stages: StageTimes::default(),
         simulated: StepTimes {
             step_seconds: seconds(found.objective),
             compute_seconds: seconds(costs.compute()),

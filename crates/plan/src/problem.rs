@@ -10,25 +10,23 @@
 use crate::{
     error::PlanError,
     groups::Groups,
-    tables::{Distinct, Tables},
+    maker::{Maker, tied_configs},
+    tables::Tables,
     times::OpTimes,
-    transfer::{End, Transfer, Transfers},
+    transfer::Transfers,
 };
-use rayon::prelude::*;
-use shardwright_cost::{CostFile, Layout, OperatorTimes, Relayouts};
+use shardwright_cost::{CostFile, OperatorTimes, Relayouts};
 use shardwright_graph::{Graph, OpId, Rule};
 use shardwright_machine::{Device, Machine, Mesh};
-use shardwright_search::{Interval, Network, NetworkBuilder, VarId};
-use shardwright_space::{Config, Grain, LayerSplit, OpShapes, configs};
-use std::collections::{BTreeMap, BTreeSet};
+use shardwright_search::{Network, NetworkBuilder};
+use shardwright_space::{Config, Grain, OpShapes};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The most configs that an op may have before axes are glued: tables have the square of it.
 pub const MOST_CONFIGS: usize = 512;
 /// The most axes before some are glued: up to here all re-layouts are found exactly.
 pub const MOST_AXES: usize = 4;
-/// Pairwise tables that are spread out at once.
-const BATCH: usize = 64;
 
 /// One way to run the ops of a variable.
 #[derive(Clone, Debug)]
@@ -59,8 +57,8 @@ pub struct Problem<'a> {
     pub untied: bool,
     /// The transfers.
     pub transfers: Transfers,
-    /// Per variable: its choices.
-    pub choices: Vec<Vec<Choice>>,
+    /// Per variable: its choices, shared by variables that are alike.
+    pub choices: Vec<Arc<[Choice]>>,
     /// The search problem, without memory limits.
     pub network: Network,
     /// Re-layouts on the mesh.
@@ -75,17 +73,6 @@ pub struct Near {
     pub mesh: Mesh,
     /// Per variable: configs of its leading op.
     pub candidates: Vec<Vec<Config>>,
-}
-
-/// A transfer between two variables with its costs.
-struct Priced {
-    /// The maker's choices.
-    from: Distinct<Layout>,
-    /// The reader's choices.
-    to: Distinct<Layout>,
-    table: Arc<[i64]>,
-    maker: u32,
-    reader: u32,
 }
 
 impl<'a> Problem<'a> {
@@ -192,21 +179,23 @@ impl<'a> Problem<'a> {
         let transfers = Transfers::of(graph);
         let (choices, network) = {
             let times = OpTimes::new(OperatorTimes::new(&device, costs)?, graph, &shapes, &grain.mesh);
+            let tied = if untied && candidates.is_none() {
+                tied_configs(graph, &layers, &shapes, times.kinds(), &grain.mesh)
+            } else {
+                Vec::new()
+            };
             let make = Maker {
+                graph,
                 variables: &variables,
+                transfers: &transfers,
                 shapes: &shapes,
                 mesh: &grain.mesh,
                 relayouts: &relayouts,
                 times,
             };
             let tables = Tables::new(graph, &relayouts);
-            let tied = if untied && candidates.is_none() {
-                tied_configs(&layers, &shapes, &grain.mesh)
-            } else {
-                Vec::new()
-            };
-            let choices = make.choices(&transfers, &tables, candidates.as_deref(), &tied)?;
-            let network = make.network(&transfers, &tables, &choices)?;
+            let (choices, alike) = make.choices(&tables, candidates.as_deref(), &tied)?;
+            let network = make.network(&tables, &choices, &alike)?;
             (choices, network)
         };
         Ok(Self {
@@ -258,32 +247,6 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Per op: the configs that it has in a tied layer and that are not on its own list, ascending.
-fn tied_configs(layers: &Groups, shapes: &[OpShapes], mesh: &Mesh) -> Vec<BTreeSet<Config>> {
-    let layer = |split: &LayerSplit| {
-        let mut found = vec![BTreeSet::new(); split.ops.len()];
-        for forward in configs(&shapes[split.forward().index()].rule, mesh) {
-            for (found, config) in found.iter_mut().zip(split.configs(shapes, mesh, &forward)) {
-                found.insert(config);
-            }
-        }
-        for (&op, found) in split.ops.iter().zip(&mut found) {
-            for listed in configs(&shapes[op.index()].rule, mesh) {
-                found.remove(&listed);
-            }
-        }
-        found
-    };
-    let per_layer: Vec<Vec<BTreeSet<Config>>> = layers.splits.par_iter().map(layer).collect();
-    let mut per_op = vec![BTreeSet::new(); shapes.len()];
-    for (split, found) in layers.splits.iter().zip(per_layer) {
-        for (op, found) in split.ops.iter().zip(found) {
-            per_op[op.index()] = found;
-        }
-    }
-    per_op
-}
-
 fn too_many(
     graph: &Graph,
     machine: &Machine,
@@ -298,160 +261,5 @@ fn too_many(
         most: MOST_CONFIGS,
         levels: machine.levels().len(),
         machine: machine.name().to_string(),
-    }
-}
-
-/// What choices and tables are made from.
-struct Maker<'p> {
-    variables: &'p Groups,
-    shapes: &'p [OpShapes],
-    mesh: &'p Mesh,
-    relayouts: &'p Relayouts,
-    times: OpTimes<'p>,
-}
-
-impl Maker<'_> {
-    /// The choices of every variable: the candidates, or all configs of its leading op and `more`.
-    fn choices(
-        &self,
-        transfers: &Transfers,
-        tables: &Tables<'_>,
-        candidates: Option<&[Vec<Config>]>,
-        more: &[BTreeSet<Config>],
-    ) -> Result<Vec<Vec<Choice>>, PlanError> {
-        let mut internal: Vec<Vec<&Transfer>> = vec![Vec::new(); self.variables.splits.len()];
-        for transfer in &transfers.all {
-            let (maker, reader) = self.ends(transfer);
-            if maker == reader {
-                internal[reader as usize].push(transfer);
-            }
-        }
-        let variable = |(variable, inside): (usize, Vec<&Transfer>)| {
-            let split = &self.variables.splits[variable];
-            let lead = split.forward().index();
-            let listed = match candidates {
-                Some(candidates) => candidates[variable].clone(),
-                None => configs(&self.shapes[lead].rule, self.mesh),
-            };
-            let all = listed.iter().chain(more.get(lead).into_iter().flatten());
-            let all: Vec<Vec<Config>> = all.map(|lead| split.configs(self.shapes, self.mesh, lead)).collect();
-            for transfer in &inside {
-                let (_, member) = self.variables.place[transfer.from.op.index()];
-                let from = |configs: &Vec<Config>| {
-                    transfer.from.layout(self.shapes, &configs[member as usize], self.mesh)
-                };
-                tables.prepare(transfer.tensor, &Distinct::of(all.iter().map(from)).values)?;
-            }
-            all.into_iter().map(|configs| self.choice(variable, configs, &inside, tables)).collect()
-        };
-        internal.into_par_iter().enumerate().map(variable).collect()
-    }
-
-    fn choice(
-        &self,
-        variable: usize,
-        configs: Vec<Config>,
-        inside: &[&Transfer],
-        tables: &Tables<'_>,
-    ) -> Result<Choice, PlanError> {
-        let (mut compute, mut comm) = (0, 0);
-        for (&op, config) in self.variables.splits[variable].ops.iter().zip(&configs) {
-            compute += self.times.compute(op, config);
-            comm += self.times.halo(self.relayouts.comm(), op, config);
-        }
-        for transfer in inside {
-            let layout = |end: &End| {
-                let (_, member) = self.variables.place[end.op.index()];
-                end.layout(self.shapes, &configs[member as usize], self.mesh)
-            };
-            comm += tables.time(transfer.tensor, &layout(&transfer.from), &layout(&transfer.to))?;
-        }
-        Ok(Choice { configs, compute, comm })
-    }
-
-    fn network(
-        &self,
-        transfers: &Transfers,
-        tables: &Tables<'_>,
-        choices: &[Vec<Choice>],
-    ) -> Result<Network, PlanError> {
-        let priced: Vec<Priced> = transfers
-            .all
-            .par_iter()
-            .filter(|t| {
-                let (maker, reader) = self.ends(t);
-                maker != reader
-            })
-            .map(|t| self.price(t, tables, choices))
-            .collect::<Result<_, _>>()?;
-        let mut pairs: BTreeMap<(u32, u32), Vec<&Priced>> = BTreeMap::new();
-        for p in &priced {
-            pairs.entry((p.maker.min(p.reader), p.maker.max(p.reader))).or_default().push(p);
-        }
-        let mut builder = NetworkBuilder::new();
-        for choices in choices {
-            let costs: Vec<i64> = choices.iter().map(|c| c.compute.saturating_add(c.comm)).collect();
-            builder.variable(&costs, &[], Interval::default())?;
-        }
-        let pairs: Vec<_> = pairs.into_iter().collect();
-        for batch in pairs.chunks(BATCH) {
-            let spread = |((u, v), transfers): &((u32, u32), Vec<&Priced>)| {
-                let (rows, columns) = (choices[*u as usize].len(), choices[*v as usize].len());
-                let mut table = vec![0i64; rows * columns];
-                for t in transfers {
-                    t.add_to(&mut table, columns);
-                }
-                (VarId(*u), VarId(*v), table)
-            };
-            let tables: Vec<_> = batch.par_iter().map(spread).collect();
-            for (u, v, table) in tables {
-                builder.edge(u, v, &table)?;
-            }
-        }
-        Ok(builder.build()?)
-    }
-
-    fn price(
-        &self,
-        transfer: &Transfer,
-        tables: &Tables<'_>,
-        choices: &[Vec<Choice>],
-    ) -> Result<Priced, PlanError> {
-        let (maker, reader) = self.ends(transfer);
-        let layouts = |end: &End| {
-            let (variable, member) = self.variables.place[end.op.index()];
-            let choices = choices[variable as usize].iter();
-            Distinct::of(choices.map(|c| end.layout(self.shapes, &c.configs[member as usize], self.mesh)))
-        };
-        let (from, to) = (layouts(&transfer.from), layouts(&transfer.to));
-        let table = tables.table(transfer.tensor, &from, &to)?;
-        Ok(Priced { from, to, table, maker, reader })
-    }
-
-    /// The variables that a transfer leads from and to.
-    fn ends(&self, transfer: &Transfer) -> (u32, u32) {
-        let variable = |end: &End| self.variables.place[end.op.index()].0;
-        (variable(&transfer.from), variable(&transfer.to))
-    }
-}
-
-impl Priced {
-    /// Adds the times to a table of the two variables' choices, the lower one's major.
-    fn add_to(&self, table: &mut [i64], columns: usize) {
-        let width = self.to.values.len();
-        if self.maker < self.reader {
-            for (row, &from) in table.chunks_mut(columns).zip(&self.from.of) {
-                let times = &self.table[from as usize * width..][..width];
-                for (cell, &to) in row.iter_mut().zip(&self.to.of) {
-                    *cell += times[to as usize];
-                }
-            }
-        } else {
-            for (row, &to) in table.chunks_mut(columns).zip(&self.to.of) {
-                for (cell, &from) in row.iter_mut().zip(&self.from.of) {
-                    *cell += self.table[from as usize * width + to as usize];
-                }
-            }
-        }
     }
 }

@@ -4,18 +4,20 @@
 //! Here one glued axis at a time is taken apart (all of them at once, where few axes come of it), and the problem is
 //! solved again on the finer mesh. Ops with few configs there have all of them; others those near the plan at hand,
 //! which differ from it on two new axes in any way, on one other axis, or split one factor as far as it goes. What
-//! gains is kept, axes on which all ops agree are glued again, and so on until nothing gains. The result
+//! gains is kept, axes on which all ops agree are glued again, and so on until nothing gains, the time is up or somebody
+//! interrupts: the best so far is there at any time. The result
 //! is never worse than the plan at the start; nothing is proved about the finer space, so the bound of the coarse one is
-//! reported beside it.
+//! reported beside it. Finer problems are therefore not solved to the end: a mesh on which nothing can gain enough is
+//! left as soon as its bound says so, and one that gains as soon as what more it could gain is too little.
 
 use crate::{
-    planner::{Demands, Found, search},
+    planner::{Demands, Found, attempt},
     problem::{Near, Problem},
     strategy::{Space, Strategy},
 };
 use shardwright_graph::{FactorIndex, Rule};
 use shardwright_machine::{AxisId, AxisSet, Mesh};
-use shardwright_search::Control;
+use shardwright_search::{Control, StopReason};
 use shardwright_space::{AxisUse, Config, count_configs};
 use std::collections::BTreeSet;
 
@@ -34,41 +36,73 @@ pub struct Refined<'a> {
     pub found: Found,
 }
 
-/// Improves a plan on finer meshes; none if the mesh is the finest already, or nothing gains.
+/// What came of looking at finer meshes.
+#[derive(Default)]
+pub struct Refinement<'a> {
+    /// The best plan that is better than the coarse one.
+    pub best: Option<Refined<'a>>,
+    /// How many meshes were searched.
+    pub meshes: usize,
+    /// Why it ended before nothing gained any more: the time was up, or the caller cancelled.
+    pub cut_short: Option<StopReason>,
+}
+
+/// Improves a plan on finer meshes, unless its mesh is the finest already. May be stopped at any time by `control`, and
+/// has then the best that was found so far.
 pub fn refine<'a>(
     problem: &Problem<'a>,
     strategy: &Strategy,
     demands: &Demands,
     coarse: &Found,
     control: &Control<'_>,
-) -> Option<Refined<'a>> {
+) -> Refinement<'a> {
     let pinned = |config: &Config| config.uses().iter().any(|used| matches!(used, AxisUse::Pin(_)));
     let free = demands.wishes.is_empty() && !coarse.configs.iter().any(pinned);
+    let mut refinement = Refinement::default();
     if problem.grain.prime || strategy.space != Space::All || !free {
-        return None;
+        return refinement;
     }
-    let prime = problem.machine.mesh();
-    let mut best: Option<Refined<'a>> = None;
-    loop {
-        let (mesh, found) = match &best {
-            Some(refined) => (refined.problem.mesh(), &refined.found),
-            None => (problem.mesh(), coarse),
-        };
-        let enough = found.objective - (found.objective as f64 * LEAST_GAIN) as i64;
-        let better = finer_meshes(prime, &agreed(mesh, &found.configs)).into_iter().find_map(|finer| {
-            if control.stop(0).is_some() {
-                return None;
-            }
-            let candidates = near(problem, mesh, &found.configs, &finer);
-            let problem = problem.near(Near { mesh: finer, candidates }).ok()?;
-            let found = search(&problem, strategy, demands, control).ok()?;
-            (found.objective < enough).then_some(Refined { problem, found: Found { bound: 0, ..found } })
-        });
-        match better {
-            Some(refined) => best = Some(refined),
-            None => return best,
+    while let Some(better) = step(problem, strategy, demands, coarse, control, &mut refinement) {
+        refinement.best = Some(better);
+    }
+    refinement
+}
+
+/// A plan on a mesh finer than that of the best so far, if one of them gains.
+fn step<'a>(
+    problem: &Problem<'a>,
+    strategy: &Strategy,
+    demands: &Demands,
+    coarse: &Found,
+    control: &Control<'_>,
+    refinement: &mut Refinement<'a>,
+) -> Option<Refined<'a>> {
+    let (mesh, found) = match &refinement.best {
+        Some(refined) => (refined.problem.mesh(), &refined.found),
+        None => (problem.mesh(), coarse),
+    };
+    let least = (found.objective as f64 * LEAST_GAIN) as i64;
+    let target = found.objective - least;
+    // A mesh is done with when nothing on it can gain, or what it gains is known well enough.
+    let enough = move |cost: Option<i64>, bound: i64| {
+        bound >= target || cost.is_some_and(|cost| cost < target && cost - bound <= least)
+    };
+    let control = Control { enough: Some(&enough), ..control.clone() };
+    for finer in finer_meshes(problem.machine.mesh(), &agreed(mesh, &found.configs)) {
+        if let Some(reason) = control.stop(0) {
+            refinement.cut_short = Some(reason);
+            return None;
+        }
+        refinement.meshes += 1;
+        let candidates = near(problem, mesh, &found.configs, &finer);
+        let Ok(near) = problem.near(Near { mesh: finer, candidates }) else { continue };
+        // The coarse plan is no worse than any baseline: no need to look at those again.
+        let Ok(better) = attempt(&near, strategy, demands, &control) else { continue };
+        if better.objective < target {
+            return Some(Refined { problem: near, found: Found { bound: 0, ..better } });
         }
     }
+    None
 }
 
 /// The prime axes under each axis, with neighbours of a level glued on which every op does the same.
@@ -176,7 +210,7 @@ fn as_far_as_it_goes(rule: &Rule, mesh: &Mesh, factor: FactorIndex) -> Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy;
+    use crate::{planner::search, strategy};
     use shardwright_frontend::zoo::{BuildOptions, build};
     use shardwright_machine::builtin;
 
@@ -221,7 +255,7 @@ mod tests {
             assert!(!problem.grain.prime, "{model} is searched on glued axes");
             let coarse = search(&problem, exact, &Demands::default(), &control).unwrap();
             let best = exact_on_primes(&problem);
-            let refined = refine(&problem, exact, &Demands::default(), &coarse, &control);
+            let refined = refine(&problem, exact, &Demands::default(), &coarse, &control).best;
             let objective = refined.as_ref().map_or(coarse.objective, |r| r.found.objective);
             assert!(objective <= coarse.objective, "{model}: {objective}");
             assert!(best.bound <= objective, "{model}: {objective} below {}", best.bound);

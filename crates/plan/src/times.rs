@@ -46,6 +46,11 @@ impl<'a> OpTimes<'a> {
         Self { times, graph, shapes, mesh, kinds, known: RwLock::default() }
     }
 
+    /// Per op: which of the graph's distinct ops it is.
+    pub fn kinds(&self) -> &[u32] {
+        &self.kinds
+    }
+
     /// How long one device works on its part of an op.
     pub fn compute(&self, op: OpId, config: &Config) -> i64 {
         let key = (self.kinds[op.index()], config.parts(&self.shapes[op.index()].rule, self.mesh));

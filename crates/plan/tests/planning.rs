@@ -144,7 +144,7 @@ fn a_plan_is_recalled_as_the_configs_that_it_was_made_of_and_only_for_its_graph_
         let plan = plan(&problem, auto, &Demands::default(), &control).unwrap();
         let mesh = plan.mesh(&machine).unwrap();
         // On 64 devices the plan is on finer axes than the problem.
-        let refined = refine(&problem, auto, &Demands::default(), &found, &control);
+        let refined = refine(&problem, auto, &Demands::default(), &found, &control).best;
         let (axes, configs) = match &refined {
             Some(refined) => (refined.problem.mesh().axes(), &refined.found.configs),
             None => (problem.mesh().axes(), &found.configs),

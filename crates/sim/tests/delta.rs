@@ -119,7 +119,7 @@ fn the_search_finds_the_optimum_of_small_spaces() {
     let problem = Problem::new(&graph, &machine, None).unwrap();
     let data =
         search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
-    let counts: Vec<usize> = problem.choices.iter().map(Vec::len).collect();
+    let counts: Vec<usize> = problem.choices.iter().map(|choices| choices.len()).collect();
     let all: usize = counts.iter().product();
     assert!(all < 200_000, "{counts:?}");
     let mut delta = Delta::new(&problem, &data.configs).unwrap();
