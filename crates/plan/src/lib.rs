@@ -56,7 +56,7 @@ pub use plan::{
     PlanLayer, PlanOp, PlanRequest, SpaceUsed, StageTimes, StepTimes,
 };
 pub use planner::{Demands, Found, baseline_costs, describe_found, plan, search};
-pub use problem::{Choice, MOST_AXES, MOST_CONFIGS, Near, Problem};
+pub use problem::{Choice, Choices, MOST_AXES, MOST_CONFIGS, Near, Problem};
 pub use refine::{Refined, Refinement, refine};
 pub use tilings::{Moved, moved};
 pub use times::{OpTimes, picoseconds};

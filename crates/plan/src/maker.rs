@@ -8,7 +8,7 @@ use crate::{
     alike::Alike,
     error::PlanError,
     groups::Groups,
-    problem::Choice,
+    problem::{Choice, Choices},
     tables::{Distinct, Tables},
     times::OpTimes,
     transfer::{End, Transfer, Transfers},
@@ -78,7 +78,7 @@ impl Maker<'_> {
         tables: &Tables<'_>,
         candidates: Option<&[Vec<Config>]>,
         more: &[Arc<BTreeSet<Config>>],
-    ) -> Result<(Vec<Arc<[Choice]>>, Alike), PlanError> {
+    ) -> Result<(Vec<Choices>, Alike), PlanError> {
         let mut inside: Vec<Vec<&Transfer>> = vec![Vec::new(); self.variables.splits.len()];
         for transfer in &self.transfers.all {
             let (maker, reader) = self.ends(transfer);
@@ -91,7 +91,7 @@ impl Maker<'_> {
         let listed = |variable: usize| candidates.map(|candidates| &candidates[variable]);
         let alike =
             Alike::new(self.graph, self.variables, self.times.kinds(), &inside, |v| (listed(v), also(v)));
-        let class = |&variable: &u32| -> Result<Arc<[Choice]>, PlanError> {
+        let class = |&variable: &u32| -> Result<Choices, PlanError> {
             let (variable, inside) = (variable as usize, &inside[variable as usize]);
             let split = &self.variables.splits[variable];
             let all = match listed(variable) {
@@ -109,7 +109,7 @@ impl Maker<'_> {
             }
             all.into_iter().map(|configs| self.choice(variable, configs, inside, tables)).collect()
         };
-        let choices: Vec<Arc<[Choice]>> = alike.first.par_iter().map(class).collect::<Result<_, _>>()?;
+        let choices: Vec<Choices> = alike.first.par_iter().map(class).collect::<Result<_, _>>()?;
         Ok((alike.share(&choices), alike))
     }
 
@@ -139,7 +139,7 @@ impl Maker<'_> {
     pub fn network(
         &self,
         tables: &Tables<'_>,
-        choices: &[Arc<[Choice]>],
+        choices: &[Choices],
         alike: &Alike,
     ) -> Result<Network, PlanError> {
         // What every transfer between variables has in common with others.
@@ -202,7 +202,7 @@ impl Maker<'_> {
     fn layouts(
         &self,
         &(class, member, slot, made): &EndKind,
-        choices: &[Arc<[Choice]>],
+        choices: &[Choices],
         alike: &Alike,
     ) -> Distinct<Layout> {
         let variable = alike.first[class as usize] as usize;

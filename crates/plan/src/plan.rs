@@ -164,17 +164,22 @@ pub struct StageTimes {
     pub refine_seconds: f64,
     /// Pricing plan and baselines in detail.
     pub describe_seconds: f64,
+    /// Simulating the step, and shortening it there.
+    #[serde(default)]
+    pub polish_seconds: f64,
 }
 
 impl StageTimes {
     /// To whole microseconds, which survive being written as JSON.
-    pub(crate) fn rounded(self) -> Self {
+    #[must_use]
+    pub fn rounded(self) -> Self {
         let round = |seconds: f64| (seconds * 1e6).round() / 1e6;
         Self {
             build_seconds: round(self.build_seconds),
             solve_seconds: round(self.solve_seconds),
             refine_seconds: round(self.refine_seconds),
             describe_seconds: round(self.describe_seconds),
+            polish_seconds: round(self.polish_seconds),
         }
     }
 }

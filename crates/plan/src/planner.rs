@@ -489,7 +489,7 @@ fn idle_devices(problem: &Problem<'_>) -> Option<String> {
 /// Why a search that was to prove its plan did not; nothing where the bound just is of another space.
 fn why_unproved(reason: &StopReason) -> Option<String> {
     let why = match reason {
-        StopReason::Optimal => return None,
+        StopReason::Optimal | StopReason::Enough => return None,
         StopReason::Infeasible => "no assignment keeps the limits of the search",
         StopReason::Deadline => "the time was up (--time)",
         StopReason::Cancelled => "the search was stopped",

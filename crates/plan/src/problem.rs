@@ -39,6 +39,9 @@ pub struct Choice {
     pub comm: i64,
 }
 
+/// The choices of a variable, shared by all that are alike.
+pub type Choices = Arc<[Choice]>;
+
 /// A graph, a machine, and all that can be chosen.
 pub struct Problem<'a> {
     /// The training step.
@@ -57,8 +60,8 @@ pub struct Problem<'a> {
     pub untied: bool,
     /// The transfers.
     pub transfers: Transfers,
-    /// Per variable: its choices, shared by variables that are alike.
-    pub choices: Vec<Arc<[Choice]>>,
+    /// Per variable: its choices.
+    pub choices: Vec<Choices>,
     /// The search problem, without memory limits.
     pub network: Network,
     /// Re-layouts on the mesh.

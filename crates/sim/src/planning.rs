@@ -101,6 +101,7 @@ pub fn plan(
     } else {
         shardwright_plan::plan(problem, strategy, demands, control)?
     };
+    let planned = control.elapsed();
     // A refined plan has axes of its own.
     let mesh = plan.mesh(problem.machine)?;
     let mut configs = plan.configs(problem.graph, &mesh)?;
@@ -117,6 +118,8 @@ pub fn plan(
         configs = better;
     }
     simulate(&mut plan, problem, &configs)?;
+    plan.stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
+    plan.stages = plan.stages.rounded();
     Ok(plan)
 }
 
@@ -163,6 +166,7 @@ fn revise(
     let mut revised = describe_found(problem, strategy, &found, control)?;
     revised.optimised = Optimised::Simulated;
     revised.space = plan.space.clone();
+    revised.stages = plan.stages;
     revised.memory_limit_bytes = plan.memory_limit_bytes;
     revised.warnings.clone_from(&plan.warnings);
     revised.warnings.push(format!(

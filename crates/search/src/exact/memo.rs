@@ -229,10 +229,11 @@ mod tests {
         assert_eq!(*memo.kept(&table, 3, true, &[false, true]), [4, 5, 7]);
         assert_eq!(*memo.kept(&table, 3, false, &[true, false, true]), [1, 3, 4, 7]);
         assert!(!memo.facts(&table, 3).separable && memo.facts(&table, 3).finite);
-        assert!(memo.facts(&memo.table(vec![1, 2, 11, 12]), 2).separable);
+        let sums = memo.table(vec![1, 2, 11, 12]);
+        assert!(memo.facts(&sums, 2).separable);
         let mut asked = 0;
         for _ in 0..2 {
-            memo.undominated(&[0, 0], &[table.clone()], || {
+            memo.undominated(&[0, 0], std::slice::from_ref(&table), || {
                 asked += 1;
                 None
             });
