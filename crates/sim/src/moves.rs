@@ -45,7 +45,7 @@ impl<'p> Moves<'p> {
     }
 
     fn listed(&self, variable: usize) -> usize {
-        self.problem.choices.get(variable).map_or(0, Vec::len)
+        self.problem.choices.get(variable).map_or(0, |choices| choices.len())
     }
 
     /// How many choices a variable has.
