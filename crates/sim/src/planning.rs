@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 use shardwright_plan::{
-    Demands, Found, Optimised, Plan, PlanError, Problem, describe_found, evaluate, peak,
+    Demands, Found, Optimised, Plan, PlanError, Problem, describe_found, evaluate, floor, peak,
     strategy::{self, STRATEGIES, Space, Strategy, baselines},
 };
 use shardwright_search::{Control, StopReason};
@@ -226,7 +226,10 @@ fn polish(
         Some((step, _)) if step.makespan < before.makespan => step.makespan,
         _ => (before.makespan as f64 * (1.0 - LEAST_GAIN)) as u64,
     };
-    let chains = match mcmc(problem, &moves, &[configs.to_vec()], &limits, control) {
+    // No walk shortens a step below the computing that every plan has to do.
+    let hopeless = u64::try_from(floor(problem)?).is_ok_and(|floor| floor > least);
+    let starts = if hopeless { Vec::new() } else { vec![configs.to_vec()] };
+    let chains = match mcmc(problem, &moves, &starts, &limits, control) {
         Ok(chains) => chains.into_iter().map(|chain| chain.configs).collect(),
         // A machine that delta simulation does not know: the baselines are left.
         Err(_) => Vec::new(),
