@@ -2,7 +2,9 @@
 
 use crate::problem::Problem;
 use shardwright_cost::{Layout, Placement};
-use shardwright_graph::{FactorIndex, FactorKind, LayerId, OpId, Phase, Role, Rule, TensorId, factor_kinds};
+use shardwright_graph::{
+    FactorIndex, FactorKind, Graph, LayerId, OpId, Phase, Role, Rule, TensorId, factor_kinds,
+};
 use shardwright_machine::AxisId;
 use shardwright_space::{AxisUse, Config, configs};
 use smallvec::SmallVec;
@@ -47,6 +49,7 @@ impl Baseline {
             let config = if listed { config } else { Config::replicated(mesh.len()) };
             chosen[layer.index()] = Some(problem.layers.splits[layer.index()].configs(shapes, mesh, &config));
         }
+        let updates = updates(problem.graph);
         let config = |op: OpId| {
             let (layer, member) = problem.layers.place[op.index()];
             let config = chosen[layer as usize].as_ref().map(|configs| &configs[member as usize]);
@@ -54,9 +57,7 @@ impl Baseline {
             let alone = config.uses().iter().all(|used| *used == AxisUse::Replicate);
             match self {
                 // What works on whole weights and gradients works on shards of them.
-                Baseline::Fsdp if alone && problem.graph.node(op).phase != Phase::Forward => {
-                    shards(problem, op)
-                }
+                Baseline::Fsdp if alone && updates[op.index()] => shards(problem, op),
                 _ => config,
             }
         };
@@ -86,6 +87,25 @@ impl Baseline {
             _ => follow().unwrap_or_else(sample),
         }
     }
+}
+
+/// Which ops only serve what the next step starts from: backward passes and updates. Imported steps do not say which of
+/// their ops those are, but nobody else reads what they make.
+fn updates(graph: &Graph) -> Vec<bool> {
+    let consumers = graph.consumers();
+    let mut carried = vec![false; graph.tensors.len()];
+    graph.carries.iter().for_each(|carry| carried[carry.new.index()] = true);
+    let mut updates = vec![false; graph.ops.len()];
+    for op in graph.op_ids().collect::<Vec<_>>().into_iter().rev() {
+        let node = graph.node(op);
+        let served = |t: &TensorId| {
+            let readers = consumers.of(*t);
+            readers.iter().all(|reader| updates[reader.index()])
+                && (carried[t.index()] || !readers.is_empty())
+        };
+        updates[op.index()] = node.phase != Phase::Forward || node.outputs.iter().all(served);
+    }
+    updates
 }
 
 /// The first factor of a kind.
