@@ -34,7 +34,7 @@ fn value(dtype: DType, shape: &Shape, numbers: &[f64]) -> Value {
 
 /// Runs a case and compares every result with JAX's.
 fn check(case: &str, tolerance: f64) {
-    let Imported { graph, arguments, results, notes } = read(case);
+    let Imported { graph, arguments, results, notes, .. } = read(case);
     assert_eq!(notes.iter().filter(|n| n.contains("opaque")).count(), 0, "{case}: {notes:?}");
     let stored: serde_json::Value = serde_json::from_str(&unpack(&format!("{case}.json.gz"))).unwrap();
     let lists = |key: &str| -> Vec<Vec<f64>> {

@@ -17,6 +17,7 @@
 //! assert_eq!((error.line, error.column), (2, 10));
 //! ```
 
+mod annotate;
 mod attributes;
 mod error;
 mod import;
@@ -26,9 +27,10 @@ mod pretty;
 mod print;
 mod syntax;
 
+pub use annotate::{Annotations, SiteAnnotation};
 pub use error::StablehloError;
 
-use shardwright_graph::{Graph, Role, TensorId};
+use shardwright_graph::{Graph, OpId, Role, TensorId};
 
 /// What a text does not say.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +52,42 @@ pub struct Imported {
     pub results: Vec<TensorId>,
     /// What was not taken literally: opaque ops, branches of which both sides are computed.
     pub notes: Vec<String>,
+    /// What became of the program's operations, in the order of the text. Not of those in functions that are called
+    /// from several places: they became several things.
+    pub sites: Vec<Site>,
+}
+
+/// An operation of the text, and what it is in the graph.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// Where it begins in the text, in bytes.
+    pub at: usize,
+    /// What its location calls it: `jit(f)/block/dot_general`, without the outermost function.
+    pub name: Option<String>,
+    /// Its operands, where an op of the graph reads them.
+    pub operands: Vec<Option<Reader>>,
+    /// Its results, where they are in the graph.
+    pub results: Vec<Option<Place>>,
+}
+
+/// A value of the program as a tensor of the graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// For each dimension of the value, that of the tensor; none where the value repeats the tensor.
+    pub dims: Vec<Option<usize>>,
+}
+
+/// An operand as an input of an op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reader {
+    /// What is read.
+    pub place: Place,
+    /// The op that reads it.
+    pub op: OpId,
+    /// Which of the op's inputs it is.
+    pub input: usize,
 }
 
 /// Reads a text, called `file` in errors.
@@ -61,4 +99,9 @@ pub fn import(text: &str, file: &str, options: &Options) -> Result<Imported, Sta
 /// Writes a text's program in MLIR's generic form, which says the same.
 pub fn normalise(text: &str, file: &str) -> Result<String, StablehloError> {
     parser::parse(text).map(|program| program.to_string()).map_err(|fault| fault.locate(file, text))
+}
+
+/// Writes a text's program in MLIR's generic form with shardings in Shardy's dialect.
+pub fn annotate(text: &str, file: &str, known: &Annotations) -> Result<String, StablehloError> {
+    annotate::annotate(text, known).map_err(|fault| fault.locate(file, text))
 }

@@ -9,6 +9,7 @@ use super::{
     },
     Importer, body_of,
     roles::{Roles, infer, pointwise},
+    sites::Absorbed,
     steps::{Origin, Slot, Source, Step, Steps},
     value::Value,
 };
@@ -34,7 +35,7 @@ impl<'a> Importer<'a> {
             Some(Attribute::Text(name)) => (*name).to_string(),
             _ => "stablehlo".into(),
         };
-        absorb_transpositions(&mut self.steps, &results);
+        let absorbed = absorb_transpositions(&mut self.steps, &results);
         let live = live(&self.steps, &results);
         let mut build = Build {
             builder: GraphBuilder::new(name),
@@ -59,7 +60,9 @@ impl<'a> Importer<'a> {
         for (step, _) in self.steps.steps.iter().zip(&live).filter(|(_, live)| **live) {
             build.add(&self.steps, step)?;
         }
-        build.finish(&self.steps, &roles, &arguments, &results, self.notes)
+        let sites = self.sites.finish(&self.steps, &absorbed, &build.tensors, build.builder.graph());
+        let imported = build.finish(&self.steps, &roles, &arguments, &results, self.notes)?;
+        Ok(Imported { sites, ..imported })
     }
 
     /// Roles that people told by name.
@@ -166,8 +169,9 @@ fn live(steps: &Steps, results: &[Slot]) -> Vec<bool> {
     live
 }
 
-/// A product that is read by one transposition only makes its result in that order at once.
-fn absorb_transpositions(steps: &mut Steps, results: &[Slot]) {
+/// A product that is read by one transposition only makes its result in that order at once; says which ones do.
+fn absorb_transpositions(steps: &mut Steps, results: &[Slot]) -> Absorbed {
+    let mut absorbed = Absorbed::default();
     let live = live(steps, results);
     let mut readers = vec![0u32; steps.slots()];
     for (step, _) in steps.steps.iter().zip(&live).filter(|(_, live)| **live) {
@@ -195,7 +199,9 @@ fn absorb_transpositions(steps: &mut Steps, results: &[Slot]) {
         idle.outputs = smallvec::smallvec![from];
         steps.move_output(outputs[0], maker);
         steps.move_output(from, i as u32);
+        absorbed.insert(from, (outputs[0], perm));
     }
+    absorbed
 }
 
 /// For arguments that are ids: the least table that they count in.
@@ -306,6 +312,6 @@ impl Build {
         }
         let graph = self.builder.finish();
         shardwright_graph::verify::verify(&graph).map_err(|e| Fault::new(self.at, e.to_string()))?;
-        Ok(Imported { graph, arguments: given, results: tensors, notes })
+        Ok(Imported { graph, arguments: given, results: tensors, notes, sites: Vec::new() })
     }
 }

@@ -12,12 +12,14 @@ mod read;
 mod reduce;
 mod roles;
 mod shape;
+mod sites;
 mod sort;
 mod steps;
 mod value;
 mod window;
 
 use self::{
+    sites::{Seen, Sites},
     steps::Steps,
     value::{Typed, Value},
 };
@@ -43,6 +45,7 @@ struct Importer<'a> {
     options: &'a Options,
     functions: HashMap<&'a str, &'a Operation<'a>>,
     steps: Steps,
+    sites: Sites,
     notes: Vec<String>,
     /// Numbers of the places that calls and loops lead to, by where they come from.
     paths: HashMap<(u32, usize), u32>,
@@ -89,6 +92,7 @@ pub(super) fn import(program: &Program<'_>, options: &Options) -> Result<Importe
         options,
         functions,
         steps: Steps::default(),
+        sites: Sites::default(),
         notes: Vec::new(),
         paths: HashMap::new(),
         scope: Vec::new(),
@@ -178,6 +182,7 @@ impl<'a> Importer<'a> {
         self.steps.ordinal = 0;
         self.steps.name = self.name_of(operation);
         let what = Reading { operation, operands: &operands, types: &types, results: &results };
+        let (first, path) = (self.steps.steps.len() as u32, self.steps.path);
         let values = self.dispatch(&what, scope)?;
         if values.len() != results.len() {
             return Err(what.fault(format!(
@@ -192,6 +197,12 @@ impl<'a> Importer<'a> {
                 return Err(what.fault(format!("it makes {found}, but the text says {}", result.ty)));
             }
         }
+        // What a loop's operands are read by is said where they are read.
+        let last = if operation.regions.len() > 1 { first } else { self.steps.steps.len() as u32 };
+        let name = operation.location.and_then(|text| self.location_name(text));
+        let results = values.clone();
+        self.sites
+            .see(operation.at, Seen { name, path, operands, results, steps: first..last, shared: false });
         Ok(values)
     }
 

@@ -1,0 +1,79 @@
+//! What plans of the stored JAX programs say about the programs themselves.
+
+use flate2::read::GzDecoder;
+use shardwright_export::{Shardings, Spec};
+use shardwright_frontend::stablehlo::{Imported, Options, import};
+use shardwright_machine::{Mesh, builtin};
+use shardwright_plan::{Demands, Problem, plan, strategy};
+use shardwright_search::Control;
+use std::io::Read;
+
+fn program(name: &str) -> Imported {
+    let path = format!("{}/../frontend/tests/stablehlo/{name}.mlir.gz", env!("CARGO_MANIFEST_DIR"));
+    let mut text = String::new();
+    GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
+    import(&text, name, &Options::default()).unwrap()
+}
+
+fn planned(program: &Imported, solver: &str) -> (Shardings, Mesh) {
+    let machine = builtin("flat:4").unwrap();
+    let problem = Problem::new(&program.graph, &machine, None).unwrap();
+    let plan = plan(&problem, strategy::find(solver).unwrap(), &Demands::default(), &Control::new()).unwrap();
+    let mesh = plan.mesh(&machine).unwrap();
+    let configs = plan.configs(&program.graph, &mesh).unwrap();
+    (Shardings::of(program, &program.graph, &mesh, &configs).unwrap(), mesh)
+}
+
+fn divides(spec: &Spec, shape: &[u64], mesh: &Mesh) -> bool {
+    let size =
+        |name: &String| mesh.axes().iter().find(|axis| axis.name == *name).map_or(0, |a| u64::from(a.size));
+    spec.0.len() == shape.len()
+        && spec.0.iter().zip(shape).all(|(axes, n)| {
+            let parts: u64 = axes.iter().flatten().map(size).product();
+            parts > 0 && n % parts == 0
+        })
+}
+
+#[test]
+fn next_values_lie_as_what_they_replace() {
+    for (name, solver) in
+        [("mlp_sgd", "exact"), ("gpt_adam", "exact"), ("scan_transformer", "data"), ("moe", "fsdp")]
+    {
+        let program = program(name);
+        let (shardings, mesh) = planned(&program, solver);
+        for (&t, spec) in program.arguments.iter().zip(&shardings.arguments) {
+            assert!(divides(spec, &program.graph.tensor(t).ty.shape, &mesh), "{name}: {spec}");
+        }
+        for carry in &program.graph.carries {
+            let old = program.arguments.iter().position(|&t| t == carry.old).unwrap();
+            let new = program.results.iter().position(|&t| t == carry.new).unwrap();
+            assert_eq!(shardings.arguments[old], shardings.results[new], "{name}");
+        }
+        let split = |spec: &Option<Spec>| spec.as_ref().is_some_and(|spec| !spec.is_whole());
+        assert!(
+            shardings.sites.iter().any(|site| site.results.iter().any(split)),
+            "{name}: nothing is split"
+        );
+    }
+}
+
+#[test]
+fn fully_sharded_steps_store_shards_of_weights() {
+    let program = program("mlp_sgd");
+    let (shardings, _) = planned(&program, "fsdp");
+    let stored: Vec<String> = shardings.arguments.iter().map(Spec::to_string).collect();
+    assert!(stored.iter().take(3).all(|spec| spec.contains("gpu.0")), "{stored:?}");
+}
+
+#[test]
+fn every_product_says_how_its_operands_lie() {
+    let program = program("named_mlp_sgd");
+    let (shardings, _) = planned(&program, "exact");
+    let product = |name: &Option<String>| name.as_ref().is_some_and(|name| name.ends_with("dot_general"));
+    let products: Vec<_> = shardings.sites.iter().filter(|site| product(&site.name)).collect();
+    assert!(products.len() >= 4, "{}", products.len());
+    for site in products {
+        assert!(site.operands.iter().all(Option::is_some), "{site:?}");
+        assert!(site.results.iter().all(Option::is_some), "{site:?}");
+    }
+}

@@ -1,0 +1,134 @@
+//! Where the operations of the text ended up in the graph: what plans for the graph say about the program that it
+//! came from.
+//!
+//! Constants, broadcasts and transpositions that no op carries out have no tensor of their own; where a tensor with
+//! the same elements is there, it is named together with what its dimensions are to the value.
+
+use super::{
+    super::{Place, Reader, Site},
+    steps::{Slot, Source, Steps},
+    value::Value,
+};
+use rustc_hash::FxHashMap;
+use shardwright_graph::{Graph, Op, TensorId};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// What was seen of an operation while it was walked.
+pub(super) struct Seen {
+    pub name: Option<String>,
+    /// The calls and loops around it.
+    pub path: u32,
+    pub operands: Vec<Value>,
+    pub results: Vec<Value>,
+    /// The steps that it became.
+    pub steps: Range<u32>,
+    /// Whether it was walked in several places: then nothing can be said about it as such.
+    pub shared: bool,
+}
+
+/// Operations by where they begin in the text. Of a loop's iterations the last one counts: the first starts from
+/// constants.
+#[derive(Default)]
+pub(super) struct Sites {
+    seen: FxHashMap<usize, Seen>,
+}
+
+/// Products that make their result in another order: what was asked for, what is made, and the order.
+pub(super) type Absorbed = FxHashMap<Slot, (Slot, SmallVec<[usize; 4]>)>;
+
+impl Sites {
+    pub fn see(&mut self, at: usize, mut seen: Seen) {
+        if let Some(before) = self.seen.get(&at) {
+            seen.shared = before.shared || before.path != seen.path;
+        }
+        self.seen.insert(at, seen);
+    }
+
+    /// The sites in the order of the text, once it is known which slots are tensors.
+    pub fn finish(
+        self,
+        steps: &Steps,
+        absorbed: &Absorbed,
+        tensors: &[Option<TensorId>],
+        graph: &Graph,
+    ) -> Vec<Site> {
+        let find = Find { steps, absorbed, tensors };
+        let mut sites: Vec<Site> = Vec::new();
+        let mut seen: Vec<(usize, Seen)> = self.seen.into_iter().filter(|(_, seen)| !seen.shared).collect();
+        seen.sort_unstable_by_key(|(at, _)| *at);
+        for (at, seen) in seen {
+            let results: Vec<Option<Place>> = seen.results.iter().map(|value| find.place(value)).collect();
+            let made = seen.steps.clone().filter_map(|step| find.made(step));
+            let ops: SmallVec<[_; 4]> =
+                made.chain(results.iter().flatten().map(|place| place.tensor)).collect();
+            let reader = |value: &Value| {
+                let place = find.place(value)?;
+                let reads = |tensor: &TensorId| {
+                    let op = graph.tensor(*tensor).producer?;
+                    let input = graph.node(op).inputs.iter().position(|&t| t == place.tensor)?;
+                    Some((op, input))
+                };
+                let (op, input) = ops.iter().find_map(reads)?;
+                Some(Reader { place, op, input })
+            };
+            let operands = seen.operands.iter().map(reader).collect();
+            sites.push(Site { at, name: seen.name, operands, results });
+        }
+        sites
+    }
+}
+
+struct Find<'f> {
+    steps: &'f Steps,
+    absorbed: &'f Absorbed,
+    tensors: &'f [Option<TensorId>],
+}
+
+impl Find<'_> {
+    fn made(&self, step: u32) -> Option<TensorId> {
+        let step = &self.steps.steps[step as usize];
+        step.outputs.first().and_then(|slot| self.tensors[slot.0 as usize])
+    }
+
+    fn place(&self, value: &Value) -> Option<Place> {
+        match value {
+            Value::Tensor(slot) => self.slot(*slot),
+            Value::Spread { slot, dims, shape } => {
+                let inner = self.slot(*slot)?;
+                let mut spread = vec![None; shape.rank()];
+                for (&to, dim) in dims.iter().zip(inner.dims) {
+                    // A dimension of size one that is repeated is not the tensor's.
+                    *spread.get_mut(to)? = dim.filter(|_| shape.get(to) == self.size(*slot, &dims[..], to));
+                }
+                Some(Place { tensor: inner.tensor, dims: spread })
+            }
+            Value::Constant(..) | Value::Stack(_) => None,
+        }
+    }
+
+    fn size(&self, slot: Slot, dims: &[usize], to: usize) -> Option<&u64> {
+        let from = dims.iter().position(|&d| d == to)?;
+        self.steps.ty(slot).shape.get(from)
+    }
+
+    fn slot(&self, slot: Slot) -> Option<Place> {
+        let whole = |tensor, rank| Place { tensor, dims: (0..rank).map(Some).collect() };
+        if let Some(tensor) = self.tensors[slot.0 as usize] {
+            return Some(whole(tensor, self.steps.ty(slot).rank()));
+        }
+        if let Some((made, perm)) = self.absorbed.get(&slot) {
+            let tensor = self.tensors[made.0 as usize]?;
+            let mut dims = vec![None; perm.len()];
+            for (to, &from) in perm.iter().enumerate() {
+                dims[from] = Some(to);
+            }
+            return Some(Place { tensor, dims });
+        }
+        let Source::Step(step) = self.steps.source(slot) else { return None };
+        let step = &self.steps.steps[step as usize];
+        let (Op::Transpose(transpose), [input]) = (&step.op, &step.inputs[..]) else { return None };
+        let inner = self.tensors[input.0 as usize]?;
+        Some(Place { tensor: inner, dims: transpose.perm.iter().map(|&p| Some(p)).collect() })
+    }
+}

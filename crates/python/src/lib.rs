@@ -1,0 +1,29 @@
+//! The native half of the Python package: `shardwright._native`. What users see is in `python/shardwright`.
+//!
+//! Planning runs on a thread of its own without the interpreter's lock; the calling thread looks ten times a second
+//! whether the user wants an end, and tells how the search goes.
+
+mod planned;
+mod task;
+
+use pyo3::prelude::*;
+
+pyo3::create_exception!(
+    shardwright,
+    PlanError,
+    pyo3::exceptions::PyValueError,
+    "No plan can be made: says why."
+);
+pyo3::create_exception!(shardwright, DoesNotFit, PlanError, "No plan fits the memory: says by how much.");
+
+/// The module.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("PlanError", module.py().get_type::<PlanError>())?;
+    module.add("DoesNotFit", module.py().get_type::<DoesNotFit>())?;
+    module.add_class::<planned::Planned>()?;
+    module.add_function(wrap_pyfunction!(task::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(task::devices, module)?)?;
+    Ok(())
+}

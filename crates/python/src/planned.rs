@@ -1,0 +1,86 @@
+//! A plan, with what it was made from.
+
+use crate::PlanError;
+use pyo3::prelude::*;
+use shardwright_export::{Shardings, collectives, to_sdy};
+use shardwright_machine::Mesh;
+use shardwright_plan::Plan;
+use shardwright_request::{Detail, Program, Request, summarise};
+
+/// A plan and the request that it answers.
+#[pyclass(frozen, module = "shardwright._native")]
+pub(crate) struct Planned {
+    plan: Plan,
+    request: Request,
+}
+
+impl Planned {
+    pub(crate) fn new(plan: Plan, request: Request) -> Self {
+        Self { plan, request }
+    }
+
+    fn with_shardings<T>(
+        &self,
+        then: impl FnOnce(&Program, &Shardings, &Mesh) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let Some(program) = &self.request.program else {
+            anyhow::bail!(
+                "only plans of StableHLO programs have shardings; this one was made for {}",
+                self.plan.model
+            );
+        };
+        let mesh = self.plan.mesh(&self.request.machine)?;
+        let configs = self.plan.configs(&self.request.graph, &mesh)?;
+        let shardings = Shardings::of(&program.imported, &self.request.graph, &mesh, &configs)?;
+        then(program, &shardings, &mesh)
+    }
+
+    fn collectives_json(&self) -> anyhow::Result<String> {
+        let mesh = self.plan.mesh(&self.request.machine)?;
+        let configs = self.plan.configs(&self.request.graph, &mesh)?;
+        Ok(serde_json::to_string(&collectives(&self.request.graph, &mesh, &configs))?)
+    }
+}
+
+fn failed(error: anyhow::Error) -> PyErr {
+    PlanError::new_err(format!("{error:#}"))
+}
+
+#[pymethods]
+impl Planned {
+    /// The plan's JSON.
+    fn to_json(&self) -> String {
+        self.plan.to_json()
+    }
+
+    /// The plan as people read it; `detail` is `verdict`, `usual` or `all`.
+    fn table(&self, detail: &str) -> PyResult<String> {
+        let detail = match detail {
+            "verdict" => Detail::Verdict,
+            "all" => Detail::All,
+            _ => Detail::Usual,
+        };
+        let mut text = Vec::new();
+        summarise(&mut text, &self.plan, detail)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// How the values of the program lie: JSON.
+    fn shardings(&self, py: Python<'_>) -> PyResult<String> {
+        let json = |shardings: &Shardings| Ok(serde_json::to_string(shardings)?);
+        py.detach(|| self.with_shardings(|_, shardings, _| json(shardings))).map_err(failed)
+    }
+
+    /// The program with its shardings in Shardy's dialect.
+    fn to_sdy(&self, py: Python<'_>) -> PyResult<String> {
+        let write = |program: &Program, shardings: &Shardings, mesh: &Mesh| {
+            Ok(to_sdy(&program.text, &self.plan.model, shardings, mesh)?)
+        };
+        py.detach(|| self.with_shardings(write)).map_err(failed)
+    }
+
+    /// What an engine has to exchange: JSON.
+    fn collectives(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| self.collectives_json()).map_err(failed)
+    }
+}
