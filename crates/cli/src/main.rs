@@ -36,6 +36,7 @@ enum Command {
     Run(commands::run::Args),
     Simulate(commands::simulate::Args),
     Profile(commands::profile::Args),
+    Export(commands::export::Args),
 }
 
 /// What a command that ran to its end has to say: the request was met, or it cannot be.
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         Some(Command::Run(args)) => commands::run::run(&args),
         Some(Command::Simulate(args)) => commands::simulate::run(&args),
         Some(Command::Profile(args)) => commands::profile::run(&args),
+        Some(Command::Export(args)) => commands::export::run(&args),
     };
     match verdict {
         Ok(Verdict::Done) => ExitCode::SUCCESS,

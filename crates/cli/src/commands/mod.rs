@@ -2,6 +2,7 @@
 
 pub mod compare;
 pub mod convert;
+pub mod export;
 pub mod machine;
 pub mod machines;
 pub mod models;

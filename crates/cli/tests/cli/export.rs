@@ -1,0 +1,48 @@
+//! `export`.
+
+use crate::{json, refused, shardwright};
+
+fn planned(model: &str, folder: &tempfile::TempDir) -> String {
+    let path = folder.path().join("plan.json").display().to_string();
+    let output = shardwright(&["plan", model, "--machine", "flat:4", "--solver", "data", "-q", "-o", &path]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    path
+}
+
+fn case(name: &str) -> String {
+    format!("{}/../frontend/tests/stablehlo/{name}.mlir.gz", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_program_with_shardings_is_a_program_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = planned(&case("mlp_sgd"), &folder);
+    let written = folder.path().join("sharded.mlir").display().to_string();
+    assert!(shardwright(&["export", &plan, "--to", "sdy", "-o", &written]).status.success());
+    let text = std::fs::read_to_string(&written).unwrap();
+    assert!(
+        text.contains(r##""sdy.mesh"() <{sym_name = "mesh", mesh = #sdy.mesh<["gpu.0"=2, "gpu.1"=2]>}>"##),
+        "{text}"
+    );
+    assert!(text.matches("sdy.sharding_constraint").count() > 20, "{text}");
+    assert!(text.contains(r#"sdy.sharding = #sdy.sharding<@mesh, [{"gpu.0", "gpu.1"}, {}]>"#), "{text}");
+    // Constraints change nothing: both are planned alike.
+    let same = |model: &str| json(&["plan", model, "--machine", "flat:4", "--json"])["objective"].clone();
+    assert_eq!(same(&written), same(&case("mlp_sgd")));
+}
+
+#[test]
+fn shardings_have_an_entry_per_argument() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = planned(&case("mlp_sgd"), &folder);
+    let shardings = json(&["export", &plan, "--to", "jax"]);
+    assert_eq!(shardings["arguments"].as_array().unwrap().len(), 5);
+    assert_eq!(shardings["axes"][0]["size"], 2);
+}
+
+#[test]
+fn what_is_no_program_has_no_shardings() {
+    let folder = tempfile::tempdir().unwrap();
+    refused(&["export", &planned("mlp", &folder), "--to", "sdy"], "only plans of StableHLO programs");
+    refused(&["export", "nothing.json", "--to", "sdy"], "cannot read nothing.json");
+}
