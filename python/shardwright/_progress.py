@@ -1,0 +1,45 @@
+"""The line that tells how a long search goes."""
+
+import sys
+
+
+def show_seconds(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> show_seconds(0.0123)
+    '12.30 ms'
+    """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+class ProgressLine:
+    """Rewrites one line of standard error, for searches that take more than a second; gone when closed."""
+
+    def __init__(self) -> None:
+        self._written = 0
+
+    def __call__(self, elapsed: float, best: float | None, bound: float) -> None:
+        if elapsed < 1:
+            return
+        if best is None:
+            text = f"{elapsed:.0f} s: no plan yet, bound {show_seconds(bound)}"
+        else:
+            gap = max(best - bound, 0) / best if best > 0 else 0
+            text = f"{elapsed:.0f} s: best {show_seconds(best)} per step, gap {gap:.2%} (interrupt keeps the best)"
+        sys.stderr.write("\r" + text.ljust(self._written))
+        sys.stderr.flush()
+        self._written = len(text)
+
+    def close(self) -> None:
+        """Wipes the line."""
+        if self._written:
+            sys.stderr.write("\r" + " " * self._written + "\r")
+            sys.stderr.flush()
+            self._written = 0
+
+
+def wanted() -> bool:
+    """Whether somebody watches: a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,0 +1,127 @@
+"""`verify_plan`: what was predicted, held against what XLA compiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from ._hlo import Collective, collectives, predicted
+from ._parallelize import Parallelized
+
+# Kind, axes and bytes: what two collectives have to have in common to be the same.
+Key = tuple[str, tuple[str, ...], int]
+
+
+@dataclass
+class Verification:
+    """Predicted and compiled collectives and memory of a sharded step."""
+
+    predicted: Counter[Key]
+    compiled: Counter[Key]
+    #: What XLA makes of the shardings of the arguments alone.
+    propagated: Counter[Key]
+    predicted_peak_bytes: int
+    compiled_peak_bytes: int
+    propagated_peak_bytes: int
+    #: Where collectives come from: tensors for predicted ones, operations for compiled ones.
+    sources: dict[Key, set[str]] = field(default_factory=dict)
+
+    @property
+    def agreed(self) -> Counter[Key]:
+        """What was both predicted and compiled. XLA may reduce where a part of the sum would do: on CPUs it has no
+        scattered reduction, and sends as many bytes for the whole one."""
+        agreed = self.predicted & self.compiled
+        left, spare = self.predicted - agreed, self.compiled - agreed
+        for (kind, axes, size), count in left.items():
+            if kind == "reduce-scatter":
+                agreed[kind, axes, size] += min(count, spare["all-reduce", axes, size])
+        return +agreed
+
+    @property
+    def agreement(self) -> float:
+        """The bytes that were predicted and are sent, relative to all that were predicted or are sent."""
+        sums = [_sum(self.predicted), _sum(self.compiled), _sum(self.agreed)]
+        return sums[2] / max(sums[0] + sums[1] - sums[2], 1) if sums[0] or sums[1] else 1.0
+
+    @property
+    def share_predicted(self) -> float:
+        """Of the collectives that XLA does, how many were predicted to the byte."""
+        return self.agreed.total() / max(self.compiled.total(), 1) if self.compiled else 1.0
+
+    def table(self) -> str:
+        """Predicted, compiled and, as a peer, what Shardy propagates from the arguments alone."""
+        lines = [f"{'collective':<16} {'axes':<28} {'bytes':>12} {'predicted':>9} {'XLA':>6} {'inputs alone':>12}"]
+        keys = {*self.predicted, *self.compiled}
+        for key in sorted(keys, key=lambda key: (-key[2] * max(self.predicted[key], self.compiled[key]), key)):
+            kind, axes, size = key
+            counts = f"{self.predicted[key]:>9} {self.compiled[key]:>6} {self.propagated[key]:>12}"
+            note = "" if self.predicted[key] == self.compiled[key] else "  " + ", ".join(sorted(self.sources[key])[:2])
+            lines.append(f"{kind:<16} {' '.join(axes):<28} {size:>12} {counts}{note}")
+        other = sum(count for key, count in self.propagated.items() if key not in keys)
+        if other:
+            lines.append(f"{'others':<16} {'':<28} {'':>12} {'':>9} {'':>6} {other:>12}")
+        lines.append(
+            f"bytes of messages: {_sum(self.predicted)} predicted, {_sum(self.compiled)} by XLA, "
+            f"{_sum(self.propagated)} from inputs alone; {self.agreement:.1%} agree"
+        )
+        lines.append(
+            f"peak memory: {self.predicted_peak_bytes} predicted, {self.compiled_peak_bytes} by XLA, "
+            f"{self.propagated_peak_bytes} from inputs alone"
+        )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def verify_plan(step: Parallelized, *args: Any) -> Verification:
+    """Compiles a sharded step and compares its collectives and its memory with the plan's.
+
+    `args` are arguments of the step, or their shapes. As a peer, the step is also compiled with nothing but the
+    shardings of its arguments, from which XLA's own propagation (Shardy) finds the rest.
+    """
+    compiled = step.lower(*args).compile()
+    alone = jax.jit(
+        step.function, in_shardings=step.in_shardings, donate_argnums=step.donate_argnums, keep_unused=True
+    )
+    propagated = alone.lower(*args).compile()
+    lists = [
+        predicted(step.plan._native.collectives()),
+        collectives(compiled.as_text() or "", step.mesh.shape),
+        collectives(propagated.as_text() or "", step.mesh.shape),
+    ]
+    sources: dict[Key, set[str]] = {}
+    for entry in (entry for entries in lists for entry in entries):
+        sources.setdefault((entry.kind, entry.axes, entry.bytes), set()).add(entry.source)
+    return Verification(
+        predicted=_count(lists[0]),
+        compiled=_count(lists[1]),
+        propagated=_count(lists[2]),
+        predicted_peak_bytes=step.plan.peak_memory_bytes,
+        compiled_peak_bytes=_peak(compiled),
+        propagated_peak_bytes=_peak(propagated),
+        sources=sources,
+    )
+
+
+def _count(entries: Iterable[Collective]) -> Counter[Key]:
+    counts: Counter[Key] = Counter()
+    for entry in entries:
+        counts[entry.kind, entry.axes, entry.bytes] += entry.count
+    return counts
+
+
+def _sum(counts: Counter[Key]) -> int:
+    return sum(key[2] * count for key, count in counts.items())
+
+
+def _peak(compiled: Any) -> int:
+    usage = compiled.memory_analysis()
+    if usage is None:
+        return 0
+    size = usage.argument_size_in_bytes + usage.output_size_in_bytes + usage.temp_size_in_bytes
+    return int(size - usage.alias_size_in_bytes)

@@ -1,0 +1,33 @@
+"""One process of two with four devices each: runs sharded steps, and compares with the step on one device.
+
+    python one_of_two.py RANK PORT
+"""
+
+import os
+import sys
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+
+import jax
+import numpy as np
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"localhost:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]))
+
+import steps
+from jax.experimental import multihost_utils
+
+from shardwright.jax import parallelize
+
+assert jax.device_count() == 8 and jax.local_device_count() == 4
+for name, solver in [("mlp", "exact"), ("mlp", "fsdp"), ("moe", "data")]:
+    step, args = steps.CASES[name]()
+    args = jax.tree.map(np.asarray, args)
+    want = jax.jit(step)(*args)
+    fast = parallelize(step, *args, machine="cpu:8", solver=solver)
+    got = fast(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        whole = multihost_utils.process_allgather(a, tiled=True)
+        np.testing.assert_allclose(whole, b, rtol=2e-3, atol=2e-5)
+    print(name, solver, "agree", flush=True)

@@ -1,0 +1,118 @@
+"""Sharded steps compute what the step computes on one device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import steps
+
+from shardwright import PlanError
+from shardwright.jax import parallelize
+
+
+@functools.cache
+def case(name):
+    """A step, its arguments and what two steps make of them on one device."""
+    step, args = steps.CASES[name]()
+    first = jax.jit(step)(*args)
+    return step, args, first, jax.jit(step)(*follow(first, args))
+
+
+def follow(results, args):
+    """The arguments of the next step: what was computed in front, the same batch behind."""
+    return (*results[:-1], *args[len(results) - 1 :])
+
+
+def assert_close(got, want):
+    for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("solver", ["exact", "data", "megatron", "fsdp"])
+@pytest.mark.parametrize("name", steps.CASES)
+def test_results_equal_one_device(name, solver):
+    step, args, first, second = case(name)
+    fast = parallelize(step, *args, machine="cpu:8", solver=solver)
+    got = fast(*args)
+    assert_close(got, first)
+    # What a step makes lies where the next one wants it.
+    assert_close(fast(*follow(got, args)), second)
+    placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), got, fast.out_shardings)
+    assert all(jax.tree.leaves(placed))
+
+
+def test_levels_of_a_machine_are_axes_of_the_mesh():
+    step, args, first, _ = case("mlp")
+    fast = parallelize(step, *args, machine="p100x16:8")
+    assert [device.id for device in fast.mesh.devices.flat] == list(range(8))
+    assert [name.split(".")[0] for name in fast.mesh.axis_names] == sorted(
+        (name.split(".")[0] for name in fast.mesh.axis_names), key=["node", "gpu"].index
+    )
+    assert_close(fast(*args), first)
+
+
+def test_arguments_and_results_alone_may_be_pinned():
+    step, args, first, _ = case("mlp")
+    assert_close(parallelize(step, *args, machine="cpu:8", constrain=False)(*args), first)
+
+
+def test_shapes_are_enough_to_plan():
+    step, args, first, _ = case("mlp")
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+    fast = parallelize(step, *shapes, machine="cpu:8")
+    assert_close(fast(*fast.shard(args)), first)
+
+
+def test_donation_is_kept():
+    step, args, first, _ = case("mlp")
+    fast = parallelize(jax.jit(step, donate_argnums=0), *args, machine="cpu:8", solver="fsdp")
+    given = fast.shard(jax.tree.map(jnp.copy, args))
+    assert_close(fast(*given), first)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given[0]))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(given[1:]))
+    assert "aliasing_output" in fast.lower(*args).as_text() or "buffer_donor" in fast.lower(*args).as_text()
+
+
+def test_unused_and_scalar_arguments_and_constants_are_fine():
+    table = jnp.arange(32.0).reshape(8, 4)
+
+    def step(state, unused, x):
+        y = jnp.tanh(x @ table) * state["scale"]
+        return {"scale": state["scale"] * 0.5}, {"y": y, "seen": x, "constant": jnp.zeros(8)}
+
+    args = {"scale": jnp.float32(2)}, jnp.ones(3), steps.normal(16, 8)
+    assert_close(parallelize(step, *args, machine="cpu:8")(*args), step(*args))
+
+
+def test_every_kind_of_control_flow_is_walked():
+    def step(w, x, key):
+        def body(i, h):
+            return jax.lax.cond(i % 2 == 0, lambda h: jnp.tanh(h @ w), lambda h: h + 1, h)
+
+        h = jax.lax.fori_loop(0, 3, body, x)
+        keep = jax.random.bernoulli(key, 0.5, h.shape)
+        return jnp.where(keep, h, 0).sum(0)
+
+    args = steps.normal(16, 16, scale=0.3), steps.normal(32, 16), jax.random.PRNGKey(0)
+    assert_close(parallelize(step, *args, machine="cpu:8")(*args), step(*args))
+
+
+def test_another_structure_of_arguments_is_refused():
+    step, args, _, _ = case("mlp")
+    fast = parallelize(step, *args, machine="cpu:8")
+    with pytest.raises(TypeError, match="structure"):
+        fast(args[0][:-1], *args[1:])
+
+
+def test_machines_that_are_larger_than_the_computer_are_refused():
+    step, args, _, _ = case("mlp")
+    with pytest.raises(PlanError, match="64 devices, but there are 8"):
+        parallelize(step, *args, machine="h100x64")
+
+
+def test_explain_tells_of_plan_mesh_and_arguments():
+    step, args, _, _ = case("mlp")
+    text = parallelize(step, *args, machine="cpu:8", solver="data").explain()
+    assert "8 devices" in text and "mesh: worker.0:2" in text and "results:" in text

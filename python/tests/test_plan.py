@@ -1,0 +1,94 @@
+"""The Python face of planning."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+import shardwright
+
+
+def test_bad_requests_say_what_is_wrong():
+    for options, reason in [
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"model": "mlp", "machine": "no-such-machine"}, "no-such-machine"),
+        ({"model": "mlp", "solver": "no-such-solver"}, "no-such-solver"),
+        ({"model": "mlp", "memory": "much"}, "much"),
+        ({"model": "mlp", "optimizer": "magic"}, "magic"),
+        ({"model": "mlp", "time": float("nan")}, "NaN"),
+        ({"model": "missing.mlir"}, "missing.mlir"),
+        ({"model": "module {\n  oops\n}"}, "program.mlir:"),
+    ]:
+        with pytest.raises(shardwright.PlanError, match=reason):
+            shardwright.plan(**options)
+
+
+def test_too_little_memory_is_an_error_of_its_own():
+    with pytest.raises(shardwright.DoesNotFit, match="does not fit|fits|memory"):
+        shardwright.plan("mlp", machine="flat:4", memory=1000)
+
+
+def test_text_and_file_give_the_same_plan(tmp_path):
+    text = """module @f {
+  func.func public @main(%w: tensor<64x32xf32>, %x: tensor<16x64xf32>) -> tensor<16x32xf32> {
+    %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<16x64xf32>, tensor<64x32xf32>) -> tensor<16x32xf32>
+    return %0 : tensor<16x32xf32>
+  }
+}
+"""
+    path = tmp_path / "f.mlir"
+    path.write_text(text)
+    ops = [shardwright.plan(model, machine="flat:4").data["ops"] for model in (text, path)]
+    assert ops[0] == ops[1]
+
+
+def test_reports_are_written_whole(tmp_path):
+    plan = shardwright.plan("mlp", machine="flat:2")
+    page = plan.report(tmp_path / "plan.html")
+    assert (tmp_path / "plan.html").read_text(encoding="utf-8") == page
+    assert os.listdir(tmp_path) == ["plan.html"]
+    assert all(layer["name"] in page for layer in plan.data["layers"])
+    assert plan._repr_html_() in page
+
+
+def test_json_is_what_the_command_line_reads():
+    data = json.loads(shardwright.plan("mlp", machine="flat:2").to_json())
+    assert data["format_version"] == 1
+    assert data["request"]["model"] == "mlp"
+
+
+def test_other_threads_run_while_a_plan_is_made():
+    ticks = []
+    done = threading.Event()
+
+    def tick():
+        while not done.wait(0.005):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    start = time.monotonic()
+    shardwright.plan("vgg16", machine="p100x16", time=10, threads=1)
+    end = time.monotonic()
+    done.set()
+    thread.join()
+    during = [t for t in ticks if start < t < end]
+    assert len(during) >= 2
+
+
+def test_an_interrupt_returns_the_best_so_far():
+    # The first news of the search interrupt it.
+    def interrupt(elapsed, best, bound):
+        if best is not None and not told:
+            told.append(best)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    told: list[float] = []
+    plan = shardwright.plan("inception_v3", machine="p100x16", time=300, progress=interrupt)
+    if not told:
+        pytest.skip("the search was over before it could be interrupted")
+    assert plan.step_seconds > 0
+    assert plan.proved_optimal or any("interrupted" in warning for warning in plan.warnings)

@@ -1,0 +1,50 @@
+"""Predicted collectives and memory against what XLA compiles."""
+
+import pytest
+import steps
+
+from shardwright.jax import parallelize, verify_plan
+from shardwright.jax._hlo import collectives
+
+MESH = {"a": 2, "b": 2, "c": 2}
+
+
+def test_groups_of_every_form_are_read():
+    text = """HloModule m
+%add (x: f32[], y: f32[]) -> f32[] {
+}
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %r = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
+}
+%cond (p: (s32[], f32[8])) -> pred[] {
+}
+ENTRY %main (p0: f32[8]) -> f32[8] {
+  %w = (s32[], f32[8]) while(%t), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %g = f32[16,4]{1,0} all-gather(%p0), channel_id=2, replica_groups=[4,2]<=[2,2,2]T(1,2,0), dimensions={0}
+  %s = (f32[4]{0}, bf16[2,2]{1,0}) all-reduce(%a, %b), replica_groups=[2,4]<=[8], to_apply=%add
+  %c = f32[2]{0} reduce-scatter(%p0), replica_groups=[1,8]<=[8], dimensions={0}, to_apply=%add
+  %n = f32[4,4]{1,0} all-reduce(%p0), replica_groups=mesh['x'=1,'y'=2,'z'=4], device_ids=([4,2]T(1,0)) {'y'}, to_apply=%add
+  %o = f32[4,8]{1,0} all-reduce(%p0), replica_groups=mesh['x'=8] {'x':(2)2}, to_apply=%add
+  %m = f32[4]{0} collective-permute(%p0), source_target_pairs={{0,2},{2,0},{1,1}}
+}
+"""
+    found = {(c.kind, c.axes, c.bytes, c.count) for c in collectives(text, MESH)}
+    assert found == {
+        ("all-reduce", ("c",), 32, 3),
+        ("all-gather", ("a",), 256, 1),
+        ("all-reduce", ("b", "c"), 16, 1),
+        ("all-reduce", ("b", "c"), 8, 1),
+        ("all-reduce", ("c",), 64, 1),
+        ("all-reduce", ("b",), 128, 1),
+        ("reduce-scatter", ("a", "b", "c"), 64, 1),
+        ("collective-permute", ("b",), 16, 1),
+    }
+
+
+@pytest.mark.parametrize("name, solver, least", [("mlp", "data", 0.99), ("mlp", "fsdp", 0.9), ("mlp", "exact", 0.9)])
+def test_xla_sends_what_was_predicted(name, solver, least):
+    step, args = steps.CASES[name]()
+    fast = parallelize(step, *args, machine="cpu:8", solver=solver)
+    verification = verify_plan(fast, *args)
+    assert verification.agreement >= least, verification.table()
+    assert "by XLA" in verification.table()
