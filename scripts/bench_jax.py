@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Times training steps under JAX on host devices: data parallelism, every 2D mesh, and our plan.
+
+    python scripts/bench_jax.py [--devices 16] [--seconds 500] [--only mlp]
+
+Prints one Markdown row per workload as soon as it is measured. A 2D mesh DxM has the batch on D and the weights on M,
+columns and rows in turn (Megatron's way), XLA filling in the rest; 16x1 is data, 1x16 parameter parallelism. Our plan is
+made for the machine as `shardwright.jax.probe` measures it first. Times are medians of five steps, all in one process.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--devices", type=int, default=16)
+parser.add_argument("--seconds", type=float, default=500)
+parser.add_argument("--only", default="")
+ARGS = parser.parse_args()
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={ARGS.devices} " + os.environ.get("XLA_FLAGS", "")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax import lax  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+from shardwright.jax import parallelize, probe, verify_plan  # noqa: E402
+from shardwright.jax._probe import median_seconds  # noqa: E402
+
+START = time.monotonic()
+
+
+def sgd(loss):
+    def step(params, *batch):
+        value, grads = jax.value_and_grad(loss)(params, *batch)
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), value
+
+    return step
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.full(shape, 0.01, dtype)
+
+
+def mlp(batch, hidden, layers=4):
+    def loss(params, x, y):
+        for w in params[:-1]:
+            x = jax.nn.relu(x @ w)
+        return jnp.mean((x @ params[-1] - y) ** 2)
+
+    params = [zeros(hidden, hidden) for _ in range(layers)]
+    specs = [P(None, "m") if i % 2 == 0 else P("m", None) for i in range(layers)]
+    return sgd(loss), (params, zeros(batch, hidden), zeros(batch, hidden)), (specs, P("d"), P("d"))
+
+
+def convs(channels, pools, image, classes, dense, batch):
+    def loss(params, x, y):
+        for w, pool in zip(params["conv"], pools, strict=True):
+            x = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jax.nn.relu(x)
+            if pool:
+                x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        x = x.reshape(x.shape[0], -1)
+        for w in params["dense"][:-1]:
+            x = jax.nn.relu(x @ w)
+        return jnp.mean((x @ params["dense"][-1] - y) ** 2)
+
+    sizes = [3, *channels]
+    side = image >> sum(pools)
+    widths = [side * side * channels[-1], dense, dense, classes]
+    params = {
+        "conv": [zeros(3, 3, i, o) for i, o in zip(sizes, sizes[1:])],
+        "dense": [zeros(i, o) for i, o in zip(widths, widths[1:])],
+    }
+    specs = {
+        "conv": [P() for _ in channels],
+        "dense": [P(None, "m") if i % 2 == 0 else P("m", None) for i in range(len(widths) - 1)],
+    }
+    return sgd(loss), (params, zeros(batch, image, image, 3), zeros(batch, classes)), (specs, P("d"), P("d"))
+
+
+def alexnet(batch=256):
+    return convs([64, 192, 384, 256, 256], [1, 1, 0, 0, 1], 32, 1024, 4096, batch)
+
+
+def vgg16(batch=64):
+    channels = [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+    return convs(channels, [0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1], 32, 1024, 4096, batch)
+
+
+def gpt(batch=16, seq=128, width=512, heads=16, layers=4, vocab=8192):
+    def norm(x):
+        return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+
+    def loss(params, tokens):
+        x = params["embed"][tokens]
+        for p in params["blocks"]:
+            n, s, d = x.shape
+            h = norm(x)
+            q, k, v = ((h @ p[name]).reshape(n, s, heads, d // heads) for name in ("q", "k", "v"))
+            scores = jax.nn.softmax(jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(d / heads))
+            x = x + jnp.einsum("nhst,nthd->nshd", scores, v).reshape(n, s, d) @ p["o"]
+            x = x + jax.nn.gelu(norm(x) @ p["up"]) @ p["down"]
+        logits = jax.nn.log_softmax(norm(x) @ params["embed"].T)
+        return -jnp.mean(jnp.take_along_axis(logits, tokens[..., None], -1))
+
+    d = width
+    shapes = {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}
+    rows = {name: P("m", None) if name in ("o", "down") else P(None, "m") for name in shapes}
+    params = {"embed": zeros(vocab, d), "blocks": [{k: zeros(*s) for k, s in shapes.items()} for _ in range(layers)]}
+    specs = {"embed": P(), "blocks": [rows] * layers}
+    return sgd(loss), (params, zeros(batch, seq, dtype=np.int32).astype(np.int32)), (specs, P("d"))
+
+
+WORKLOADS = {
+    "mlp h4096 b512": lambda: mlp(512, 4096),
+    "mlp h2048 b4096": lambda: mlp(4096, 2048),
+    "mlp h1024 b256": lambda: mlp(256, 1024),
+    "mlp h1024 b4096": lambda: mlp(4096, 1024),
+    "mlp h2048 b512": lambda: mlp(512, 2048),
+    "mlp h4096 b2048": lambda: mlp(2048, 4096),
+    "alexnet 32x32 b256": alexnet,
+    "vgg16 32x32 b64": vgg16,
+    "gpt 4x512 b16x128": gpt,
+    "mlp h4096 b256": lambda: mlp(256, 4096),
+    "mlp h2048 b2048": lambda: mlp(2048, 2048),
+}
+
+
+def timed(jitted, args):
+    compiled = jitted.lower(*args).compile()
+    return median_seconds(lambda: compiled(*args))
+
+
+def on_mesh(step, args, specs, data, model):
+    mesh = Mesh(np.asarray(jax.devices()).reshape(data, model), ("d", "m"))
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+    placed = jax.device_put(args, shardings)
+    return timed(jax.jit(step, in_shardings=shardings, out_shardings=(shardings[0], None)), placed)
+
+
+def ours(step, args, machine):
+    fast = parallelize(step, *args, machine=machine, time=20)
+    seconds = timed(fast, fast.shard(args))
+    return seconds, fast
+
+
+def main():
+    count = ARGS.devices
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        text = probe()
+        print(text.replace("\n", "\n# ").rstrip("# "), flush=True)
+        file.write(text)
+        file.flush()
+        meshes = [(count // m, m) for m in (1 << i for i in range(count.bit_length())) if count % m == 0]
+        print(f"| step | {' | '.join(f'{d}x{m}' for d, m in meshes)} | ours | over data | best other / ours | bytes agree | predicted |")
+        print(f"|---|{'---|' * (len(meshes) + 5)}", flush=True)
+        for name, make in WORKLOADS.items():
+            if ARGS.only not in name:
+                continue
+            if time.monotonic() - START > ARGS.seconds:
+                print(f"{name}: no time left", file=sys.stderr)
+                continue
+            step, args, specs = make()
+            others = [on_mesh(step, args, specs, d, m) for d, m in meshes]
+            seconds, fast = ours(step, args, file.name)
+            agree = verify_plan(fast, *args).agreement
+            cells = " | ".join(f"{s * 1e3:.1f} ms" for s in others)
+            print(
+                f"| {name} | {cells} | {seconds * 1e3:.1f} ms | {others[0] / seconds:.2f} | "
+                f"{min(others) / seconds:.2f} | {agree:.0%} | {fast.plan.step_seconds * 1e3:.1f} ms |",
+                flush=True,
+            )
+
+
+main()
