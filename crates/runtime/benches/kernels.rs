@@ -179,7 +179,10 @@ fn main() {
     linear("linear 64x1024 to 1024", 64, 1024, 1024);
     linear("linear 32x25088 to 4096", 32, 25_088, 4096);
     linear("linear 512x768 to 3072", 512, 768, 3072);
-    for (rows, size) in [(16, 512), (16, 2048), (64, 512), (64, 2048), (256, 512), (256, 2048)] {
+    for rows in [1, 4, 16] {
+        linear(&format!("linear {rows}x4096 to 4096"), rows, 4096, 4096);
+    }
+    for (rows, size) in [(4, 4096), (16, 512), (16, 2048), (64, 512), (64, 2048), (256, 512), (256, 2048)] {
         few_rows(rows, size, size);
     }
     conv("vgg conv1_1 3 to 64, 224", 1, 3, 64, 224, 3);

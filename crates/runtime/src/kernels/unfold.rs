@@ -68,20 +68,9 @@ pub(crate) fn unfold<T: Float>(
             after.fill(T::ZERO);
             match stride {
                 1 => to.copy_from_slice(&x[piece.input..][..piece.met]),
-                2 => copy_by::<T, 2>(&x[piece.input..], to),
-                _ => to.iter_mut().zip(x[piece.input..].iter().step_by(stride)).for_each(|(to, &x)| *to = x),
+                _ => windows.for_met(&piece, x, |i, x| to[i] = x),
             }
         });
-    }
-}
-
-/// Copies every `N`-th element.
-fn copy_by<T: Float, const N: usize>(x: &[T], to: &mut [T]) {
-    let (chunks, rest) = x.as_chunks::<N>();
-    to.iter_mut().zip(chunks).for_each(|(to, chunk)| *to = chunk[0]);
-    // The last element may lie in a chunk that the input ends in.
-    if let (Some(to), Some(&x)) = (to.get_mut(chunks.len()), rest.first()) {
-        *to = x;
     }
 }
 

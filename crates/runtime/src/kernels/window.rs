@@ -128,6 +128,26 @@ impl Windows {
         }
     }
 
+    /// Visits what a piece meets of the input: how far into the piece, and the element.
+    #[inline(always)]
+    pub fn for_met<T: Copy>(&self, piece: &Piece, x: &[T], mut visit: impl FnMut(usize, T)) {
+        // Where nothing is met, the place may lie outside.
+        let x = x.get(piece.input..).unwrap_or(&[]);
+        match self.axes[2].stride {
+            1 => x.iter().take(piece.met).enumerate().for_each(|(i, &x)| visit(i, x)),
+            2 => {
+                // In pairs, which compilers know how to take apart; the last may lie at the end of the input.
+                let (pairs, rest) = x.as_chunks::<2>();
+                let pairs = &pairs[..piece.met.min(pairs.len())];
+                pairs.iter().enumerate().for_each(|(i, &[x, _])| visit(i, x));
+                if let (true, Some(&x)) = (pairs.len() < piece.met, rest.first()) {
+                    visit(pairs.len(), x);
+                }
+            }
+            stride => x.iter().step_by(stride).take(piece.met).enumerate().for_each(|(i, &x)| visit(i, x)),
+        }
+    }
+
     /// Visits the outputs `part` row by row: how far into the part, depth, height, and the part of the row.
     #[inline(always)]
     fn for_rows(&self, part: Range<usize>, mut visit: impl FnMut(usize, usize, usize, Range<usize>)) {
