@@ -1,8 +1,8 @@
 """Measures training steps of real models on this machine's cores, beside JAX's data parallelism on as many host devices,
 and one thread's VGG-16 beside JAX's and PyTorch's.
 
-Needs the `shardwright` binary and python; columns of JAX and PyTorch stay empty where those are not installed. Results
-are kept as JSON (--output) and shown as the tables of docs/benchmarks.md, section "Running" (--markdown), both written
+Needs the `shardwright` binary and python; columns of JAX and PyTorch stay empty where those are not installed. Ours are
+predicted from `machine probe` and `profile` of the plans' own ops, made just before. Results are kept as JSON (--output) and shown as the tables of docs/benchmarks.md, section "Running" (--markdown), both written
 after every measurement. A measurement that the file has is not made again, and one that would not fit the time that is
 left (--budget) is left out: so the tables can be filled by several calls.
 
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Model, the plan that an expert would write, and floating-point operations of a step (products and convolutions).
@@ -79,14 +80,47 @@ def summary(answer):
     }
 
 
-def run_ours(binary, spec, machine, solver, steps, timeout, pinned=None):
-    command = [binary, "run", spec, "--machine", machine, "--solver", solver, "--steps", str(steps)]
-    return summary(answer_of(command + ["--no-verify", "--json", "--time", "20"], timeout, pinned))
+class Ours:
+    """Plans and runs with our own binary; what is measured of the machine is measured once and kept beside the results."""
 
+    def __init__(self, binary, folder, profile_seconds):
+        self.binary, self.folder, self.profile_seconds = str(Path(binary).resolve()), folder, profile_seconds
 
-def run_other(engine, spec, devices, steps, timeout, pinned=None):
-    command = [sys.executable, OTHER, engine, spec, "--devices", str(devices), "--steps", str(steps)]
-    return answer_of(command, timeout, pinned)
+    def call(self, *arguments, timeout=120):
+        """Whether a command did what it should."""
+        try:
+            return subprocess.run([self.binary, *arguments], capture_output=True, timeout=timeout).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def machine(self, devices):
+        """What `machine probe` found."""
+        path = self.folder / f"cpu{devices}.toml"
+        probed = path.exists() or self.call("machine", "probe", "--workers", str(devices), "-o", str(path))
+        return str(path) if probed else f"cpu:{devices}"
+
+    def plan(self, model, devices, solver, *more):
+        """A plan file; none where planning failed."""
+        path = self.folder / f"{model}-{devices}-{solver}.json"
+        arguments = ["plan", WORKLOADS[model][0], "--machine", self.machine(devices), "--solver", solver, "--time", "20"]
+        return str(path) if self.call(*arguments, "-o", str(path), *more) else None
+
+    def costs(self, model, devices):
+        """Times of the ops that the plans' devices run, on as many cores at once; none where that is not wanted."""
+        path = self.folder / f"{model}-{devices}-costs.json"
+        if self.profile_seconds > 0 and not path.exists():
+            plans = [self.plan(model, devices, solver) for solver in ("data", "exact", WORKLOADS[model][1])]
+            named = [part for plan in plans if plan for part in ("-m", plan)]
+            limit = self.profile_seconds * (3 if model == "vgg16" else 1)
+            self.call("profile", *named, "--workers", str(devices), "--time", str(limit), "-o", str(path), timeout=limit + 60)
+        return ["--costs", str(path)] if path.exists() else []
+
+    def run(self, model, devices, solver, timeout):
+        plan = self.plan(model, devices, solver, *self.costs(model, devices))
+        if plan is None:
+            return {"error": "cannot be planned"}
+        steps = str(steps_for(model, devices))
+        return summary(answer_of([self.binary, "run", plan, "--steps", steps, "--no-verify", "--json"], timeout))
 
 
 def shown(cell):
@@ -138,29 +172,21 @@ class Results:
 
 
 def measure_serial(results, binary, left):
-    """One thread each, on a core of its own; at once where there are cores enough, since none shares anything but memory."""
+    """One thread each, on a core of its own: at once where there are cores enough, since they share nothing but memory."""
     cores = sorted(os.sched_getaffinity(0))
-    started = []
+    ours = [binary, "run", SERIAL, "--machine", "cpu:1", "--solver", "data", "--steps", "3", "--no-verify", "--json"]
+    asked = []
     for i, column in enumerate(SERIAL_COLUMNS):
-        if column == "torch" and subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
-            continue
-        if not results.wants("serial", 1, column) or left() < 40:
-            continue
-        core = cores[i * len(cores) // len(SERIAL_COLUMNS)] if len(cores) >= 8 else cores[-1]
-        if column == "ours":
-            command = [binary, "run", SERIAL, "--machine", "cpu:1", "--solver", "data", "--steps", "3", "--no-verify", "--json"]
-        else:
-            command = [sys.executable, OTHER, column, SERIAL, "--steps", "3"]
-        ask = lambda command=command, core=core: summary(answer_of(command, left(), core))
-        started.append((column, ask))
-    if len(cores) >= 8:
-        from concurrent.futures import ThreadPoolExecutor
+        if results.wants("serial", 1, column) and left() > 40 and (column == "ours" or installed(column)):
+            command = ours if column == "ours" else [sys.executable, OTHER, column, SERIAL, "--steps", "3"]
+            asked.append((column, command, cores[i * len(cores) // len(SERIAL_COLUMNS)]))
+    measure = lambda column, command, core: results.put(("serial", 1, column), summary(answer_of(command, left(), core)))
+    with ThreadPoolExecutor(len(SERIAL_COLUMNS) if len(cores) >= 8 else 1) as pool:
+        list(pool.map(lambda one: measure(*one), asked))
 
-        with ThreadPoolExecutor() as pool:
-            answers = [(column, pool.submit(ask)) for column, ask in started]
-            started = [(column, answer.result) for column, answer in answers]
-    for column, ask in started:
-        results.put(("serial", 1, column), ask())
+
+def installed(module):
+    return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
 def main():
@@ -169,6 +195,7 @@ def main():
     parser.add_argument("--output", default="bench_run.json")
     parser.add_argument("--markdown", default="bench_run.md")
     parser.add_argument("--budget", type=float, default=500, help="seconds in all")
+    parser.add_argument("--profile", type=float, default=12, help="seconds for measuring the ops of a model's plans; 0 to predict without")
     parser.add_argument("--devices", default=None, help="e.g. 16,8,4,2 or a single number")
     parser.add_argument("--models", default="serial," + ",".join(WORKLOADS), help="`serial` is the comparison of one thread")
     arguments = parser.parse_args()
@@ -176,13 +203,12 @@ def main():
     left = lambda: arguments.budget - (time.monotonic() - start)
     cores = len(os.sched_getaffinity(0))
     counts = [int(n) for n in arguments.devices.split(",")] if arguments.devices else [n for n in (16, 8, 4, 2) if n <= max(cores, 2)]
-    binary = str(Path(arguments.binary).resolve())
     results = Results(arguments.output, arguments.markdown)
+    ours = Ours(arguments.binary, Path(arguments.output).resolve().parent, arguments.profile)
     models = arguments.models.split(",")
     if "serial" in models:
-        measure_serial(results, binary, left)
-    have_jax = subprocess.run([sys.executable, "-c", "import jax"], capture_output=True).returncode == 0
-    columns = COLUMNS if have_jax else COLUMNS[:3]
+        measure_serial(results, ours.binary, left)
+    columns = COLUMNS if installed("jax") else COLUMNS[:3]
     # Quick models first, so that a budget that ends early has missed little.
     for model in [model for model in WORKLOADS if model in models]:
         spec, expert, _ = WORKLOADS[model]
@@ -192,24 +218,14 @@ def main():
                 if needs > left():
                     results.put((model, devices, column), {"skipped": f"about {needs:.0f} s needed, {left():.0f} s left"})
                     continue
-                steps = steps_for(model, devices)
                 if column == "jax data":
-                    cell = run_other("jax", spec, devices, steps, left())
+                    steps = str(steps_for(model, devices))
+                    command = [sys.executable, OTHER, "jax", spec, "--devices", str(devices), "--steps", steps]
+                    cell = answer_of(command, left())
                 else:
-                    machine = machine_file(binary, devices, Path(arguments.output).parent)
-                    cell = run_ours(binary, spec, machine, expert if column == "expert" else column, steps, left())
+                    cell = ours.run(model, devices, expert if column == "expert" else column, left())
                 results.put((model, devices, column), cell)
     print(tables(results.cells))
-
-
-def machine_file(binary, devices, folder):
-    """What `machine probe` found, measured once."""
-    path = folder / f"cpu{devices}.toml"
-    if not path.exists():
-        probe = [binary, "machine", "probe", "--workers", str(devices), "-o", str(path)]
-        if subprocess.run(probe, capture_output=True).returncode != 0:
-            return f"cpu:{devices}"
-    return str(path)
 
 
 if __name__ == "__main__":

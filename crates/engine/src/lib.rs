@@ -16,14 +16,17 @@
 //! # Ok::<(), shardwright_engine::ExchangeError>(())
 //! ```
 //!
-//! [`run`] trains a lowered program for some steps and returns losses, weights and times.
+//! [`run`] trains a lowered program for some steps and returns losses, weights and times; [`Check`] holds them against
+//! the serial program's.
 
 mod bell;
 mod buffer;
+mod check;
 mod exchange;
 mod fabric;
 mod outcome;
 mod prepare;
+mod probe;
 mod remote;
 mod role;
 mod run;
@@ -34,10 +37,12 @@ mod worker;
 
 pub use bell::{Alarm, Bell};
 pub use buffer::{Buffer, Pool};
+pub use check::{Check, Difference};
 pub use exchange::{Exchange, ExchangeError, Member, Take, all_reduce, extents};
 pub use fabric::{Edge, Fabric, Packing, Placement};
 pub use outcome::{Outcome, assemble, median_after_first, relative_error};
 pub use prepare::{DeviceProgram, Job, Local, PrepareError, Prepared, SourceBlock, Task};
+pub use probe::collective_seconds;
 pub use remote::{Remote, Sockets};
 pub use role::{Progress, Role};
 pub use run::{DeviceOutcome, EngineError, Options, run, run_devices};

@@ -1,7 +1,7 @@
 //! From the program of all devices to each device's tasks: what is decided once, before the first step.
 //!
-//! An instruction becomes at most one task on a device, an all-reduce of several large tensors a few. Tasks name their
-//! values by the device's own numbers, and know who waits for them, so that a step only counts.
+//! An instruction becomes at most one task on a device, an all-reduce of several tensors a few: those that are small travel
+//! as one row. Tasks name their values by the device's own numbers, and know who waits for them, so that a step only counts.
 
 use crate::exchange::{Exchange, ExchangeError, Member, Take, all_reduce, extents};
 use crate::fabric::{Edge, Placement};
@@ -13,12 +13,17 @@ use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work
 use shardwright_machine::{AxisSet, DeviceId};
 use smallvec::{SmallVec, smallvec};
 
+/// Tensors of at most so many bytes are reduced as one row with others: copying them costs less than a message each.
+const SMALL_BYTES: u64 = 16 << 10;
+
 /// What a task does.
 pub enum Job {
     /// Runs a kernel.
     Compute(Op),
     /// Sees the same memory with another shape.
     View,
+    /// Lays the bytes of what it reads, one after the other, into what it writes.
+    Regroup,
     /// Takes part in an exchange.
     Exchange(Role),
 }
@@ -153,22 +158,67 @@ impl Prepared {
         everywhere: bool,
     ) -> Result<(), ExchangeError> {
         let instruction = program.instruction(id);
-        for which in 0..instruction.reads.len().min(instruction.writes.len()) {
-            for group in program.mesh.groups(axes) {
-                let devices: Vec<u32> = group.iter().map(|d| d.0).collect();
-                let (read, write) = (instruction.reads[which], instruction.writes[which]);
-                let from: Vec<Option<u32>> = self.numbers(&devices, read);
-                let to: Vec<Option<u32>> = self.numbers(&devices, write);
-                match combine {
-                    Some(how) if everywhere => {
-                        self.all_reduce(program, id, how, &devices, read, &from, &to)?;
-                    }
-                    _ => {
-                        let exchange = exchange(program, instruction, which, combine, &group)?;
-                        self.add_exchange(id, &exchange, &devices, &from, &to);
-                    }
-                }
+        for group in program.mesh.groups(axes) {
+            let devices: Vec<u32> = group.iter().map(|d| d.0).collect();
+            if let (Some(how), true) = (combine, everywhere) {
+                self.all_reduces(program, id, how, &devices)?;
+                continue;
             }
+            for (which, (&read, &write)) in instruction.reads.iter().zip(&instruction.writes).enumerate() {
+                let exchange = exchange(program, instruction, which, combine, &group)?;
+                let (from, to) = (self.numbers(&devices, read), self.numbers(&devices, write));
+                self.add_exchange(id, &exchange, &devices, &from, &to);
+            }
+        }
+        Ok(())
+    }
+
+    /// All-reduces within one group: large tensors each on its own, straight from where they lie; small ones as one row.
+    fn all_reduces(
+        &mut self,
+        program: &ParallelGraph,
+        id: InstructionId,
+        how: Combine,
+        devices: &[u32],
+    ) -> Result<(), ExchangeError> {
+        let instruction = program.instruction(id);
+        let first = DeviceId(devices[0]);
+        let mut small: Vec<(ValueId, ValueId, TensorType)> = Vec::new();
+        for (&read, &write) in instruction.reads.iter().zip(&instruction.writes) {
+            // Absent from one member, it is absent from all: the group lies on another side of a pin.
+            let Some(ty) = program.value(read).local_type(&program.mesh, first) else { continue };
+            if ty.bytes() <= SMALL_BYTES {
+                small.push((read, write, ty));
+                continue;
+            }
+            let (from, to) = (self.numbers(devices, read), self.numbers(devices, write));
+            self.all_reduce(id, how, &ty, devices, &from, &to)?;
+        }
+        let [(.., first), _, ..] = &small[..] else {
+            for (read, write, ty) in small {
+                let (from, to) = (self.numbers(devices, read), self.numbers(devices, write));
+                self.all_reduce(id, how, &ty, devices, &from, &to)?;
+            }
+            return Ok(());
+        };
+        let elements: u64 = small.iter().map(|(.., ty)| ty.shape.elements()).sum();
+        let row = TensorType::new(first.dtype, [elements]);
+        let mut rows = || -> Vec<Option<u32>> {
+            devices.iter().map(|&d| Some(self.devices[d as usize].add(row.clone(), false))).collect()
+        };
+        let (from, to) = (rows(), rows());
+        for (&device, &row) in devices.iter().zip(&from) {
+            let local = &mut self.devices[device as usize];
+            let reads = small.iter().filter_map(|(read, ..)| local.number(*read)).collect();
+            let writes = row.into_iter().collect();
+            local.push(Task { instruction: id, job: Job::Regroup, reads, writes });
+        }
+        self.all_reduce(id, how, &row, devices, &from, &to)?;
+        for (&device, &row) in devices.iter().zip(&to) {
+            let local = &mut self.devices[device as usize];
+            let writes = small.iter().filter_map(|(_, write, _)| local.number(*write)).collect();
+            let reads = row.into_iter().collect();
+            local.push(Task { instruction: id, job: Job::Regroup, reads, writes });
         }
         Ok(())
     }
@@ -177,20 +227,15 @@ impl Prepared {
         devices.iter().map(|&d| self.devices[d as usize].number(value)).collect()
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn all_reduce(
         &mut self,
-        program: &ParallelGraph,
         id: InstructionId,
         how: Combine,
+        ty: &TensorType,
         devices: &[u32],
-        value: ValueId,
         from: &[Option<u32>],
         to: &[Option<u32>],
     ) -> Result<(), ExchangeError> {
-        let first = DeviceId(devices[0]);
-        // Absent from one member, it is absent from all: the group lies on another side of a pin.
-        let Some(ty) = program.value(value).local_type(&program.mesh, first) else { return Ok(()) };
         let stages = all_reduce(ty.dtype, how, ty.shape.elements(), devices.len())?;
         match &stages[..] {
             [scatter, gather] => {

@@ -137,6 +137,29 @@ impl Progress {
         }
     }
 
+    /// Takes part in an exchange from its beginning to its end, waiting for the others; gives the result, if there is one.
+    /// None as well where somebody failed.
+    pub fn complete(
+        &mut self,
+        role: &Role,
+        fabric: &Fabric,
+        device: u32,
+        own: Option<&Arc<Buffer>>,
+        pool: &mut Pool,
+    ) -> Option<Arc<Buffer>> {
+        self.restart(role);
+        loop {
+            let seen = fabric.bell(device).rings();
+            if self.advance(role, fabric, own, pool) {
+                return self.take_result();
+            }
+            if fabric.alarm.is_raised() {
+                return None;
+            }
+            fabric.wait(device, seen);
+        }
+    }
+
     /// How many parts of the result are done.
     pub fn assembled(&self) -> usize {
         self.assembled

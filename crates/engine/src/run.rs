@@ -77,13 +77,10 @@ pub fn run_devices(
     options: Options,
 ) -> Result<Vec<DeviceOutcome>, EngineError> {
     let sources = Sources::make(graph, prepared, devices.clone(), options.seed);
-    // Counted over all devices, so that several processes do not share cores.
-    let cores = core_affinity::get_core_ids().filter(|cores| cores.len() >= prepared.devices.len());
     let start = Instant::now();
     let work = |device: u32| {
-        if let Some(cores) = &cores {
-            core_affinity::set_for_current(cores[device as usize]);
-        }
+        // Counted over all devices, so that several processes do not share cores.
+        pin(device, prepared.devices.len());
         let work = AssertUnwindSafe(|| {
             work(device, program, prepared, fabric, &sources, options, start).map_err(|stop| match stop {
                 Stop::Failed { task, reason } => {
@@ -113,6 +110,14 @@ pub fn run_devices(
     match (outcomes.into_iter().collect(), fabric.alarm.reason()) {
         (Some(outcomes), None) => Ok(outcomes),
         (_, reason) => Err(EngineError::Device(reason.unwrap_or_else(|| "a device stopped".into()))),
+    }
+}
+
+/// Gives the calling thread a core of its own, where there are enough for all devices.
+pub(crate) fn pin(device: u32, devices: usize) {
+    let cores = core_affinity::get_core_ids().filter(|cores| cores.len() >= devices);
+    if let Some(core) = cores.and_then(|cores| cores.get(device as usize).copied()) {
+        core_affinity::set_for_current(core);
     }
 }
 

@@ -227,6 +227,7 @@ impl<'a> Worker<'a> {
         let before = Instant::now();
         let made: SmallVec<[Arc<Buffer>; 2]> = match &task.job {
             Job::Compute(op) => self.run(op, task).map_err(|reason| Stop::Failed { task: at, reason })?,
+            Job::Regroup => self.regroup(task),
             Job::View | Job::Exchange(_) => {
                 task.reads.first().and_then(|&v| self.values[v as usize].clone()).into_iter().collect()
             }
@@ -264,6 +265,33 @@ impl<'a> Worker<'a> {
         kernels::run(op, &inputs, &mut outputs, &mut self.context)?;
         drop(outputs);
         Ok(made)
+    }
+
+    /// The bytes of what a task reads, one after the other, as what it writes.
+    fn regroup(&mut self, task: &Task) -> SmallVec<[Arc<Buffer>; 2]> {
+        let program = self.program;
+        let bytes = |v: u32| program.values[v as usize].ty.bytes() as usize;
+        let sources = task.reads.iter().map(|&v| (self.values[v as usize].as_deref(), bytes(v)));
+        let mut sources = sources.flat_map(|(buffer, length)| buffer.map(|b| &b.bytes()[..length]));
+        let mut source: &[u8] = &[];
+        let mut made = SmallVec::new();
+        for &v in &task.writes {
+            let mut buffer = self.pool.take(bytes(v));
+            // Fresh from the pool, a buffer has no other holder.
+            let mut target =
+                Arc::get_mut(&mut buffer).map_or(&mut [][..], |b| &mut b.bytes_mut()[..bytes(v)]);
+            while !target.is_empty() {
+                if source.is_empty() {
+                    let Some(next) = sources.next() else { break };
+                    source = next;
+                }
+                let length = source.len().min(target.len());
+                target[..length].copy_from_slice(&source[..length]);
+                (source, target) = (&source[length..], &mut target[length..]);
+            }
+            made.push(buffer);
+        }
+        made
     }
 
     /// A task is done: what it read may be free, what it wrote may be waited for.

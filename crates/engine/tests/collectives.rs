@@ -46,15 +46,7 @@ fn run(
                 });
                 for stage in &roles[g] {
                     let (role, mut progress) = (&stage[member], Progress::default());
-                    progress.restart(role);
-                    loop {
-                        let seen = fabric.bell(device).rings();
-                        if progress.advance(role, fabric, held.as_ref(), &mut pool) {
-                            break;
-                        }
-                        fabric.wait(device, seen);
-                    }
-                    let result = progress.take_result();
+                    let result = progress.complete(role, fabric, device, held.as_ref(), &mut pool);
                     if let Some(old) = std::mem::replace(&mut held, result) {
                         pool.give(old);
                     }

@@ -1,7 +1,7 @@
 //! Parallel equals serial: whole small models, trained for some steps under the plans of all strategies.
 
 use shardwright_cost::Relayouts;
-use shardwright_engine::{Options, Outcome, relative_error, run};
+use shardwright_engine::{Check, Difference, Options, run};
 use shardwright_frontend::zoo::{BuildOptions, FAMILIES, build};
 use shardwright_graph::{
     DType, Graph, GraphBuilder, Init, Optimizer, Real, Role, TensorType,
@@ -11,7 +11,7 @@ use shardwright_graph::{
 use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::builtin;
 use shardwright_plan::{Demands, Problem, search, strategy};
-use shardwright_runtime::{Reference, Serial};
+use shardwright_runtime::{Reference, Value};
 use shardwright_search::Control;
 
 const STEPS: usize = 3;
@@ -31,65 +31,31 @@ fn program(graph: &Graph, devices: u32, solver: &str) -> ParallelGraph {
     lower(graph, &relayouts, &found.configs).unwrap()
 }
 
-struct Expected {
-    losses: Vec<f64>,
-    finals: Vec<Vec<f64>>,
-}
-
-fn serial(graph: &Graph) -> Expected {
-    let mut serial = Serial::new(graph, OPTIONS.seed, &[]);
-    let losses = (0..STEPS).map(|_| {
-        serial.step().unwrap();
-        serial.loss().unwrap()
-    });
-    let losses = losses.collect();
-    let finals = graph.carries.iter().map(|c| serial.value(c.old).unwrap().to_f64_vec()).collect();
-    Expected { losses, finals }
-}
-
-fn compare(graph: &Graph, outcome: &Outcome, expected: &Expected, tolerance: f64, name: &str) {
-    assert_eq!(outcome.losses.len(), STEPS, "{name}");
-    let apart = relative_error(&outcome.losses, &expected.losses);
-    assert!(apart <= tolerance, "{name}: losses {:?} instead of {:?}", outcome.losses, expected.losses);
-    assert_eq!(outcome.finals.len(), graph.carries.len(), "{name}");
-    for ((carry, (tensor, value)), expected) in
-        graph.carries.iter().zip(&outcome.finals).zip(&expected.finals)
-    {
-        assert_eq!(carry.old, *tensor);
-        let apart = relative_error(&value.to_f64_vec(), expected);
-        assert!(apart <= tolerance, "{name}: {} is off by {apart:e}", graph.tensor(*tensor).name);
-    }
-}
-
-fn check(model: &str, optimizer: Optimizer, devices: u32, solvers: &[&str], tolerance: f64) {
+fn check(model: &str, optimizer: Optimizer, devices: u32, solvers: &[&str]) -> Vec<Difference> {
     let graph = graph(model, optimizer);
-    let expected = serial(&graph);
-    for solver in solvers {
+    let serial = Check::new(&graph, OPTIONS).unwrap();
+    let compared = |solver: &&str| {
         let outcome = run(&graph, &program(&graph, devices, solver), OPTIONS).unwrap();
-        compare(&graph, &outcome, &expected, tolerance, &format!("{model}, {solver} on {devices}"));
-    }
+        let difference = serial.compare(&outcome).unwrap();
+        assert!(difference.is_rounding(), "{model}, {solver} on {devices}: {difference:?}");
+        difference
+    };
+    solvers.iter().map(compared).collect()
 }
 
-#[test]
-fn every_model_trains_as_the_serial_one_on_four_devices() {
-    for family in FAMILIES {
-        let model = format!("{}:{},dtype=f64", family.name, family.tiny);
-        // Slowly: large steps of deep models without much data amplify every rounding.
-        let tolerance = if family.name == "inception_v3" { 1e-9 } else { 1e-10 };
-        check(&model, Optimizer::momentum(0.0005, 0.9), 4, &["data", "model"], tolerance);
-    }
+fn tiny(name: &str) -> String {
+    let family = FAMILIES.iter().find(|f| f.name == name).unwrap();
+    format!("{name}:{}", family.tiny)
 }
 
 #[test]
 fn plans_of_all_strategies_train_as_the_serial_one() {
-    let strategies = ["data", "model", "owt", "megatron", "fsdp", "optcnn", "pase", "exact"];
+    let strategies = ["data", "model", "owt", "megatron", "fsdp", "optcnn", "pase", "soybean", "exact"];
     for devices in [2, 8] {
-        // Adam makes whole steps of gradients that are only rounding, which transformers have.
-        let (adam, momentum) = (Optimizer::adam(0.001), Optimizer::momentum(0.001, 0.9));
-        for (name, optimizer) in [("mlp", adam), ("vgg16", adam), ("gpt", momentum)] {
-            let family = FAMILIES.iter().find(|f| f.name == name).unwrap();
-            let model = format!("{name}:{},dtype=f64", family.tiny);
-            check(&model, optimizer, devices, &strategies, 1e-10);
+        for name in ["mlp", "vgg16", "gpt"] {
+            let found =
+                check(&format!("{},dtype=f64", tiny(name)), Optimizer::adam(0.001), devices, &strategies);
+            assert!(found.iter().all(|d| d.max_relative_error <= 1e-10), "{name}: {found:?}");
         }
     }
 }
@@ -97,15 +63,37 @@ fn plans_of_all_strategies_train_as_the_serial_one() {
 #[test]
 fn single_precision_stays_within_its_rounding() {
     for name in ["alexnet", "bert"] {
-        let family = FAMILIES.iter().find(|f| f.name == name).unwrap();
-        check(&format!("{name}:{}", family.tiny), Optimizer::sgd(0.01), 4, &["data", "exact"], 1e-4);
+        let found = check(&tiny(name), Optimizer::sgd(0.01), 4, &["data", "exact"]);
+        assert!(found.iter().all(|d| d.max_relative_error <= 1e-4), "{name}: {found:?}");
     }
+}
+
+/// A hundred batch norms over a few small images amplify the last bits ten million times, in the serial program as well:
+/// what comes of that is told from a mistake.
+#[test]
+fn what_norms_make_of_rounding_is_told_from_mistakes() {
+    let model = "inception_v3:batch=4,image=107,width=0.0625,classes=4,dropout=0,dtype=f64";
+    let graph = graph(model, Optimizer::momentum(0.02, 0.9));
+    let serial = Check::new(&graph, OPTIONS).unwrap();
+    let changes = serial.changes().unwrap();
+    let largest = changes.iter().copied().fold(0.0, f64::max);
+    assert!(largest > 1e-10, "{largest:e}");
+    let mut outcome = run(&graph, &program(&graph, 4, "data"), OPTIONS).unwrap();
+    let difference = serial.compare(&outcome).unwrap();
+    println!("the last bits change {largest:e}, splitting the batch {difference:?}");
+    assert!(difference.is_rounding(), "{difference:?}");
+    let (tensor, value) = &mut outcome.finals[0];
+    let mut numbers = value.to_f64_vec();
+    numbers[0] += 1e-5 * numbers.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    *value = Value::from_vec(value.shape().clone(), numbers);
+    let name = graph.tensor(*tensor).name.clone();
+    let difference = serial.compare(&outcome).unwrap();
+    assert!(!difference.is_rounding() && difference.worst == name, "{difference:?}");
 }
 
 #[test]
 fn runs_repeat_bit_by_bit() {
-    let family = FAMILIES.iter().find(|f| f.name == "gpt").unwrap();
-    let graph = graph(&format!("gpt:{}", family.tiny), Optimizer::adam(0.001));
+    let graph = graph(&tiny("gpt"), Optimizer::adam(0.001));
     let program = program(&graph, 8, "megatron");
     let first = run(&graph, &program, OPTIONS).unwrap();
     for _ in 0..5 {
@@ -119,8 +107,7 @@ fn runs_repeat_bit_by_bit() {
 #[test]
 fn the_engine_equals_the_reference_executor_to_the_bit() {
     for (name, solver, devices) in [("vgg16", "exact", 4), ("gpt", "megatron", 8), ("alexnet", "owt", 2)] {
-        let family = FAMILIES.iter().find(|f| f.name == name).unwrap();
-        let graph = graph(&format!("{name}:{}", family.tiny), Optimizer::adam(0.001));
+        let graph = graph(&tiny(name), Optimizer::adam(0.001));
         let program = program(&graph, devices, solver);
         let mut reference = Reference::new(&graph, &program, OPTIONS.seed);
         let outcome = run(&graph, &program, OPTIONS).unwrap();

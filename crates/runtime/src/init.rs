@@ -49,6 +49,33 @@ impl Stream {
     }
 }
 
+/// A value whose floats are moved to their neighbours, up or down as `seed` says; zeros and what is not finite stay.
+pub(crate) fn nudged(value: &Value, seed: u64) -> Value {
+    // For finite numbers other than zero, the next larger and smaller bits are neighbours in size.
+    macro_rules! moved {
+        ($kind:ident, $x:expr, $t:ty) => {
+            Data::$kind(
+                $x.iter()
+                    .enumerate()
+                    .map(|(i, x)| match mix(seed ^ i as u64) & 1 {
+                        _ if !x.is_finite() || *x == <$t>::default() => *x,
+                        0 => <$t>::from_bits(x.to_bits() + 1),
+                        _ => <$t>::from_bits(x.to_bits() - 1),
+                    })
+                    .collect(),
+            )
+        };
+    }
+    let data = match value.data() {
+        Data::F32(x) => moved!(F32, x, f32),
+        Data::F64(x) => moved!(F64, x, f64),
+        Data::Bf16(x) => moved!(Bf16, x, bf16),
+        Data::F16(x) => moved!(F16, x, f16),
+        whole => whole.clone(),
+    };
+    Value::new(value.shape().clone(), data)
+}
+
 /// The first value of a tensor that no op makes.
 pub fn initial_value(seed: u64, tensor: &Tensor) -> Value {
     let whole: Block = tensor.ty.shape.iter().map(|&n| 0..n).collect();

@@ -14,8 +14,10 @@ use std::{
 
 /// How long one timing should last: long enough for the clock, short enough for thousands of them.
 const TIMING: Duration = Duration::from_millis(4);
-/// Timings of which the median is taken.
+/// Timings of which the median is taken, and of calls that take longer than `LONG`.
 const TIMINGS: usize = 5;
+const FEW_TIMINGS: usize = 3;
+const LONG: Duration = Duration::from_millis(50);
 
 /// The median time of a call, in seconds: warm-up, then several timings of enough calls each.
 pub fn median_seconds(mut call: impl FnMut()) -> f64 {
@@ -24,7 +26,8 @@ pub fn median_seconds(mut call: impl FnMut()) -> f64 {
     call();
     let once = begin.elapsed() / 2;
     let calls = (TIMING.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 1e6) as u32;
-    let mut times: Vec<f64> = (0..TIMINGS)
+    let timings = if once > LONG { FEW_TIMINGS } else { TIMINGS };
+    let mut times: Vec<f64> = (0..timings)
         .map(|_| {
             let begin = Instant::now();
             (0..calls).for_each(|_| call());
@@ -32,7 +35,7 @@ pub fn median_seconds(mut call: impl FnMut()) -> f64 {
         })
         .collect();
     times.sort_by(f64::total_cmp);
-    times[TIMINGS / 2]
+    times[timings / 2]
 }
 
 /// The median time of an op on inputs of these types, in seconds.
@@ -60,6 +63,26 @@ pub fn op_seconds(op: &Op, inputs: &[TensorType]) -> Result<f64, KernelError> {
         black_box(&mut views_mut);
     });
     failure.map_or(Ok(seconds), Err)
+}
+
+/// The median time of an op on inputs of these types while so many threads do the same, in seconds: what it takes where
+/// all of them want their share of caches and memory.
+pub fn op_seconds_among(op: &Op, inputs: &[TensorType], workers: usize) -> Result<f64, KernelError> {
+    let barrier = Barrier::new(workers);
+    let times: Vec<Result<f64, KernelError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers)
+            .map(|_| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    op_seconds(op, inputs)
+                })
+            })
+            .collect();
+        threads.into_iter().filter_map(|t| t.join().ok()).collect()
+    });
+    let mut times = times.into_iter().collect::<Result<Vec<f64>, _>>()?;
+    times.sort_by(f64::total_cmp);
+    times.get(workers / 2).copied().ok_or_else(|| KernelError::BadValue("a thread failed".into()))
 }
 
 /// What each of several workers gets while all of them work.

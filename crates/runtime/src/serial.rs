@@ -2,7 +2,7 @@
 //! compared with.
 
 use crate::{
-    init::initial_value,
+    init::{initial_value, mix, nudged},
     kernels::{Context, KernelError, run},
     tensor::Value,
 };
@@ -80,6 +80,16 @@ impl<'g> Serial<'g> {
             }
         };
         Err(RunError::Value { tensor: t.name.clone(), reason })
+    }
+
+    /// Moves every float that the run starts from to its neighbour, up or down: what then comes out differently tells
+    /// how much the program amplifies rounding.
+    pub fn nudge(&mut self, seed: u64) {
+        for (i, value) in self.values.iter_mut().enumerate() {
+            if let Some(value) = value {
+                *value = nudged(value, mix(seed.wrapping_add(i as u64)));
+            }
+        }
     }
 
     /// The value of a tensor, if it is there: sources always, outputs and kept tensors after a step.

@@ -3,6 +3,8 @@
 use crate::{Verdict, files};
 use anyhow::ensure;
 use serde_json::json;
+use shardwright_cost::{Collective, Comm};
+use shardwright_engine::collective_seconds;
 use shardwright_machine::{
     Bytes, BytesPerSecond, Device, FlopsPerSecond, Level, Link, Machine, MachineSpec, Peaks, Seconds,
     Topology,
@@ -19,7 +21,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Measures matrix products, memory and thread-to-thread copies with 1 to N workers at once
+    /// Measures matrix products, memory and collectives with 1 to N workers at once
     Probe(ProbeArgs),
 }
 
@@ -46,11 +48,14 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let latency = signal_latency(cores);
     let overhead = op_overhead();
     let memory = total_memory().unwrap_or(4 << 30);
-    let machine = machine_of(&rates, latency, overhead, memory)?;
-    let text = format!("{}{}", comment(&rates), machine.to_toml());
+    let copied = machine_of(&rates, latency, overhead, memory)?;
+    let collectives = collectives(workers)?;
+    let machine = fitted(&copied, &collectives)?;
+    let text = format!("{}{}", comment(&rates, &collectives), machine.to_toml());
     if args.json {
         let rows: Vec<_> = rates.iter().map(row).collect();
-        let all = json!({"workers": rows, "signal_seconds": latency, "op_overhead_seconds": overhead,
+        let timed: Vec<_> = collectives.iter().map(Timed::json).collect();
+        let all = json!({"workers": rows, "collectives": timed, "signal_seconds": latency, "op_overhead_seconds": overhead,
             "memory_bytes": memory, "machine": machine.spec()});
         print(&format!("{all:#}\n"))?;
     }
@@ -83,7 +88,7 @@ fn row(r: &WorkerRates) -> serde_json::Value {
         "memory_bytes_per_second": r.memory, "neighbour_bytes_per_second": r.neighbour})
 }
 
-fn comment(rates: &[WorkerRates]) -> String {
+fn comment(rates: &[WorkerRates], collectives: &[Timed]) -> String {
     let mut text = String::from(
         "# Measured by `shardwright machine probe`; per worker while all of them work:\n\
          # workers  f32 GFLOP/s  f64 GFLOP/s  memory GB/s  from neighbour GB/s\n",
@@ -94,7 +99,75 @@ fn comment(rates: &[WorkerRates]) -> String {
         let _ =
             writeln!(text, "# {:7}  {f32s:11.1}  {f64s:11.1}  {memory:11.2}  {neighbour:19.2}", r.workers);
     }
+    if !collectives.is_empty() {
+        text.push_str("# The engine's collectives among all workers, milliseconds:\n");
+    }
+    for timed in collectives {
+        let (name, bytes) = (timed.name(), timed.bytes);
+        let _ = writeln!(text, "# {name:<15} of {bytes:>9} bytes {:9.4}", timed.seconds * 1e3);
+    }
     text
+}
+
+/// One of the engine's collectives, measured.
+struct Timed {
+    kind: Collective,
+    bytes: u64,
+    seconds: f64,
+}
+
+impl Timed {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Collective::AllReduce => "all-reduce",
+            Collective::ReduceScatter => "reduce-scatter",
+            _ => "all-gather",
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({"collective": self.name(), "bytes": self.bytes, "seconds": self.seconds})
+    }
+}
+
+/// Bytes of messages that take no time but for being sent, and of those that are past all caches.
+const SMALL: u64 = 256;
+const LARGE: u64 = 32 << 20;
+
+/// Times the engine's collectives among so many workers; nothing where there is nobody to talk to.
+fn collectives(workers: usize) -> anyhow::Result<Vec<Timed>> {
+    let mut found = Vec::new();
+    for kind in [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather] {
+        for bytes in [SMALL, LARGE] {
+            if let (Some(seconds), true) = (collective_seconds(kind, workers, bytes)?, workers > 1) {
+                found.push(Timed { kind, bytes, seconds });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The machine whose collectives take, by the cost model, as long as they were measured to take: bandwidth by the large
+/// ones, latency by the small ones, the geometric mean over the kinds of each.
+fn fitted(machine: &Machine, collectives: &[Timed]) -> anyhow::Result<Machine> {
+    let mut spec = machine.spec().clone();
+    let comm = Comm::new(machine, machine.mesh());
+    let predicted = |timed: &Timed| {
+        comm.seconds(timed.kind, machine.mesh().all(), Bytes(timed.bytes)).0.max(f64::MIN_POSITIVE)
+    };
+    // How much slower than predicted, on average.
+    let slower = |bytes: u64| {
+        let logs: Vec<f64> = collectives
+            .iter()
+            .filter(|timed| timed.bytes == bytes)
+            .map(|timed| (timed.seconds / predicted(timed)).ln())
+            .collect();
+        if logs.is_empty() { 1.0 } else { (logs.iter().sum::<f64>() / logs.len() as f64).exp() }
+    };
+    let link = &mut spec.levels[0].link;
+    link.bandwidth = BytesPerSecond(rounded(link.bandwidth.0 / slower(LARGE)));
+    link.latency = Seconds(rounded(link.latency.0 * slower(SMALL)));
+    Machine::new(spec).map_err(|problem| anyhow::anyhow!("{}: {}", problem.key, problem.reason))
 }
 
 /// Four digits: more would pretend to a precision that no measurement here has.

@@ -1,13 +1,16 @@
 //! `profile`: measures operator times on this computer's processor, or lists what another tool should measure.
 
+use crate::commands::run::{Opened, read_plan};
+use crate::planning::PlanningArgs;
 use crate::{Verdict, files};
 use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use shardwright_cost::{CostFile, Sample, TableText, WorkloadSet};
 use shardwright_frontend::zoo;
-use shardwright_graph::{Optimizer, Real};
-use shardwright_runtime::measure::op_seconds;
+use shardwright_graph::{Optimizer, Real, TensorType, Workload};
+use shardwright_lower::ParallelGraph;
+use shardwright_runtime::measure::op_seconds_among;
 use std::{
     collections::BTreeMap,
     io::{IsTerminal, Write},
@@ -30,20 +33,24 @@ const LARGEST: u64 = 512 << 20;
 
 /// Measures operator costs for the cost model (`--costs`).
 ///
-/// The ops are those of the named models, split in one or two of their dimensions over up to 64 devices. They run
-/// on one core of this computer with Shardwright's own kernels. For other devices, `--list` writes what there is
+/// The ops are those of the named models, split in one or two of their dimensions over up to 64 devices, or exactly those
+/// that the devices of a plan run. They run with Shardwright's own kernels, each on one core of this computer, or on several
+/// at once (`--workers`), where they share memory as devices of a run do. For other devices, `--list` writes what there is
 /// to measure, and `python/profile_torch.py` measures it with PyTorch.
 #[derive(clap::Args)]
 pub struct Args {
     /// Where to write the cost file (or the list)
     #[arg(short, long)]
     output: PathBuf,
-    /// Models to take the ops from; may be repeated (default: a small selection)
+    /// Models or plans (.json) to take the ops from; may be repeated (default: a small selection)
     #[arg(short, long = "model")]
     models: Vec<String>,
     /// Write the list of workloads instead of measuring them
     #[arg(long)]
     list: bool,
+    /// Measure every op on so many cores at once
+    #[arg(long, default_value_t = 1)]
+    workers: usize,
     /// Splits over up to this many devices
     #[arg(long, default_value_t = 64)]
     devices: u64,
@@ -67,17 +74,30 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     ensure!((1..=4096).contains(&args.devices), "--devices {}: from 1 to 4096", args.devices);
+    ensure!((1..=1024).contains(&args.workers), "--workers {}: from 1 to 1024", args.workers);
     ensure!(args.time > 0.0, "--time {}: must be positive", args.time);
     let mut workloads = WorkloadSet::default();
     let defaults: Vec<String> = DEFAULT_MODELS.iter().map(|m| m.to_string()).collect();
+    let key = |sample: &Sample| {
+        let Workload { class, dtype, ref sizes, .. } = sample.workload;
+        (class, dtype, sizes.to_vec())
+    };
+    let mut planned: BTreeMap<_, Sample> = BTreeMap::new();
     for model in if args.models.is_empty() { &defaults } else { &args.models } {
+        if let Some(plan) = read_plan(model)? {
+            let opened = Opened::of_plan(&PlanningArgs::of(model, 1), plan)?;
+            planned.extend(ops_of(&opened.program).map(|sample| (key(&sample), sample)));
+            continue;
+        }
         for optimizer in optimizers() {
             let options = zoo::BuildOptions { optimizer, ..zoo::BuildOptions::default() };
             let graph = zoo::build(model, &options).with_context(|| format!("model `{model}`"))?;
             workloads.add_graph(&graph, args.devices);
         }
     }
-    let samples = workloads.thinned(args.per_class);
+    // What a plan runs is measured first and all of it.
+    let mut samples: Vec<&Sample> = planned.values().collect();
+    samples.extend(workloads.thinned(args.per_class).into_iter().filter(|s| !planned.contains_key(&key(s))));
     if args.list {
         return list(args, &samples);
     }
@@ -85,11 +105,26 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let count: usize = measured.iter().map(|t| t.rows.len()).sum();
     ensure!(count > 0, "nothing was measured; give it more --time");
     let date = args.date.clone().unwrap_or_else(today);
-    let source = format!("shardwright {}, its own kernels, one thread", env!("CARGO_PKG_VERSION"));
-    let method = "median of 5 timings of at least 4 ms each, after a warm-up".into();
+    let at_once =
+        if args.workers == 1 { "one thread".into() } else { format!("{} threads at once", args.workers) };
+    let source = format!("shardwright {}, its own kernels, {at_once}", env!("CARGO_PKG_VERSION"));
+    let method = "median of 5 timings of at least 4 ms each (3 of long ones), after a warm-up".into();
     let file = CostFile::new([args.name.clone(), date, source, method], measured)?;
     files::write_atomically(&args.output, |out| out.write_all(file.to_json().as_bytes()))?;
     report(args, count, samples.len())
+}
+
+/// The ops that the devices of a program run, once each.
+fn ops_of(program: &ParallelGraph) -> impl Iterator<Item = Sample> {
+    program.instructions.iter().flat_map(move |instruction| {
+        program.devices().filter_map(move |device| {
+            let op = program.local_op(instruction, device)?.clone();
+            let local = |&value| program.value(value).local_type(&program.mesh, device);
+            let inputs: Vec<TensorType> = instruction.reads.iter().map(local).collect::<Option<_>>()?;
+            let results = op.operator().infer(&inputs).ok()?;
+            Some(Sample { workload: op.workload(&inputs, &results), op, inputs })
+        })
+    })
 }
 
 /// One of each kind: their updates are ops of their own.
@@ -164,7 +199,7 @@ fn measure(args: &Args, samples: &[&Sample]) -> Vec<TableText> {
                 continue;
             }
             // An op that our kernels do not run on this type is simply not in the file.
-            if let Ok(seconds) = op_seconds(&sample.op, &sample.inputs) {
+            if let Ok(seconds) = op_seconds_among(&sample.op, &sample.inputs, args.workers) {
                 let mut row = sample.workload.sizes.to_vec();
                 row.push(((seconds * 1e9).round() as u64).max(1));
                 rows.push(row);

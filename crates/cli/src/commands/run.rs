@@ -9,15 +9,13 @@ use crate::trace;
 use anyhow::{Context, ensure};
 use serde_json::json;
 use shardwright_cost::Relayouts;
-use shardwright_engine::{Options, Outcome, relative_error};
-use shardwright_graph::{DType, Graph};
+use shardwright_engine::{Check, Difference, Options, Outcome, median_after_first};
+use shardwright_graph::Graph;
 use shardwright_lower::{ParallelGraph, lower};
 use shardwright_plan::{Plan, PlanError};
-use shardwright_runtime::Serial;
 use shardwright_space::Config;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 /// Trains for some steps on this machine, checks the result against the serial program, measures.
 ///
@@ -150,7 +148,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     if let Some(path) = &args.trace {
         write_atomically(path, |out| trace::write(out, &opened, &outcome))?;
     }
-    let check = if args.no_verify { None } else { Some(Check::new(graph, &outcome, options)?) };
+    let check = if args.no_verify { None } else { Some(Verified::new(graph, &outcome, options)?) };
     let summary = Summary { opened: &opened, outcome: &outcome, check: check.as_ref() };
     let mut out = io::stdout().lock();
     if args.json {
@@ -162,10 +160,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
     }
     match check {
-        Some(check) if !check.is_good() => {
+        Some(Verified { difference, .. }) if !difference.is_rounding() => {
             eprintln!(
-                "the run differs from the serial program by {:.1e}, more than {:.0e}: {}",
-                check.max_relative_error, check.tolerance, check.worst
+                "the run differs from the serial program by {:.1e} in {}, where rounding explains {:.0e}",
+                difference.error, difference.worst, difference.tolerance
             );
             Ok(Verdict::CannotBeMet)
         }
@@ -174,64 +172,23 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
 }
 
 /// The serial run, and how the parallel one compares.
-struct Check {
+struct Verified {
     serial_step_seconds: f64,
-    max_relative_error: f64,
-    /// What differs most.
-    worst: String,
-    /// What rounding may explain.
-    tolerance: f64,
-    /// How many steps' losses are the serial ones bit by bit, from the first.
-    bitwise_steps: usize,
+    difference: Difference,
 }
 
-impl Check {
+impl Verified {
     fn new(graph: &Graph, outcome: &Outcome, options: Options) -> anyhow::Result<Self> {
-        let mut serial = Serial::new(graph, options.seed, &[]);
-        let mut losses = Vec::with_capacity(options.steps);
-        let mut seconds = Vec::with_capacity(options.steps);
-        for _ in 0..options.steps {
-            let start = Instant::now();
-            serial.step().context("the serial program")?;
-            seconds.push(start.elapsed().as_secs_f64());
-            losses.extend(serial.loss());
-        }
-        let mut worst = (relative_error(&outcome.losses, &losses), "loss".to_string());
-        for (tensor, value) in &outcome.finals {
-            let Some(expected) = serial.value(*tensor) else { continue };
-            let error = relative_error(&value.to_f64_vec(), &expected.to_f64_vec());
-            if error > worst.0 {
-                worst = (error, graph.tensor(*tensor).name.clone());
-            }
-        }
-        let same = |(a, b): &(&f64, &f64)| a.to_bits() == b.to_bits();
-        let types = graph.tensors.iter().map(|t| t.ty.dtype);
-        // Every step amplifies the rounding of the one before.
-        let tolerance = types.filter(|d| d.is_float()).fold(1e-8, |most: f64, dtype| {
-            most.max(match dtype {
-                DType::F64 => 1e-8,
-                DType::F32 => 1e-2,
-                _ => 0.2,
-            })
-        });
-        Ok(Self {
-            serial_step_seconds: shardwright_engine::median_after_first(&seconds),
-            max_relative_error: worst.0,
-            worst: worst.1,
-            tolerance,
-            bitwise_steps: outcome.losses.iter().zip(&losses).take_while(same).count(),
-        })
-    }
-
-    fn is_good(&self) -> bool {
-        self.max_relative_error <= self.tolerance
+        let check = Check::new(graph, options).context("the serial program")?;
+        let difference = check.compare(outcome).context("the serial program")?;
+        Ok(Self { serial_step_seconds: median_after_first(check.step_seconds()), difference })
     }
 }
 
 struct Summary<'a> {
     opened: &'a Opened,
     outcome: &'a Outcome,
-    check: Option<&'a Check>,
+    check: Option<&'a Verified>,
 }
 
 impl Summary<'_> {
@@ -265,8 +222,9 @@ impl Summary<'_> {
         json!({
             "model": plan.model, "machine": plan.machine, "solver": plan.solver, "devices": plan.devices,
             "steps": outcome.step_seconds.len(),
-            "max_relative_error": check.map(|c| c.max_relative_error),
-            "bitwise_steps": check.map(|c| c.bitwise_steps),
+            "max_relative_error": check.map(|c| c.difference.max_relative_error),
+            "tolerance": check.map(|c| c.difference.tolerance),
+            "bitwise_steps": check.map(|c| c.difference.bitwise_steps),
             "measured_step_seconds": self.measured(),
             "predicted_step_seconds": self.predicted(),
             "prediction_error": self.prediction_error(),
@@ -311,15 +269,17 @@ impl Summary<'_> {
         let Some(check) = self.check else {
             return writeln!(out, "not compared with the serial program (--no-verify)");
         };
+        let difference = &check.difference;
         let ratio = check.serial_step_seconds / self.measured().max(f64::MIN_POSITIVE);
         writeln!(
             out,
-            "the serial program takes {} per step, {ratio:.2} times as long; largest relative difference {:.1e} ({}), \
-             {} of {} losses the same to the bit",
+            "the serial program takes {} per step, {ratio:.2} times as long; largest relative difference {:.1e} ({}, of \
+             {:.0e} that rounding explains), {} of {} losses the same to the bit",
             show_seconds(check.serial_step_seconds),
-            check.max_relative_error,
-            check.worst,
-            check.bitwise_steps,
+            difference.error,
+            difference.worst,
+            difference.tolerance,
+            difference.bitwise_steps,
             outcome.losses.len()
         )
     }

@@ -10,7 +10,7 @@ fn a_run_has_everything_that_scripts_rely_on() {
     let run = json(&["run", MODEL, "--machine", "cpu:4", "--solver", "model", "--steps", "3", "--json"]);
     assert_eq!((&run["devices"], &run["steps"]), (&Value::from(4), &Value::from(3)));
     assert!(run["max_relative_error"].as_f64().unwrap() < 1e-4);
-    for key in ["measured_step_seconds", "predicted_step_seconds", "serial_step_seconds"] {
+    for key in ["measured_step_seconds", "predicted_step_seconds", "serial_step_seconds", "tolerance"] {
         assert!(run[key].as_f64().unwrap() > 0.0, "{key}");
     }
     assert!(run["prediction_error"].is_f64() && run["bitwise_steps"].as_u64().unwrap() <= 3);
@@ -62,15 +62,22 @@ fn people_see_times_and_the_verdict() {
     assert_eq!(shardwright(&["run", MODEL, "--steps", "0"]).status.code(), Some(2));
 }
 
+/// A product that is split, a convolution whose windows reach into other processes, and a transformer.
 #[test]
 fn processes_compute_what_threads_compute() {
-    let args = ["run", MODEL, "--machine", "flat:4", "--solver", "model", "--steps", "3", "--json"];
-    let threads = json(&args);
-    for processes in ["2", "3", "4"] {
-        let run = json(&[&args[..], &["--processes", processes]].concat());
-        assert_eq!(run["loss"], threads["loss"], "{processes} processes");
-        assert_eq!(run["max_relative_error"], threads["max_relative_error"]);
-        assert_eq!(run["device_times"].as_array().unwrap().len(), 4);
+    let cnn = ["lenet5:batch=4,image=16", "--solver", "exact", "--fix", "conv1=h4"];
+    let gpt = ["gpt:batch=4,layers=1,hidden=8,heads=4,vocab=12,seq=4", "--solver", "megatron"];
+    let cases: [(&[&str], &[&str]); 3] =
+        [(&[MODEL, "--solver", "model"], &["2", "3", "4"]), (&cnn, &["2", "4"]), (&gpt, &["3"])];
+    for (model, counts) in cases {
+        let args = [&["run"], model, &["--machine", "flat:4", "--steps", "3", "--json"]].concat();
+        let threads = json(&args);
+        for processes in counts {
+            let run = json(&[&args[..], &["--processes", processes]].concat());
+            assert_eq!(run["loss"], threads["loss"], "{} in {processes} processes", model[0]);
+            assert_eq!(run["max_relative_error"], threads["max_relative_error"]);
+            assert_eq!(run["device_times"].as_array().unwrap().len(), 4);
+        }
     }
     let refused = shardwright(&["run", MODEL, "--machine", "flat:2", "--processes", "3"]);
     assert_eq!(refused.status.code(), Some(2));
@@ -83,7 +90,8 @@ fn a_killed_process_ends_the_run_and_is_named() {
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
     let mut parent = Command::new(assert_cmd::cargo::cargo_bin("shardwright"))
-        .args(["run", MODEL, "--machine", "flat:4", "--solver", "data"])
+        .args(["run", "gpt:batch=4,layers=1,hidden=8,heads=4,vocab=12,seq=4"])
+        .args(["--machine", "flat:4", "--solver", "megatron"])
         .args(["--steps", "1000000", "--processes", "2", "--no-verify"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -18,4 +18,3 @@ mod check;
 mod dags;
 mod graphs;
 mod ops;
-mod plans;
