@@ -13,9 +13,11 @@ left (--budget) is left out: so the tables can be filled by several calls.
 import argparse
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,10 +53,10 @@ def estimate(model, devices, column):
     return startup + (6 if column == "jax data" else 0) + steps_for(model, devices) * slower * step_guess(model, devices)
 
 
-def answer_of(command, timeout, pinned=None):
-    """What a measurement prints as JSON, or why there is none. `pinned` is the one core that it may use."""
-    if pinned is not None:
-        command = ["taskset", "-c", str(pinned), *command]
+def answer_of(command, timeout, cores=()):
+    """What a measurement prints as JSON, or why there is none; on these cores, if some are given."""
+    if cores:
+        command = ["taskset", "-c", ",".join(map(str, cores)), *command]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max(timeout, 5))
     except subprocess.TimeoutExpired:
@@ -115,12 +117,11 @@ class Ours:
             self.call("profile", *named, "--workers", str(devices), "--time", str(limit), "-o", str(path), timeout=limit + 60)
         return ["--costs", str(path)] if path.exists() else []
 
-    def run(self, model, devices, solver, timeout):
+    def command(self, model, devices, solver):
+        """What runs a model's plan; none where planning failed."""
         plan = self.plan(model, devices, solver, *self.costs(model, devices))
-        if plan is None:
-            return {"error": "cannot be planned"}
         steps = str(steps_for(model, devices))
-        return summary(answer_of([self.binary, "run", plan, "--steps", steps, "--no-verify", "--json"], timeout))
+        return plan and [self.binary, "run", plan, "--steps", steps, "--no-verify", "--json"]
 
 
 def shown(cell):
@@ -156,6 +157,7 @@ class Results:
 
     def __init__(self, output, markdown):
         self.output, self.markdown, self.cells = Path(output), Path(markdown), {}
+        self.lock = threading.Lock()
         if self.output.exists():
             for cell in json.loads(self.output.read_text())["cells"]:
                 self.cells[(cell["model"], cell["devices"], cell["column"])] = cell
@@ -164,6 +166,10 @@ class Results:
         return "step_seconds" not in self.cells.get(key, {})
 
     def put(self, key, cell):
+        with self.lock:
+            self.write(key, cell)
+
+    def write(self, key, cell):
         self.cells[key] = {"model": key[0], "devices": key[1], "column": key[2], "load": os.getloadavg()[0], **cell}
         print(f"{key[0]:8} {key[1]:3} devices  {key[2]:8}  {cell.get('step_seconds', cell)}", flush=True)
         report = {"cores": len(os.sched_getaffinity(0)), "cells": list(self.cells.values())}
@@ -171,18 +177,57 @@ class Results:
         self.markdown.write_text(tables(self.cells))
 
 
-def measure_serial(results, binary, left):
-    """One thread each, on a core of its own: at once where there are cores enough, since they share nothing but memory."""
+def measure_at_once(results, jobs, lanes, left):
+    """Runs (key, command) jobs, some at once, each on cores of its own."""
     cores = sorted(os.sched_getaffinity(0))
+    free = queue.Queue()
+    for lane in range(lanes):
+        free.put(cores[lane * len(cores) // lanes : (lane + 1) * len(cores) // lanes])
+
+    def measure(key, command, count):
+        mine = free.get()
+        try:
+            results.put(key, summary(answer_of(command, left(), mine[:count])))
+        finally:
+            free.put(mine)
+
+    with ThreadPoolExecutor(lanes) as pool:
+        list(pool.map(lambda job: measure(*job), jobs))
+
+
+def measure_serial(results, binary, left):
+    """One thread each: at once where there are cores enough, since they share nothing but memory."""
     ours = [binary, "run", SERIAL, "--machine", "cpu:1", "--solver", "data", "--steps", "3", "--no-verify", "--json"]
-    asked = []
-    for i, column in enumerate(SERIAL_COLUMNS):
+    jobs = []
+    for column in SERIAL_COLUMNS:
         if results.wants("serial", 1, column) and left() > 40 and (column == "ours" or installed(column)):
             command = ours if column == "ours" else [sys.executable, OTHER, column, SERIAL, "--steps", "3"]
-            asked.append((column, command, cores[i * len(cores) // len(SERIAL_COLUMNS)]))
-    measure = lambda column, command, core: results.put(("serial", 1, column), summary(answer_of(command, left(), core)))
-    with ThreadPoolExecutor(len(SERIAL_COLUMNS) if len(cores) >= 8 else 1) as pool:
-        list(pool.map(lambda one: measure(*one), asked))
+            jobs.append((("serial", 1, column), command, 1))
+    measure_at_once(results, jobs, 3 if len(os.sched_getaffinity(0)) >= 8 else 1, left)
+
+
+def measure_model(results, ours, model, devices, columns, left):
+    """All columns of one line of the table. VGG-16 takes minutes on few devices: there, columns are measured at once."""
+    lanes = max(len(os.sched_getaffinity(0)) // devices, 1) if model == "vgg16" else 1
+    needed, jobs = 0, []
+    for column in [column for column in columns if results.wants(model, devices, column)]:
+        key = (model, devices, column)
+        needs = estimate(model, devices, column)
+        needed = needed + needs if lanes == 1 else max(needed, needs)
+        if needed > left():
+            results.put(key, {"skipped": f"about {needs:.0f} s needed, {left():.0f} s left"})
+            continue
+        spec, expert, _ = WORKLOADS[model]
+        if column == "jax data":
+            steps = str(steps_for(model, devices))
+            command = [sys.executable, OTHER, "jax", spec, "--devices", str(devices), "--steps", steps]
+        else:
+            command = ours.command(model, devices, expert if column == "expert" else column)
+        if command:
+            jobs.append((key, command, devices))
+        else:
+            results.put(key, {"error": "cannot be planned"})
+    measure_at_once(results, jobs, min(lanes, len(columns)), left)
 
 
 def installed(module):
@@ -211,20 +256,8 @@ def main():
     columns = COLUMNS if installed("jax") else COLUMNS[:3]
     # Quick models first, so that a budget that ends early has missed little.
     for model in [model for model in WORKLOADS if model in models]:
-        spec, expert, _ = WORKLOADS[model]
         for devices in counts:
-            for column in [column for column in columns if results.wants(model, devices, column)]:
-                needs = estimate(model, devices, column)
-                if needs > left():
-                    results.put((model, devices, column), {"skipped": f"about {needs:.0f} s needed, {left():.0f} s left"})
-                    continue
-                if column == "jax data":
-                    steps = str(steps_for(model, devices))
-                    command = [sys.executable, OTHER, "jax", spec, "--devices", str(devices), "--steps", steps]
-                    cell = answer_of(command, left())
-                else:
-                    cell = ours.run(model, devices, expert if column == "expert" else column, left())
-                results.put((model, devices, column), cell)
+            measure_model(results, ours, model, devices, columns, left)
     print(tables(results.cells))
 
 

@@ -11,7 +11,7 @@ use serde_json::json;
 use shardwright_cost::Relayouts;
 use shardwright_engine::{Check, Difference, Options, Outcome, median_after_first};
 use shardwright_graph::Graph;
-use shardwright_lower::{ParallelGraph, lower};
+use shardwright_lower::{Instruction, ParallelGraph, Work, lower};
 use shardwright_plan::{Plan, PlanError};
 use shardwright_space::Config;
 use std::io::{self, Write};
@@ -196,8 +196,24 @@ impl Summary<'_> {
         self.outcome.median_step_seconds()
     }
 
+    /// The simulated step, or longer: the simulator lets devices compute while data moves, where a device of this engine is
+    /// one core that does one after the other.
     fn predicted(&self) -> f64 {
-        self.opened.plan.simulated.step_seconds
+        let Opened { plan, program, .. } = self.opened;
+        let moving = |device| {
+            let takes_part = |instruction: &&Instruction| {
+                let values = instruction.reads.iter().chain(&instruction.writes);
+                values.into_iter().any(|&v| program.value(v).is_on(&program.mesh, device))
+            };
+            let seconds = |instruction: &Instruction| match instruction.work {
+                Work::Relayout(step) => step.seconds.0,
+                Work::Window { seconds, .. } => seconds.0,
+                Work::Compute { .. } => 0.0,
+            };
+            program.instructions.iter().filter(takes_part).map(seconds).sum::<f64>()
+        };
+        let moving = program.devices().map(moving).fold(0.0, f64::max);
+        plan.simulated.step_seconds.max(plan.simulated.compute_seconds + moving)
     }
 
     /// How far the prediction is from the measurement, relative to the measurement.
@@ -227,6 +243,7 @@ impl Summary<'_> {
             "bitwise_steps": check.map(|c| c.difference.bitwise_steps),
             "measured_step_seconds": self.measured(),
             "predicted_step_seconds": self.predicted(),
+            "simulated_step_seconds": plan.simulated.step_seconds,
             "prediction_error": self.prediction_error(),
             "serial_step_seconds": check.map(|c| c.serial_step_seconds),
             "loss": outcome.losses,

@@ -37,6 +37,20 @@ impl<'a, T: Float> Stand<'a, T> {
         }
         Self { rstd, zero_stats, zeros, ones, unwanted }
     }
+
+    /// The operands of a norm's loops: what is given, and what stands in for the rest.
+    fn operands(&self, dy: &'a [T], x: &'a [T], given: &Given<'a, T>) -> Operands<'a, T> {
+        Operands {
+            dy,
+            x,
+            mean: given.mean.unwrap_or(self.zero_stats),
+            rstd: self.rstd,
+            gamma: given.gamma.unwrap_or(self.ones),
+            beta: self.zeros,
+            s1: self.rstd,
+            s2: self.rstd,
+        }
+    }
 }
 
 impl Kernel for Variance {
@@ -94,20 +108,13 @@ impl Kernel for Normalize {
     ) -> Result {
         let shape = inputs[0].shape;
         let layout = Layout::new(shape, &self.axes, &self.params);
-        let Given { mean, var, gamma, count } = Given::<T>::read(self, inputs, true)?;
-        let beta = if self.shifted { Some(read::<T>(&inputs[count])?) } else { None };
-        let stand = Stand::new(context, self, shape, var);
+        let given = Given::<T>::read(self, inputs, true)?;
+        let stand = Stand::new(context, self, shape, given.var);
         let x = read::<T>(&inputs[0])?;
-        let operands = Operands {
-            dy: x,
-            x,
-            mean: mean.unwrap_or(stand.zero_stats),
-            rstd: stand.rstd,
-            gamma: gamma.unwrap_or(stand.ones),
-            beta: beta.unwrap_or(stand.zeros),
-            s1: stand.rstd,
-            s2: stand.rstd,
-        };
+        let mut operands = stand.operands(x, x, &given);
+        if self.shifted {
+            operands.beta = read::<T>(&inputs[given.count])?;
+        }
         let y = write::<T>(&mut outputs[0])?;
         let f = |p: Point<T>| (p.x - p.mean) * p.rstd * p.gamma + p.beta;
         with_moving!(layout, map::<_, _>(&layout, operands, y, f));
@@ -125,21 +132,12 @@ impl Kernel for NormGradStats {
         let norm = &self.norm;
         let shape = inputs[0].shape;
         let layout = Layout::new(shape, &norm.axes, &norm.params);
-        let Given { mean, var, gamma, .. } = Given::<T>::read(norm, &inputs[1..], true)?;
-        let stand = Stand::new(context, norm, shape, var);
-        let operands = Operands {
-            dy: read::<T>(&inputs[0])?,
-            x: read::<T>(&inputs[1])?,
-            mean: mean.unwrap_or(stand.zero_stats),
-            rstd: stand.rstd,
-            gamma: gamma.unwrap_or(stand.ones),
-            beta: stand.zeros,
-            s1: stand.rstd,
-            s2: stand.rstd,
-        };
+        let given = Given::<T>::read(norm, &inputs[1..], true)?;
+        let stand = Stand::new(context, norm, shape, given.var);
+        let operands = stand.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &given);
         let results = match outputs {
             [s1, s2] => [write::<T>(s1)?, write::<T>(s2)?],
-            [s2] => [&mut stand.unwanted[..var.len()], write::<T>(s2)?],
+            [s2] => [&mut stand.unwanted[..given.var.len()], write::<T>(s2)?],
             _ => return Err(KernelError::BadValue("a norm has one or two sums".into())),
         };
         let f = |p: Point<T>| {
@@ -164,18 +162,9 @@ impl Kernel for NormGradParams {
         let norm = &self.norm;
         let shape = inputs[0].shape;
         let layout = Layout::new(shape, &norm.axes, &norm.params);
-        let Given { mean, var, .. } = Given::<T>::read(norm, &inputs[1..], false)?;
-        let stand = Stand::new(context, norm, shape, var);
-        let operands = Operands {
-            dy: read::<T>(&inputs[0])?,
-            x: read::<T>(&inputs[1])?,
-            mean: mean.unwrap_or(stand.zero_stats),
-            rstd: stand.rstd,
-            gamma: stand.ones,
-            beta: stand.zeros,
-            s1: stand.rstd,
-            s2: stand.rstd,
-        };
+        let given = Given::<T>::read(norm, &inputs[1..], false)?;
+        let stand = Stand::new(context, norm, shape, given.var);
+        let operands = stand.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &given);
         let results = match outputs {
             [dgamma, dbeta] => [write::<T>(dgamma)?, write::<T>(dbeta)?],
             [dgamma] if norm.scaled => [write::<T>(dgamma)?, &mut stand.unwanted[..stand.ones.len()]],
@@ -198,24 +187,15 @@ impl Kernel for NormGradInput {
         let norm = &self.norm;
         let shape = inputs[0].shape;
         let layout = Layout::new(shape, &norm.axes, &norm.params);
-        let Given { mean, var, gamma, count } = Given::<T>::read(norm, &inputs[1..], true)?;
+        let given = Given::<T>::read(norm, &inputs[1..], true)?;
         let sums: SmallVec<[&[T]; 2]> =
-            inputs[1 + count..].iter().map(read::<T>).collect::<Result<_, _>>()?;
-        let stand = Stand::new(context, norm, shape, var);
-        let (s1, s2) = match *sums {
+            inputs[1 + given.count..].iter().map(read::<T>).collect::<Result<_, _>>()?;
+        let stand = Stand::new(context, norm, shape, given.var);
+        let mut operands = stand.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &given);
+        (operands.s1, operands.s2) = match *sums {
             [s1, s2] => (s1, s2),
             [s2] => (stand.zero_stats, s2),
             _ => return Err(KernelError::BadValue("a norm has one or two sums".into())),
-        };
-        let operands = Operands {
-            dy: read::<T>(&inputs[0])?,
-            x: read::<T>(&inputs[1])?,
-            mean: mean.unwrap_or(stand.zero_stats),
-            rstd: stand.rstd,
-            gamma: gamma.unwrap_or(stand.ones),
-            beta: stand.zeros,
-            s1,
-            s2,
         };
         let dx = write::<T>(&mut outputs[0])?;
         let f = |p: Point<T>| p.rstd * (p.dy * p.gamma - p.s1 - (p.x - p.mean) * p.rstd * p.s2);

@@ -29,6 +29,25 @@ impl Layout {
     }
 }
 
+/// Runs `rows` where the softmax's dimension is the last, else `columns`, which need room for two rows of the inner ones.
+fn forward<T: Float>(
+    axis: usize,
+    inputs: &[View<'_>],
+    outputs: &mut [ViewMut<'_>],
+    context: &mut Context,
+    rows: fn(&[T], &mut [T], usize),
+    columns: fn(&[T], &mut [T], Layout, &mut [T]),
+) -> Result {
+    let layout = Layout::new(inputs[0].shape, axis);
+    let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
+    if layout.inner == 1 {
+        rows(x, y, layout.size);
+    } else {
+        columns(x, y, layout, context.scratch.take(2 * layout.inner));
+    }
+    Ok(())
+}
+
 impl Kernel for Softmax {
     fn run<T: Float>(
         &self,
@@ -36,14 +55,7 @@ impl Kernel for Softmax {
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
     ) -> Result {
-        let layout = Layout::new(inputs[0].shape, self.axis);
-        let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
-        if layout.inner == 1 {
-            softmax_rows(x, y, layout.size);
-        } else {
-            softmax_columns(x, y, layout, context.scratch.take(2 * layout.inner));
-        }
-        Ok(())
+        forward::<T>(self.axis, inputs, outputs, context, softmax_rows, softmax_columns)
     }
 }
 
@@ -109,14 +121,7 @@ impl Kernel for LogSoftmax {
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
     ) -> Result {
-        let layout = Layout::new(inputs[0].shape, self.axis);
-        let (x, y) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
-        if layout.inner == 1 {
-            log_softmax_rows(x, y, layout.size);
-        } else {
-            log_softmax_columns(x, y, layout, context.scratch.take(2 * layout.inner));
-        }
-        Ok(())
+        forward::<T>(self.axis, inputs, outputs, context, log_softmax_rows, log_softmax_columns)
     }
 }
 
