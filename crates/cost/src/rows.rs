@@ -1,8 +1,8 @@
 //! Shortest paths over a space of arrangements from several layouts at once.
 //!
 //! A queue would visit every arrangement once, but one source at a time and by hops through memory. Sweeping over all
-//! arrangements in a good order, forwards and backwards, needs about four sweeps until nothing changes, and each takes
-//! eight sources along in vector registers: several times faster, without a queue, and the same to the bit
+//! arrangements in a good order, forwards and backwards, needs about four sweeps until nothing changes, the later ones
+//! over few that a change can still reach, and each takes eight sources along in vector registers: several times faster, without a queue, and the same to the bit
 //! in whatever company a source is swept. Compiled for several widths of vectors and chosen at run time; all give the
 //! same numbers, since a minimum of sums does not depend on the order of its terms.
 
@@ -36,13 +36,6 @@ impl Row {
 impl std::fmt::Debug for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Row({})", self.seconds.len())
-    }
-}
-
-#[inline(always)]
-fn least(best: &mut Lanes, other: &Lanes) {
-    for (best, &other) in best.iter_mut().zip(other) {
-        *best = if other < *best { other } else { *best };
     }
 }
 
@@ -102,38 +95,44 @@ impl Space {
 
     #[inline(always)]
     fn settle_body(&self, prices: &[f64], reachable: &[usize], seconds: &mut [Lanes]) {
+        // Nodes that a step leads to from a node which got better since they were looked at.
+        let mut due = vec![false; self.len()];
+        reachable.iter().for_each(|&node| due[node] = true);
         loop {
-            let forwards = self.sweep(prices, reachable.iter().copied(), seconds);
-            if !forwards || !self.sweep(prices, reachable.iter().rev().copied(), seconds) {
+            let forwards = self.sweep(prices, reachable.iter().copied(), &mut due, seconds);
+            if !forwards || !self.sweep(prices, reachable.iter().rev().copied(), &mut due, seconds) {
                 return;
             }
         }
     }
 
-    /// Lets every node take the best of the steps that lead to it; whether any got better.
+    /// Lets every node that is due take the best of the steps that lead to it; whether any got better.
     #[inline(always)]
-    fn sweep(&self, prices: &[f64], nodes: impl Iterator<Item = usize>, seconds: &mut [Lanes]) -> bool {
+    fn sweep(
+        &self,
+        prices: &[f64],
+        nodes: impl Iterator<Item = usize>,
+        due: &mut [bool],
+        seconds: &mut [Lanes],
+    ) -> bool {
         let mut changed = false;
         for node in nodes {
+            if !std::mem::replace(&mut due[node], false) {
+                continue;
+            }
             let mut best = seconds[node];
-            let steps = self.leading_to(node);
-            let mut at = 0;
-            while let Some(first) = steps.get(at) {
-                // Steps of one price: the best of them, and the price once.
-                let mut before = seconds[first.from as usize];
-                at += 1;
-                while let Some(step) = steps.get(at).filter(|step| step.price == first.price) {
-                    least(&mut before, &seconds[step.from as usize]);
-                    at += 1;
-                }
-                let price = prices[first.price as usize];
-                for (best, before) in best.iter_mut().zip(before) {
+            for step in self.leading_to(node) {
+                let price = prices[step.price as usize];
+                for (best, before) in best.iter_mut().zip(&seconds[step.from as usize]) {
                     let reached = before + price;
                     *best = if reached < *best { reached } else { *best };
                 }
             }
-            changed |= best != seconds[node];
-            seconds[node] = best;
+            if best != seconds[node] {
+                seconds[node] = best;
+                changed = true;
+                self.led_to(node).iter().for_each(|&next| due[next as usize] = true);
+            }
         }
         changed
     }

@@ -51,6 +51,10 @@ pub(crate) struct Space {
     starts: Vec<u32>,
     /// Steps, by the node that they lead to.
     edges: Vec<Edge>,
+    /// First of `onwards` of every node, and one more.
+    onward_starts: Vec<u32>,
+    /// The nodes that steps lead to, by the node that they come from.
+    onwards: Vec<NodeId>,
     prices: Vec<Price>,
     /// The node of each canonical layout, by its code.
     pub(crate) canonical: Vec<NodeId>,
@@ -206,8 +210,10 @@ impl Space {
             let (start, end) = (starts[node] as usize, starts[node + 1] as usize);
             edges[start..end].sort_unstable_by_key(|edge| (edge.price, edge.from));
         }
+        let (onward_starts, onwards) = turned(&starts, &edges);
         let canonical = vec![NodeId::MAX; codes];
-        let mut space = Space { sums, starts, edges, prices, canonical, choices, partial, nodes };
+        let mut space =
+            Space { sums, starts, edges, onward_starts, onwards, prices, canonical, choices, partial, nodes };
         for id in 0..space.nodes.len() {
             let layout = space.nodes[id].layout();
             if space.nodes[id] == Arrangement::canonical(layout)
@@ -239,6 +245,11 @@ impl Space {
     /// How many arrangements there are.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// The nodes that steps from a node lead to.
+    pub(crate) fn led_to(&self, node: usize) -> &[NodeId] {
+        &self.onwards[self.onward_starts[node] as usize..self.onward_starts[node + 1] as usize]
     }
 
     /// The steps that lead to a node, those of the same price together.
@@ -301,6 +312,22 @@ impl Space {
         }
         Some(steps)
     }
+}
+
+/// Steps by where they come from: the first of every node and one more, and where they lead.
+fn turned(starts: &[u32], edges: &[Edge]) -> (Vec<u32>, Vec<NodeId>) {
+    let mut first = vec![0u32; starts.len()];
+    edges.iter().for_each(|edge| first[edge.from as usize + 1] += 1);
+    (1..first.len()).for_each(|at| first[at] += first[at - 1]);
+    let mut next = first.clone();
+    let mut onwards = vec![0; edges.len()];
+    for (node, ends) in starts.windows(2).enumerate() {
+        for edge in &edges[ends[0] as usize..ends[1] as usize] {
+            onwards[next[edge.from as usize] as usize] = node as NodeId;
+            next[edge.from as usize] += 1;
+        }
+    }
+    (first, onwards)
 }
 
 /// Number of blocks that a tensor is cut into.
