@@ -73,6 +73,23 @@ impl<'a> Control<'a> {
         Control { iterations: Some(iterations), progress: None, ..self.clone() }
     }
 
+    /// The same with one part in so many of the time that is left.
+    #[must_use]
+    pub fn share(&self, parts: u32) -> Self {
+        let less = self.remaining().map(|left| left - left / parts.max(1));
+        self.sooner(less.unwrap_or_default())
+    }
+
+    /// The same with all but one part in so many of the time that is left.
+    #[must_use]
+    pub fn all_but(&self, parts: u32) -> Self {
+        self.sooner(self.remaining().unwrap_or_default() / parts.max(1))
+    }
+
+    fn sooner(&self, by: Duration) -> Self {
+        Control { deadline: self.deadline.map(|d| d.checked_sub(by).unwrap_or(d)), ..self.clone() }
+    }
+
     /// Stops this long after now.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {

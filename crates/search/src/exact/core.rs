@@ -20,6 +20,8 @@ pub struct CorePair {
     at: usize,
     /// Where its table with `v` major begins.
     at_transposed: usize,
+    /// Its largest cost that is not forbidden, whatever the sign.
+    pub largest: i64,
 }
 
 /// A neighbour of a variable.
@@ -126,21 +128,23 @@ impl Core {
         let most =
             |costs: &[i64]| costs.iter().copied().filter(|&c| c < INF).max().unwrap_or(0).max(0) as f64;
         let mut total: f64 = (0..self.variables()).map(|v| most(&self.unary[self.values(v)])).sum();
-        // Where each of the model's tables lies, as it is and turned, and its largest cost.
-        let mut known: FxHashMap<(Same, usize), (usize, usize, f64)> = FxHashMap::default();
+        // Where each of the model's tables lies, as it is and turned, its largest cost, and that of either sign.
+        let mut known: FxHashMap<(Same, usize), (usize, usize, f64, i64)> = FxHashMap::default();
+        let largest_of =
+            |costs: &[i64]| costs.iter().filter(|&&c| c < INF).map(|c| c.abs()).max().unwrap_or(0);
         let mut pool: FxHashMap<Vec<i64>, usize> = FxHashMap::default();
         for (u, v, pair) in pairs {
             let columns = model.size(pair.v);
-            let (straight, turned, largest) =
+            let (straight, turned, most_here, largest) =
                 *known.entry((Same(pair.cost.clone()), columns)).or_insert_with(|| {
                     let turned = super::model::transpose(&pair.cost, model.size(pair.u), columns);
                     let straight = self.intern(&mut pool, pair.cost.to_vec());
-                    (straight, self.intern(&mut pool, turned), most(&pair.cost))
+                    (straight, self.intern(&mut pool, turned), most(&pair.cost), largest_of(&pair.cost))
                 });
-            total += largest;
+            total += most_here;
             let in_order = index[pair.u as usize] == u;
             let (at, at_transposed) = if in_order { (straight, turned) } else { (turned, straight) };
-            self.pairs.push(CorePair { u, v, at, at_transposed });
+            self.pairs.push(CorePair { u, v, at, at_transposed, largest });
         }
         self.big = 2.0 * total + 1.0;
         let big = self.big;

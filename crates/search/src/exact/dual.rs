@@ -8,9 +8,7 @@
 use super::core::Core;
 use super::kernel::{argmin, min_plus};
 use super::model::INF;
-
-/// Binary digits after the point in the exact evaluation of a bound.
-const FRACTION: u32 = 24;
+use super::remains::{FRACTION, Remains};
 
 /// Messages and multipliers.
 #[derive(Clone, Debug)]
@@ -260,7 +258,7 @@ impl Dual {
 
     /// The bound that these messages and multipliers prove, in exact integers, rounded up.
     pub fn certify(&self, core: &Core) -> i64 {
-        if self.in_range(core) { self.exact(core).bound() } else { 0 }
+        if self.in_range(core) { self.exact(core, false).bound() } else { 0 }
     }
 
     /// Whether all numbers are small enough that exact sums of them cannot overflow. Only a hostile
@@ -277,12 +275,12 @@ impl Dual {
         if !self.in_range(core) {
             return (0, vec![0; core.value_count()]);
         }
-        let exact = self.exact(core);
+        let exact = self.exact(core, true);
         (exact.bound(), exact.value_bounds(core))
     }
 
-    /// Messages and multipliers as exact numbers, and the terms that they leave.
-    fn exact(&self, core: &Core) -> Certificate<'_> {
+    /// Messages and multipliers as exact numbers, and the terms that they leave; by value only if asked for.
+    fn exact(&self, core: &Core, by_value: bool) -> Certificate<'_> {
         let one = f64::from(1u32 << FRACTION);
         let fixed = |x: f64| (x * one) as i128;
         let lambda: Vec<i128> = self.lambda.iter().map(|&l| fixed(l)).collect();
@@ -315,29 +313,23 @@ impl Dual {
             least_unary.push(least);
         }
         let mut least_pair = Vec::with_capacity(core.pairs.len());
-        let mut along_u = vec![i128::MAX; messages.len()];
+        let mut along = vec![i128::MAX; if by_value { messages.len() } else { 0 }];
+        let mut remains = Remains::default();
         for (k, p) in core.pairs.iter().enumerate() {
             let (mu, mv) = (self.message(core, k as u32, p.u), self.message(core, k as u32, p.v));
-            let cols = core.size(p.v);
             let table = core.exact_table(k as u32, p.u);
-            let mut least = i128::MAX;
-            for (i, row) in table.chunks_exact(cols).enumerate() {
-                for (j, &c) in row.iter().enumerate() {
-                    if c < INF {
-                        let left =
-                            (i128::from(c) << FRACTION) - messages[mu.start + i] - messages[mv.start + j];
-                        least = least.min(left);
-                        along_u[mu.start + i] = along_u[mu.start + i].min(left);
-                        along_u[mv.start + j] = along_u[mv.start + j].min(left);
-                    }
-                }
+            let (rows, columns) = (&messages[mu.clone()], &messages[mv.clone()]);
+            let least = remains.least(table, p.largest, rows, columns);
+            if by_value {
+                along[mu].copy_from_slice(&remains.rows);
+                along[mv].copy_from_slice(&remains.columns);
             }
             // Arc consistency leaves every pair something to choose; be safe all the same.
             let least = if least == i128::MAX { 0 } else { least };
             total += least;
             least_pair.push(least);
         }
-        Certificate { dual: self, total, theta, least_unary, least_pair, along: along_u }
+        Certificate { dual: self, total, theta, least_unary, least_pair, along }
     }
 }
 
@@ -348,7 +340,7 @@ struct Certificate<'d> {
     theta: Vec<i128>,
     least_unary: Vec<i128>,
     least_pair: Vec<i128>,
-    /// Least remaining cost of each pair, by value of either end; laid out like the messages.
+    /// Least remaining cost of each pair, by value of either end; laid out like the messages. Empty if not asked for.
     along: Vec<i128>,
 }
 

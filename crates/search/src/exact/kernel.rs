@@ -1,6 +1,6 @@
 //! The inner loops: min-plus products of small dense tables with vectors.
 //!
-//! Compiled twice, for any processor and for those with 256-bit vectors, and chosen at run time; both
+//! Compiled for any processor and for those with 256- and 512-bit vectors, and chosen at run time; all
 //! give the same numbers, since a minimum of sums does not depend on the order of its terms.
 
 use super::model::{INF, add};
@@ -10,11 +10,23 @@ use rayon::prelude::*;
 pub fn min_plus(out: &mut [f64], left: &[f64], table: &[f64]) {
     debug_assert_eq!(table.len(), left.len() * out.len());
     #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has just been asked whether it has these instructions.
+        unsafe { min_plus_avx512(out, left, table) };
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has just been asked whether it has these instructions.
         unsafe { min_plus_avx2(out, left, table) };
         return;
     }
+    min_plus_body(out, left, table);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn min_plus_avx512(out: &mut [f64], left: &[f64], table: &[f64]) {
     min_plus_body(out, left, table);
 }
 
@@ -30,6 +42,10 @@ fn min_plus_avx2(out: &mut [f64], left: &[f64], table: &[f64]) {
 fn min_plus_body(out: &mut [f64], left: &[f64], table: &[f64]) {
     let width = out.len();
     let mut at = 0;
+    while at + 16 <= width {
+        columns::<16>(out, left, table, at);
+        at += 16;
+    }
     while at + 8 <= width {
         columns::<8>(out, left, table, at);
         at += 8;

@@ -34,6 +34,7 @@ mod model;
 mod overflow;
 mod profile;
 mod reduce;
+mod remains;
 mod rows;
 mod search;
 mod stage;
