@@ -4,11 +4,15 @@ use shardwright_cost::{LayoutError, WrongDevice};
 use shardwright_search::NetworkError;
 use shardwright_soybean::SoyBeanError;
 
-fn smallest(least: Option<u64>, proved: bool) -> String {
-    match (least, proved) {
-        (None, _) => "how much would do was not found".into(),
-        (Some(bytes), true) => format!("the smallest limit that one keeps is {bytes}"),
-        (Some(bytes), false) => format!("the smallest limit that one keeps is at most {bytes}"),
+fn smallest(least: Option<u64>, floor: u64) -> String {
+    match (least, floor) {
+        (None, 0) => "how much would do was not found".into(),
+        (None, floor) => format!("no plan keeps a limit below {floor}, and how much would do was not found"),
+        (Some(bytes), floor) if floor >= bytes => format!("the smallest limit that one keeps is {bytes}"),
+        (Some(bytes), 0) => format!("the smallest limit that one keeps is at most {bytes}"),
+        (Some(bytes), floor) => {
+            format!("the smallest limit that one keeps is at most {bytes}, and at least {floor}")
+        }
     }
 }
 
@@ -75,7 +79,7 @@ pub enum PlanError {
     /// No plan keeps the memory limit.
     #[error(
         "no plan of {solver} fits into {limit} bytes per device; {}; give more memory, more devices, or a smaller batch",
-        smallest(*.least, *.proved)
+        smallest(*.least, *.floor)
     )]
     DoesNotFit {
         /// The strategy.
@@ -84,7 +88,9 @@ pub enum PlanError {
         limit: u64,
         /// The least that a plan was found to need.
         least: Option<u64>,
-        /// Whether no plan needs less.
+        /// No plan needs less than this.
+        floor: u64,
+        /// Whether it is proved that none fits.
         proved: bool,
     },
     /// A wish that cannot be granted.

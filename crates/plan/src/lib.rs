@@ -29,6 +29,7 @@ mod error;
 mod evaluate;
 mod floor;
 mod groups;
+mod leanest;
 mod maker;
 mod memory;
 mod plan;

@@ -4,6 +4,7 @@ use crate::{
     error::PlanError,
     evaluate::{Costs, axis_names, evaluate},
     floor::floor,
+    leanest::{Leanest, leanest},
     memory::limited,
     plan::{
         BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, Plan, PlanAxis,
@@ -12,7 +13,7 @@ use crate::{
     problem::Problem,
     recall::model_hash,
     refine::{Refined, Refinement, refine},
-    smallest::{Smallest, smallest_limit},
+    smallest::smallest_limit,
     strategy::{Baseline, Space, Strategy, baselines, restrict},
     tilings::{Moved, moved, tile},
     wish::Wish,
@@ -20,7 +21,7 @@ use crate::{
 use shardwright_cost::TimeSource;
 use shardwright_graph::{FactorKind, OpId, Phase, factor_kinds};
 use shardwright_machine::{Bytes, LevelId};
-use shardwright_search::{Control, Network, StopReason, registry};
+use shardwright_search::{Control, Network, Outcome, StopReason, registry};
 use shardwright_soybean::Objective;
 use shardwright_space::Config;
 use std::collections::BTreeMap;
@@ -96,12 +97,7 @@ fn untied_or_tied(
     demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Found, PlanError> {
-    let reserve = control.remaining().unwrap_or_default() / 4;
-    let most = Control {
-        deadline: control.deadline.map(|d| d.checked_sub(reserve).unwrap_or(d)),
-        ..control.clone()
-    };
-    let found = attempt(problem, strategy, demands, &most);
+    let found = attempt(problem, strategy, demands, &control.all_but(4));
     let proved = match &found {
         Ok(found) => found.objective <= found.bound,
         Err(error) => {
@@ -170,6 +166,7 @@ fn given(
             solver: strategy.name.to_string(),
             limit: limit.0,
             least: Some(costs.peak_memory.0),
+            floor: costs.peak_memory.0,
             proved: true,
         });
     }
@@ -196,8 +193,24 @@ fn solve(
         _ => Some(restrict(network, &allowed)?),
     };
     let network = part.as_ref().unwrap_or(network);
-    let outcome = solver.solver().solve(network, control);
-    if let Some(choice) = outcome.choice {
+    // What the leanest plan holds tells at once of a limit that none can keep; and where the search finds nothing that
+    // keeps the limit, the leanest plan may.
+    let exact = strategy.solver == Some("exact");
+    let lean = match demands.memory.filter(|_| exact) {
+        Some(limit) => leanest(network, limit.0, &control.share(4))?,
+        None => Leanest::default(),
+    };
+    let fits = lean.found.as_ref().is_some_and(|(peak, _)| demands.memory.is_some_and(|l| *peak <= l.0));
+    let none_fits = demands.memory.is_some_and(|limit| lean.floor > limit.0);
+    let outcome = match (fits, none_fits) {
+        (true, _) => solver.solver().solve(network, control),
+        (false, true) => Outcome::empty(StopReason::Infeasible),
+        // Some time is kept to find out what would do.
+        (false, false) => solver.solver().solve(network, &control.all_but(4)),
+    };
+    let unproved = outcome.choice.is_none() && fits;
+    let fallback = lean.found.as_ref().filter(|_| unproved).map(|(_, choice)| choice.clone());
+    if let Some(choice) = outcome.choice.or(fallback) {
         let chosen = choice.iter().zip(&allowed);
         let choices: Vec<u32> = chosen.map(|(&c, allowed)| allowed[c as usize]).collect();
         let objective = cost(&problem.network, &choices)?;
@@ -212,18 +225,19 @@ fn solve(
     }
     Err(match (outcome.stop_reason, demands.memory) {
         (StopReason::Refused(reason), _) => failed(reason),
-        (_, Some(limit)) => {
-            let smallest = if strategy.solver == Some("exact") {
-                smallest_limit(network, control)?
-            } else {
-                let over = outcome.least_overflow.map(|(overflow, _)| overflow.unsigned_abs());
-                over.map(|overflow| Smallest { bytes: limit.0.saturating_add(overflow), proved: false })
-            };
+        (reason, Some(limit)) => {
+            let infeasible = reason == StopReason::Infeasible;
+            let over = outcome.least_overflow.map(|(overflow, _)| overflow.unsigned_abs());
+            let found = over.map(|overflow| (limit.0.saturating_add(overflow), Vec::new()));
+            let lean = Leanest { found: lean.found.or(found), ..lean };
+            let lean = if exact { smallest_limit(network, lean, &control.share(2))? } else { lean };
+            let floor = if infeasible { lean.floor.max(limit.0.saturating_add(1)) } else { lean.floor };
             PlanError::DoesNotFit {
                 solver: strategy.name.to_string(),
                 limit: limit.0,
-                least: smallest.as_ref().map(|s| s.bytes),
-                proved: smallest.is_some_and(|s| s.proved),
+                least: lean.found.map(|(bytes, _)| bytes),
+                floor,
+                proved: floor > limit.0,
             }
         }
         (StopReason::Deadline, None) => {

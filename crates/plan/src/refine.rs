@@ -268,6 +268,52 @@ mod tests {
     }
 
     #[test]
+    fn refined_plans_are_no_slower_cost_what_they_say_and_keep_the_limit() {
+        let control = Control::new().iteration_limit(50);
+        let exact = strategy::find("exact").unwrap();
+        let mut gained = 0;
+        for (model, machine, limited) in [
+            ("mlp:hidden=768,layers=2", "k80x64", true),
+            ("mlp:hidden=480,input=720,layers=3", "flat:48", false),
+            ("lenet5", "flat:32", false),
+        ] {
+            let graph = build(model, &BuildOptions { batch: Some(96), ..BuildOptions::default() }).unwrap();
+            let machine = builtin(machine).unwrap();
+            let problem = Problem::new(&graph, &machine, None).unwrap();
+            let free = search(&problem, exact, &Demands::default(), &control).unwrap();
+            let peak = crate::evaluate(&problem, &free.configs).unwrap().peak_memory;
+            for memory in [None, limited.then_some(peak)] {
+                let demands = Demands { memory, ..Demands::default() };
+                let Some(refined) = refine(&problem, exact, &demands, &free, &control).best else { continue };
+                gained += 1;
+                assert!(refined.found.objective < free.objective, "{model}");
+                let costs = crate::evaluate(&refined.problem, &refined.found.configs).unwrap();
+                assert_eq!(costs.objective(), refined.found.objective, "{model}");
+                assert!(memory.is_none_or(|limit| costs.peak_memory <= limit), "{model}");
+            }
+        }
+        assert!(gained > 0, "no case has anything to refine");
+    }
+
+    #[test]
+    fn a_refinement_that_is_cut_short_says_so() {
+        let graph =
+            build("mlp:batch=500,input=1500,hidden=1000,layers=2,classes=100", &BuildOptions::default());
+        let (graph, machine) = (graph.unwrap(), builtin("flat:32").unwrap());
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let exact = strategy::find("exact").unwrap();
+        let coarse = search(&problem, exact, &Demands::default(), &Control::new()).unwrap();
+        let flag = std::sync::atomic::AtomicBool::new(true);
+        let cancelled = Control { cancel: Some(&flag), ..Control::new() };
+        let late = Control::new().time_limit(std::time::Duration::ZERO);
+        for (control, reason) in [(cancelled, StopReason::Cancelled), (late, StopReason::Deadline)] {
+            let refinement = refine(&problem, exact, &Demands::default(), &coarse, &control);
+            assert!(refinement.best.is_none() && refinement.meshes == 0);
+            assert_eq!(refinement.cut_short, Some(reason));
+        }
+    }
+
+    #[test]
     fn finer_meshes_take_one_axis_apart() {
         let machine = builtin("a100x64").unwrap();
         let groups = agreed(&machine.mesh().per_level(), &[]);

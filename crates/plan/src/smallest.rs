@@ -1,10 +1,10 @@
 //! The smallest memory limit that any assignment keeps, where the one asked for is too tight.
 //!
 //! Costs do not matter here, so all of them become zero and tables that forbid nothing disappear; what is left mostly
-//! falls apart into variables that hold memory and few that are tied. The solver bisects for a limit that can be
-//! kept; that one byte less cannot be kept is then proved, or something smaller found.
+//! falls apart into variables that hold memory and few that are tied. From the leanest assignment known, the solver
+//! is asked for something that holds a byte less; that it cannot be is then proved, or something smaller found.
 
-use crate::error::PlanError;
+use crate::{error::PlanError, leanest::Leanest};
 use shardwright_search::{Control, Network, NetworkBuilder, StopReason, VarId, is_forbidden, registry};
 
 /// The most times that something smaller is looked for.
@@ -12,46 +12,33 @@ const TRIES: usize = 16;
 /// Rounds of the solver at each.
 const ROUNDS: u64 = 50;
 
-/// A limit that can be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Smallest {
-    /// In bytes.
-    pub bytes: u64,
-    /// Whether no smaller one can be kept.
-    pub proved: bool,
-}
-
-/// The smallest limit that some assignment of the network is known to keep, if any is known.
-pub fn smallest_limit(network: &Network, control: &Control<'_>) -> Result<Option<Smallest>, PlanError> {
-    let (Some(solver), Some(limit)) = (registry::find("exact"), network.usage_limit()) else {
-        return Ok(None);
-    };
+/// Makes what is known about the smallest limit more precise: a leaner assignment, a higher bound.
+pub fn smallest_limit(
+    network: &Network,
+    known: Leanest,
+    control: &Control<'_>,
+) -> Result<Leanest, PlanError> {
+    let mut known = known;
+    let Some(solver) = registry::find("exact") else { return Ok(known) };
     let free = without_costs(network)?;
     let rounds = control.part(control.iterations.unwrap_or(ROUNDS).min(ROUNDS));
-    let mut limit = limit;
-    let mut known: Option<i64> = None;
     for _ in 0..TRIES {
+        let Some(less) = known.found.as_ref().and_then(|(bytes, _)| bytes.checked_sub(1)) else { break };
+        let stop = control.stop(0).is_some_and(|reason| reason != StopReason::IterationLimit);
+        if stop || known.floor > less {
+            break;
+        }
+        let limit = i64::try_from(less).unwrap_or(i64::MAX);
         let outcome = solver.solver().solve(&free.with_usage_limit(Some(limit)), &rounds);
-        let overfull =
-            || outcome.least_overflow.as_ref().map(|(overflow, _)| limit.saturating_add(*overflow));
-        let (kept, proved) = match &outcome.choice {
-            Some(choice) => (Some(network.evaluate(choice)?.peak_usage), false),
-            None => {
-                (overfull(), known == limit.checked_add(1) && outcome.stop_reason == StopReason::Infeasible)
+        match outcome.choice {
+            Some(choice) => {
+                known.found = Some((network.evaluate(&choice)?.peak_usage.unsigned_abs(), choice));
             }
-        };
-        if !proved && let Some(kept) = kept {
-            known = Some(known.map_or(kept, |known| known.min(kept)));
+            None if outcome.stop_reason == StopReason::Infeasible => known.floor = less.saturating_add(1),
+            None => break,
         }
-        let Some(bytes) = known else { return Ok(None) };
-        let done = proved || limit == bytes.saturating_sub(1) && outcome.choice.is_none();
-        if done || control.stop(0).is_some_and(|reason| reason != StopReason::IterationLimit) {
-            return Ok(Some(Smallest { bytes: bytes.unsigned_abs(), proved }));
-        }
-        // One byte less than the best so far: to be proved impossible, or found.
-        limit = bytes.saturating_sub(1);
     }
-    Ok(known.map(|bytes| Smallest { bytes: bytes.unsigned_abs(), proved: false }))
+    Ok(known)
 }
 
 /// The network with all costs zero, but what is forbidden.

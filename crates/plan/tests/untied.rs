@@ -115,3 +115,33 @@ fn untied_plans_say_how_weights_are_stored_and_wishes_can_name_any_op() {
     let error = plan(&tied, auto, &demands, &control()).unwrap_err().to_string();
     assert!(error.contains("--untied"), "{error}");
 }
+
+#[test]
+fn where_nothing_is_proved_in_time_the_tied_plan_is_a_fallback() {
+    // No round of search at all: only what reductions alone solve is found.
+    let at_once = Control::new().iteration_limit(0);
+    let (auto, exact, free) =
+        (strategy::find("auto").unwrap(), strategy::find("exact").unwrap(), Demands::default());
+    let mut fallbacks = 0;
+    for model in [MLP, TRANSFORMER, "vgg16", "lenet5"] {
+        let (graph, machine) = (graph(model), builtin("flat:4").unwrap());
+        let untied = Problem::untied(&graph, &machine, None).unwrap();
+        let tied = Problem::new(&graph, &machine, None).unwrap();
+        let known: Vec<i64> = strategy::baselines(&untied)
+            .map(|baseline| search(&untied, baseline, &free, &at_once).unwrap().objective)
+            .collect();
+        let found = search(&untied, auto, &free, &at_once).unwrap();
+        assert_eq!(evaluate(&untied, &found.configs).unwrap().objective(), found.objective, "{model}");
+        assert!(known.iter().all(|&objective| found.objective <= objective), "{model}");
+        assert!(found.bound <= found.objective, "{model}");
+        let (alone, layers) =
+            (search(&untied, exact, &free, &at_once), search(&tied, exact, &free, &at_once));
+        if let (Err(_), Ok(layers)) = (alone, layers) {
+            // Nothing is known about ops that choose for themselves, so nothing is claimed.
+            assert!(found.objective <= layers.objective, "{model}");
+            assert_eq!(found.bound, 0, "{model}");
+            fallbacks += 1;
+        }
+    }
+    assert!(fallbacks > 0, "the search never needed the tied plan");
+}
