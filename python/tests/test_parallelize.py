@@ -116,3 +116,17 @@ def test_explain_tells_of_plan_mesh_and_arguments():
     step, args, _, _ = case("mlp")
     text = parallelize(step, *args, machine="cpu:8", solver="data").explain()
     assert "8 devices" in text and "mesh: worker.0:2" in text and "results:" in text
+
+
+@pytest.mark.parametrize("name", ["mlp", "scanned"])
+def test_plans_are_programs_in_shardys_dialect(name):
+    mlir = pytest.importorskip("jax._src.interpreters.mlir")
+    step, args, _, _ = case(name)
+    text = parallelize(step, *args, machine="cpu:8").plan.to_sdy()
+    with mlir.make_ir_context():
+        module = mlir.ir.Module.parse(text)
+        assert module.operation.verify()
+        # JAX prints it in its own words: what it understood.
+        printed = str(module)
+    assert printed.count("sdy.sharding_constraint") == text.count("= sdy.sharding_constraint") > 20
+    assert "sdy.mesh @mesh" in printed

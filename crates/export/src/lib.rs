@@ -5,6 +5,7 @@
 //! exchanged for that, to be held against what an engine makes of it.
 //!
 //! ```
+//! use shardwright_cost::Relayouts;
 //! use shardwright_export::Shardings;
 //! use shardwright_frontend::stablehlo::{Options, import};
 //! use shardwright_machine::builtin;
@@ -19,7 +20,8 @@
 //! let machine = builtin("flat:2")?;
 //! // The rows of x are split: w is needed whole.
 //! let rows = program.graph.rule(program.graph.op_ids().next().unwrap()).find("b").unwrap();
-//! let shardings = Shardings::of(&program, &program.graph, machine.mesh(), &[Config::new([AxisUse::Split(rows)])])?;
+//! let relayouts = Relayouts::new(&machine, machine.mesh());
+//! let shardings = Shardings::of(&program, &program.graph, &relayouts, &[Config::new([AxisUse::Split(rows)])])?;
 //! let shown: Vec<String> = shardings.arguments.iter().map(|spec| spec.to_string()).collect();
 //! assert_eq!(shown, ["[{}, {}]", "[{gpu.0}, {}]"]);
 //! # Ok(())
@@ -29,6 +31,7 @@
 mod collectives;
 mod sdy;
 mod shardings;
+mod ways;
 
 pub use collectives::{Collective, collectives};
 pub use sdy::to_sdy;

@@ -1,6 +1,7 @@
 //! What plans of the stored JAX programs say about the programs themselves.
 
 use flate2::read::GzDecoder;
+use shardwright_cost::Relayouts;
 use shardwright_export::{Shardings, Spec};
 use shardwright_frontend::stablehlo::{Imported, Options, import};
 use shardwright_machine::{Mesh, builtin};
@@ -21,7 +22,8 @@ fn planned(program: &Imported, solver: &str) -> (Shardings, Mesh) {
     let plan = plan(&problem, strategy::find(solver).unwrap(), &Demands::default(), &Control::new()).unwrap();
     let mesh = plan.mesh(&machine).unwrap();
     let configs = plan.configs(&program.graph, &mesh).unwrap();
-    (Shardings::of(program, &program.graph, &mesh, &configs).unwrap(), mesh)
+    let relayouts = Relayouts::new(&machine, &mesh);
+    (Shardings::of(program, &program.graph, &relayouts, &configs).unwrap(), mesh)
 }
 
 fn divides(spec: &Spec, shape: &[u64], mesh: &Mesh) -> bool {

@@ -2,6 +2,7 @@
 
 use crate::PlanError;
 use pyo3::prelude::*;
+use shardwright_cost::Relayouts;
 use shardwright_export::{Shardings, collectives, to_sdy};
 use shardwright_machine::Mesh;
 use shardwright_plan::Plan;
@@ -31,14 +32,16 @@ impl Planned {
         };
         let mesh = self.plan.mesh(&self.request.machine)?;
         let configs = self.plan.configs(&self.request.graph, &mesh)?;
-        let shardings = Shardings::of(&program.imported, &self.request.graph, &mesh, &configs)?;
+        let relayouts = Relayouts::new(&self.request.machine, &mesh);
+        let shardings = Shardings::of(&program.imported, &self.request.graph, &relayouts, &configs)?;
         then(program, &shardings, &mesh)
     }
 
     fn collectives_json(&self) -> anyhow::Result<String> {
         let mesh = self.plan.mesh(&self.request.machine)?;
         let configs = self.plan.configs(&self.request.graph, &mesh)?;
-        Ok(serde_json::to_string(&collectives(&self.request.graph, &mesh, &configs))?)
+        let relayouts = Relayouts::new(&self.request.machine, &mesh);
+        Ok(serde_json::to_string(&collectives(&self.request.graph, &relayouts, &configs)?)?)
     }
 }
 

@@ -189,16 +189,19 @@ class _Constrain:
             results = [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
         return results
 
-    def operand(self, x: Any, spec: Spec | None) -> Any:
-        if spec is None or not isinstance(x, jax.core.Tracer):
+    def operand(self, x: Any, stops: Sequence[Spec] | None) -> Any:
+        """The value brought where an operation needs it, by all stops on its way; readers share the way."""
+        if not stops or not isinstance(x, jax.core.Tracer):
             return x
         known = self.known.get(id(x))
-        if known is not None and known[1] == spec:
+        if known is not None and known[1] == stops[-1]:
             return x
-        key = (id(x), str(spec))
-        if key not in self.moved:
-            self.moved[key] = (x, self.constrained(x, spec))
-        return self.moved[key][1]
+        for spec in stops:
+            key = (id(x), str(spec))
+            if key not in self.moved:
+                self.moved[key] = (x, self.constrained(x, spec))
+            x = self.moved[key][1]
+        return x
 
     def result(self, x: Any, spec: Spec | None) -> Any:
         if spec is None or not isinstance(x, jax.core.Tracer):

@@ -5,6 +5,7 @@ use crate::commands::run::read_plan;
 use crate::files::write_atomically;
 use crate::planning::PlanningArgs;
 use anyhow::Context;
+use shardwright_cost::Relayouts;
 use shardwright_export::{Shardings, to_sdy};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -43,7 +44,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     })?;
     let mesh = plan.mesh(&request.machine)?;
     let configs = plan.configs(&request.graph, &mesh)?;
-    let shardings = Shardings::of(&program.imported, &request.graph, &mesh, &configs)?;
+    let relayouts = Relayouts::new(&request.machine, &mesh);
+    let shardings = Shardings::of(&program.imported, &request.graph, &relayouts, &configs)?;
     let text = match args.to {
         Engine::Sdy => to_sdy(&program.text, &plan.model, &shardings, &mesh)?,
         Engine::Jax => {

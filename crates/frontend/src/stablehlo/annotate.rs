@@ -1,12 +1,11 @@
-//! Writes a program again with shardings in Shardy's dialect: a mesh, shardings of arguments and results, and a
-//! `sdy.sharding_constraint` on every value of which something is known.
+//! Writes shardings into a program's text, in Shardy's dialect: a mesh, shardings of arguments, and a
+//! `sdy.sharding_constraint` on every value of which something is known. All else stays as it is written.
 
 use super::{
     error::{Fault, Result},
     parser,
-    syntax::{Attribute, Block, Operation, Type, Use},
+    syntax::{Block, Operation, Type},
 };
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// What is known of a program's values. Shardings are in Shardy's words, without the mesh: `[{"x"}, {?}]`.
@@ -27,135 +26,156 @@ pub struct Annotations {
 /// What is known of an operation's values.
 #[derive(Clone, Debug, Default)]
 pub struct SiteAnnotation {
-    /// Shardings that its operands are brought into.
-    pub operands: Vec<Option<String>>,
+    /// Shardings that its operands are brought into, one after the other.
+    pub operands: Vec<Vec<String>>,
     /// Shardings of its results.
     pub results: Vec<Option<String>>,
 }
 
 pub(super) fn annotate(text: &str, known: &Annotations) -> Result<String> {
-    let mut program = parser::parse(text)?;
-    // Names of values that the text does not have; at most one per sharding.
-    let most = known.sites.values().map(|site| site.operands.len() + site.results.len()).sum();
-    let prefix = free_prefix(text);
-    let names: Vec<String> = (0..most).map(|i| format!("{prefix}{i}")).collect();
-    let mut writer = Writer { known, names: names.iter() };
-    let devices = known.devices.to_string();
-    let body = program.module.regions.first_mut();
-    let body = body.ok_or_else(|| Fault::new(0, "there is no program to annotate"))?;
-    for operation in &mut body.operations {
-        if operation.attribute("sym_name") == Some(&Attribute::Text("main")) {
-            shard_signature(operation, "arg_attrs", &known.arguments);
-            shard_signature(operation, "res_attrs", &known.results);
-        }
-        operation.regions.iter_mut().for_each(|block| writer.block(block));
-    }
-    body.operations.insert(0, mesh(&known.mesh));
-    for (name, value) in &mut program.module.attributes {
-        if *name == "mhlo.num_partitions" {
-            *value = Attribute::Number(&devices, Some("i32"));
-        }
-    }
-    Ok(program.to_string())
-}
-
-/// Letters that no name in the text begins with.
-fn free_prefix(text: &str) -> String {
+    let program = parser::parse(text)?;
     let mut prefix = "sharded".to_string();
     while text.contains(&prefix) {
         prefix.push('_');
     }
-    prefix
-}
-
-fn mesh(axes: &str) -> Operation<'_> {
-    Operation {
-        at: 0,
-        name: "sdy.mesh",
-        results: Vec::new(),
-        operands: Vec::new(),
-        attributes: vec![
-            ("sym_name", Attribute::Text("mesh")),
-            ("mesh", Attribute::Dialect("sdy.mesh", Cow::Borrowed(axes))),
-        ],
-        regions: Vec::new(),
-        operand_types: Vec::new(),
-        result_types: Vec::new(),
-        location: None,
+    let mut writer = Writer { text, known, prefix, named: 0, edits: Vec::new() };
+    let functions = program.module.regions.first().map_or(&[][..], |block| &block.operations[..]);
+    let first = functions.first().ok_or_else(|| Fault::new(0, "there is no program to annotate"))?;
+    writer.insert(first.at, format!("sdy.mesh @mesh = <{}>\n  ", known.mesh));
+    writer.count_devices(first.at);
+    for function in functions {
+        let main = function.attribute("sym_name") == Some(&super::syntax::Attribute::Text("main"));
+        for block in &function.regions {
+            if main {
+                writer.arguments(function, block);
+            }
+            writer.block(block, main);
+        }
     }
+    Ok(writer.finish())
 }
 
-fn sharding<'a>(dims: &str) -> Attribute<'a> {
-    Attribute::Dialect("sdy.sharding", Cow::Owned(format!("@mesh, {dims}")))
-}
+/// Replaces so many bytes at a place.
+type Edit = (usize, usize, String);
 
-/// Adds shardings to a function's arguments or results.
-fn shard_signature<'a>(function: &mut Operation<'a>, key: &'a str, shardings: &[String]) {
-    if shardings.is_empty() {
-        return;
-    }
-    let at = function.attributes.iter().position(|(name, _)| *name == key).unwrap_or_else(|| {
-        let none = shardings.iter().map(|_| Attribute::Dict(Vec::new())).collect();
-        function.attributes.push((key, Attribute::List(none)));
-        function.attributes.len() - 1
-    });
-    let Attribute::List(entries) = &mut function.attributes[at].1 else { return };
-    for (entry, dims) in entries.iter_mut().zip(shardings) {
-        let Attribute::Dict(items) = entry else { continue };
-        items.retain(|(name, _)| !matches!(*name, "sdy.sharding" | "mhlo.sharding"));
-        items.push(("sdy.sharding", sharding(dims)));
-    }
-}
-
-struct Writer<'k, 'a> {
+struct Writer<'k> {
+    text: &'k str,
     known: &'k Annotations,
-    names: std::slice::Iter<'a, String>,
+    /// What no name in the text begins with.
+    prefix: String,
+    named: usize,
+    edits: Vec<Edit>,
 }
 
-impl<'a> Writer<'_, 'a> {
-    fn block(&mut self, block: &mut Block<'a>) {
-        for mut operation in std::mem::take(&mut block.operations) {
-            operation.regions.iter_mut().for_each(|inner| self.block(inner));
-            let Some(SiteAnnotation { operands, results }) = self.known.sites.get(&operation.at) else {
-                block.operations.push(operation);
+impl Writer<'_> {
+    fn insert(&mut self, at: usize, what: String) {
+        self.edits.push((at, 0, what));
+    }
+
+    fn name(&mut self) -> String {
+        self.named += 1;
+        format!("%{}{}", self.prefix, self.named)
+    }
+
+    fn finish(mut self) -> String {
+        // Stable: what is inserted at one place stays in order.
+        self.edits.sort_by_key(|(at, ..)| *at);
+        let (mut written, mut done) = (String::with_capacity(self.text.len() * 2), 0);
+        for (at, length, what) in &self.edits {
+            if *at < done {
                 continue;
+            }
+            written += &self.text[done..*at];
+            written += what;
+            done = at + length;
+        }
+        written += &self.text[done..];
+        written
+    }
+
+    /// The module says how many devices it is for.
+    fn count_devices(&mut self, before: usize) {
+        const KEY: &str = "mhlo.num_partitions = 1 :";
+        if let Some(at) = self.text[..before].find(KEY) {
+            self.edits.push((at, KEY.len(), format!("mhlo.num_partitions = {} :", self.known.devices)));
+        }
+    }
+
+    /// Adds shardings to the arguments in a function's head.
+    fn arguments(&mut self, function: &Operation<'_>, block: &Block<'_>) {
+        let end = block.operations.first().map_or(function.at, |first| first.at);
+        let mut at = function.at;
+        for (argument, dims) in block.arguments.iter().zip(&self.known.arguments) {
+            let written = format!("%{}: {}", argument.name, show(&argument.ty));
+            let Some(found) = self.text[at..end].find(&written) else { continue };
+            at += found + written.len();
+            let sharding = format!("sdy.sharding = #sdy.sharding<@mesh, {dims}>");
+            match self.text[at..].strip_prefix(" {") {
+                Some(_) => self.edits.push((at + 2, 0, format!("{sharding}, "))),
+                None => self.edits.push((at, 0, format!(" {{{sharding}}}"))),
+            }
+        }
+    }
+
+    fn block(&mut self, block: &Block<'_>, main: bool) {
+        // Constraints on results stand before the next operation.
+        let mut pending = String::new();
+        for operation in &block.operations {
+            let start = self.text[..operation.at].rfind('\n').map_or(0, |at| at + 1);
+            let head = &self.text[start..operation.at];
+            let indent = &head[..head.len() - head.trim_start().len()];
+            if !pending.is_empty() {
+                self.insert(start, std::mem::take(&mut pending));
+            }
+            // What a reduction applies to elements is no business of a mesh.
+            if matches!(operation.name, "stablehlo.while" | "stablehlo.case" | "stablehlo.if") {
+                operation.regions.iter().for_each(|inner| self.block(inner, false));
+            }
+            let returned: Vec<Vec<String>>;
+            let site = self.known.sites.get(&operation.at);
+            let stops = match site {
+                _ if main && operation.name == "func.return" => {
+                    returned = self.known.results.iter().map(|dims| vec![dims.clone()]).collect();
+                    &returned[..]
+                }
+                Some(site) => &site.operands[..],
+                None => continue,
             };
-            for ((operand, ty), dims) in
-                operation.operands.iter_mut().zip(&operation.operand_types).zip(operands)
+            let operands = operation.operands.iter().zip(&operation.operand_types).zip(stops);
+            for ((operand, ty), stops) in operands.filter(|(_, stops)| !stops.is_empty()) {
+                let written = self.text[operand.at..].len()
+                    - self.text[operand.at..]
+                        .trim_start_matches(|c: char| "%#_$.-".contains(c) || c.is_alphanumeric())
+                        .len();
+                let mut value = self.text[operand.at..operand.at + written].to_string();
+                for dims in stops {
+                    let name = self.name();
+                    self.insert(start, format!("{indent}{}", constraint(&name, &value, dims, ty)));
+                    value = name;
+                }
+                self.edits.push((operand.at, written, value));
+            }
+            let (Some(site), [(name, 1)]) = (site, &operation.results[..]) else { continue };
+            let defined = format!("%{name}");
+            if let ([Some(dims)], [ty], Some(at)) =
+                (&site.results[..], &operation.result_types[..], head.find(&defined))
+                && head.trim() == format!("{defined} =")
             {
-                if let (Some(dims), Some(name)) = (dims, self.names.next()) {
-                    block.operations.push(constraint(name, *operand, ty, dims));
-                    *operand = Use { at: operand.at, name, index: 0 };
-                }
+                let raw = self.name();
+                pending = format!("{indent}{}", constraint(&defined, &raw, dims, ty));
+                self.edits.push((start + at, defined.len(), raw));
             }
-            let mut after = Vec::new();
-            // Several results under one name keep it: nobody could be told apart.
-            if operation.results.iter().all(|(_, count)| *count == 1) {
-                for (((name, _), ty), dims) in
-                    operation.results.iter_mut().zip(&operation.result_types).zip(results)
-                {
-                    if let (Some(dims), Some(raw)) = (dims, self.names.next()) {
-                        let made = Use { at: operation.at, name: raw, index: 0 };
-                        after.push(constraint(std::mem::replace(name, raw), made, ty, dims));
-                    }
-                }
-            }
-            block.operations.push(operation);
-            block.operations.append(&mut after);
         }
     }
 }
 
-fn constraint<'a>(name: &'a str, value: Use<'a>, ty: &Type<'a>, dims: &str) -> Operation<'a> {
-    Operation {
-        at: value.at,
-        name: "sdy.sharding_constraint",
-        results: vec![(name, 1)],
-        operands: vec![value],
-        attributes: vec![("sharding", sharding(dims))],
-        regions: Vec::new(),
-        operand_types: vec![ty.clone()],
-        result_types: vec![ty.clone()],
-        location: None,
+fn constraint(name: &str, value: &str, dims: &str, ty: &Type<'_>) -> String {
+    format!("{name} = sdy.sharding_constraint {value} <@mesh, {dims}> : {}\n", show(ty))
+}
+
+fn show(ty: &Type<'_>) -> String {
+    match ty {
+        Type::Tensor(ty) => format!("tensor<{}{}>", ty.sizes, ty.element),
+        Type::Other(text) => (*text).to_string(),
     }
 }

@@ -101,7 +101,7 @@ pub fn normalise(text: &str, file: &str) -> Result<String, StablehloError> {
     parser::parse(text).map(|program| program.to_string()).map_err(|fault| fault.locate(file, text))
 }
 
-/// Writes a text's program in MLIR's generic form with shardings in Shardy's dialect.
+/// Writes shardings into a text, in Shardy's dialect.
 pub fn annotate(text: &str, file: &str, known: &Annotations) -> Result<String, StablehloError> {
     annotate::annotate(text, known).map_err(|fault| fault.locate(file, text))
 }

@@ -1,0 +1,194 @@
+//! Where every tensor lies under a plan, and the legs of its ways to its readers, as an engine takes them.
+//!
+//! Partial results are reduced over all their axes at once, into the layout that readers agree on; from there tensors
+//! go the ways that the cost model found. These go along one axis after the other where that is the same: engines take
+//! such steps together.
+
+use crate::shardings::ExportError;
+use shardwright_cost::{Action, Arrangement, Branch, Layout, Placement, Relayouts, TensorShape};
+use shardwright_graph::{Graph, TensorType};
+use shardwright_machine::{AxisId, AxisSet, Mesh};
+use shardwright_space::{Config, OpShapes, Placed, Places, place};
+
+/// A part of a way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leg {
+    /// What is exchanged; none for what every device does alone.
+    pub kind: Option<&'static str>,
+    /// Along which axes.
+    pub axes: AxisSet,
+    /// Bytes of the larger side on one device.
+    pub bytes: u64,
+    /// How the tensor lies then.
+    pub after: Arrangement,
+}
+
+/// A layout that some reader wants.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub layout: Layout,
+    /// Another one that it is made from; none: the tensor as it lies.
+    pub from: Option<usize>,
+    pub legs: Vec<Leg>,
+}
+
+/// A tensor's layouts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ways {
+    /// How it lies once it is no partial result; none where nobody can say.
+    pub settled: Option<Layout>,
+    /// How it got there from partial results: kind, axes, bytes.
+    pub reduced: Option<(&'static str, AxisSet, u64)>,
+    pub wanted: Vec<Wanted>,
+}
+
+impl Ways {
+    /// The arrangements on the way to a layout, that itself last.
+    pub fn to(&self, layout: &Layout) -> Vec<Arrangement> {
+        let mut chain = Vec::new();
+        let mut at = self.wanted.iter().position(|wanted| wanted.layout == *layout);
+        while let Some(wanted) = at.map(|at| &self.wanted[at]) {
+            chain.extend(wanted.legs.iter().rev().map(|leg| leg.after));
+            at = wanted.from;
+        }
+        chain.reverse();
+        if chain.last().is_none_or(|last| *last != Arrangement::canonical(layout)) {
+            chain.push(Arrangement::canonical(layout));
+        }
+        chain
+    }
+}
+
+/// Everything that is known of a graph under a plan's configs.
+pub(crate) struct Known<'r> {
+    pub mesh: &'r Mesh,
+    pub shapes: Vec<OpShapes>,
+    pub places: Places,
+    /// Per tensor.
+    pub ways: Vec<Ways>,
+}
+
+impl<'r> Known<'r> {
+    pub fn of(graph: &Graph, relayouts: &'r Relayouts, configs: &[Config]) -> Result<Self, ExportError> {
+        let mesh = relayouts.comm().mesh();
+        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
+        let places = place(graph, &shapes, configs, mesh);
+        let mut settled: Vec<Option<Layout>> = places.tensors.iter().map(settled).collect();
+        // Engines cannot put off what sums of partial results put off: operands are reduced to where the sum goes.
+        for op in graph.op_ids().collect::<Vec<_>>().into_iter().rev() {
+            if places.sums[op.index()].is_some() {
+                let node = graph.node(op);
+                let sum = settled[node.outputs[0].index()];
+                node.inputs.iter().for_each(|t| settled[t.index()] = sum);
+            }
+        }
+        let mut ways = Vec::with_capacity(graph.tensors.len());
+        for ((tensor, placed), settled) in graph.tensors.iter().zip(&places.tensors).zip(settled) {
+            if placed.home.is_some_and(|home| !home.absent().is_empty()) {
+                return Err(ExportError::Pinned { tensor: tensor.name.clone() });
+            }
+            let fail = |source| ExportError::Layout { tensor: tensor.name.clone(), source };
+            let mut found = ways_of(placed, settled, &tensor.ty, relayouts).map_err(fail)?;
+            if tensor.producer.is_some_and(|op| places.sums[op.index()].is_some()) {
+                found.reduced = None;
+            }
+            ways.push(found);
+        }
+        Ok(Self { mesh, shapes, places, ways })
+    }
+}
+
+pub(crate) fn partial(layout: &Layout) -> bool {
+    !layout.axes_where(|p| matches!(p, Placement::Partial(_))).is_empty()
+}
+
+fn ways_of(
+    placed: &Placed,
+    settled: Option<Layout>,
+    ty: &TensorType,
+    relayouts: &Relayouts,
+) -> Result<Ways, shardwright_cost::LayoutError> {
+    let (Some(home), Some(settled)) = (placed.home, settled) else { return Ok(Ways::default()) };
+    let mesh = relayouts.comm().mesh();
+    let summed = home.axes_where(|p| matches!(p, Placement::Partial(_)));
+    let scattered = summed.iter().any(|axis| matches!(settled.get(axis), Placement::Shard(_)));
+    let kind = if scattered { "reduce-scatter" } else { "all-reduce" };
+    let sharded = home.axes_where(|p| matches!(p, Placement::Shard(_)));
+    let local = ty.bytes() / u64::from(mesh.group_size(sharded)).max(1);
+    let layouts = placed.fetches.iter().flat_map(|fetch| &fetch.layouts).copied();
+    let layouts: Vec<Layout> = layouts.filter(|layout| !partial(layout)).collect();
+    let shape = TensorShape::new(&ty.shape, ty.dtype.bytes() as u32)?;
+    let branches = relayouts.spread(&relayouts.tensor(shape), &settled, &layouts)?;
+    let wanted = branches.iter().map(|branch| {
+        let from = branch.from.map_or(settled, |at| branches[at].to);
+        Wanted { layout: branch.to, from: branch.from, legs: legs(branch, &from, mesh) }
+    });
+    Ok(Ways {
+        settled: Some(settled),
+        reduced: (!summed.is_empty()).then_some((kind, summed, local)),
+        wanted: wanted.collect(),
+    })
+}
+
+/// How a tensor lies once it is no partial result any more: as it is made, and along the axes of partial results as all
+/// its readers want it. None where readers take partial results, or nobody touches it.
+fn settled(placed: &Placed) -> Option<Layout> {
+    let home = placed.home?;
+    let readers: Vec<&Layout> = placed.fetches.iter().flat_map(|fetch| &fetch.layouts).collect();
+    if partial(&home) {
+        if readers.iter().any(|layout| partial(layout)) {
+            return None;
+        }
+        if let [only] = readers[..] {
+            return Some(*only);
+        }
+    }
+    let mut settled = home;
+    for axis in home.axes_where(|p| matches!(p, Placement::Partial(_))).iter() {
+        let wanted = readers.first().map_or(Placement::Replicated, |layout| layout.get(axis));
+        let agreed = readers.iter().all(|layout| layout.get(axis) == wanted);
+        settled = settled.with(axis, if agreed { wanted } else { Placement::Replicated });
+    }
+    Some(settled)
+}
+
+/// A branch's steps, neighbours that an engine takes as one joined.
+fn legs(branch: &Branch, from: &Layout, mesh: &Mesh) -> Vec<Leg> {
+    let mut legs: Vec<(Leg, Vec<Moved>)> = Vec::new();
+    let mut before = Arrangement::canonical(from);
+    for step in &branch.way.steps {
+        let kind = match step.action {
+            Action::Slice => None,
+            Action::Permute => Some("collective-permute"),
+            action => Some(action.name()),
+        };
+        let moved = moved(&before, &step.after, mesh);
+        let leg = Leg { kind, axes: step.axes, bytes: step.message.0, after: step.after };
+        match legs.last_mut() {
+            Some((last, across))
+                if last.kind == kind
+                    && (matches!(step.action, Action::Slice | Action::AllGather)
+                        || (step.action == Action::AllToAll && *across == moved)) =>
+            {
+                *last = Leg { axes: last.axes.union(step.axes), bytes: last.bytes.max(leg.bytes), ..leg };
+            }
+            _ => legs.push((leg, moved)),
+        }
+        before = step.after;
+    }
+    legs.into_iter().map(|(leg, _)| leg).collect()
+}
+
+/// From what to what axes change.
+type Moved = (Placement, Placement);
+
+fn moved(before: &Arrangement, after: &Arrangement, mesh: &Mesh) -> Vec<Moved> {
+    let axes = (0..mesh.len() as u32).map(AxisId);
+    let mut moved: Vec<Moved> = axes
+        .map(|axis| (before.layout().get(axis), after.layout().get(axis)))
+        .filter(|(a, b)| a != b)
+        .collect();
+    moved.sort_unstable();
+    moved.dedup();
+    moved
+}
