@@ -35,6 +35,9 @@ enum Command {
     Network(commands::network::Args),
     Run(commands::run::Args),
     Simulate(commands::simulate::Args),
+    Explain(commands::explain::Args),
+    Diff(commands::diff::Args),
+    Report(commands::report::Args),
     Profile(commands::profile::Args),
     Export(commands::export::Args),
 }
@@ -62,6 +65,9 @@ fn main() -> ExitCode {
         Some(Command::Network(args)) => commands::network::run(&args),
         Some(Command::Run(args)) => commands::run::run(&args),
         Some(Command::Simulate(args)) => commands::simulate::run(&args),
+        Some(Command::Explain(args)) => commands::explain::run(&args),
+        Some(Command::Diff(args)) => commands::diff::run(&args),
+        Some(Command::Report(args)) => commands::report::run(&args),
         Some(Command::Profile(args)) => commands::profile::run(&args),
         Some(Command::Export(args)) => commands::export::run(&args),
     };

@@ -1,15 +1,18 @@
 //! `plan`: finds a strategy for a model on a machine; and the bare command's demonstration.
 
 use crate::Verdict;
+use crate::commands::report;
 use crate::files::write_atomically;
 use crate::interrupt;
-use crate::planning::PlanningArgs;
+use crate::planning::{PlanningArgs, Request};
 use crate::progress::ProgressLine;
 use shardwright_plan::{Plan, PlanError};
 use shardwright_request::{Detail, Event, summarise};
+use shardwright_search::LogEntry;
 use shardwright_sim::find;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Finds the fastest way to split a model's training step over a machine.
 #[derive(clap::Args)]
@@ -22,6 +25,9 @@ pub struct Args {
     /// Write the plan to this file
     #[arg(short, long)]
     output: Option<PathBuf>,
+    /// Write a report to this file: one HTML page that needs nothing else
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// One JSON object on standard output, nothing else
     #[arg(long)]
     json: bool,
@@ -35,15 +41,19 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let plan = match make(&args.planning, &args.solver) {
+    let made = match make(&args.planning, &args.solver) {
         Err(error) if matches!(error.downcast_ref(), Some(PlanError::DoesNotFit { .. })) => {
             eprintln!("{error}");
             return Ok(Verdict::CannotBeMet);
         }
-        plan => plan?,
+        made => made?,
     };
+    let plan = &made.plan;
     if let Some(path) = &args.output {
         write_atomically(path, |out| writeln!(out, "{}", plan.to_json()))?;
+    }
+    if let Some(path) = &args.report {
+        report::write(path, &made.request, plan, &made.log)?;
     }
     let mut out = io::stdout().lock();
     if args.json {
@@ -54,9 +64,12 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             (_, true) => Detail::All,
             _ => Detail::Usual,
         };
-        summarise(&mut out, &plan, detail)?;
+        summarise(&mut out, plan, detail)?;
         if let Some(path) = &args.output {
             writeln!(out, "plan written to {}", path.display())?;
+        }
+        if let Some(path) = &args.report {
+            writeln!(out, "report written to {}", path.display())?;
         }
     }
     Ok(Verdict::Done)
@@ -66,24 +79,46 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
 pub fn demonstrate() -> anyhow::Result<Verdict> {
     let mut out = io::stdout().lock();
     writeln!(out, "VGG-16 on four nodes of four P100s, 32 samples per GPU:\n")?;
-    let plan = make(&PlanningArgs::of("vgg16", 512), "auto")?;
-    summarise(&mut out, &plan, Detail::Usual)?;
+    let made = make(&PlanningArgs::of("vgg16", 512), "auto")?;
+    summarise(&mut out, &made.plan, Detail::Usual)?;
+    let path = Path::new("shardwright-vgg16.html");
+    match report::write(path, &made.request, &made.plan, &made.log) {
+        Ok(()) => writeln!(out, "\nThe report is in {}: open it in a browser.", path.display())?,
+        // A folder that cannot be written to takes nothing from what was shown.
+        Err(error) => writeln!(out, "\nThere is no report: {error:#}.")?,
+    }
     writeln!(
         out,
-        "\nNext: `shardwright plan MODEL --machine NAME -o plan.json`, `shardwright compare MODEL`,\n\
+        "Next: `shardwright plan MODEL --machine NAME --report plan.html`, `shardwright compare MODEL`,\n\
          `shardwright models` and `shardwright machines` for what is built in."
     )?;
     Ok(Verdict::Done)
 }
 
+/// A plan, what it was made from, and how the search went.
+pub struct Made {
+    /// The model and the machine.
+    pub request: Request,
+    /// The plan.
+    pub plan: Plan,
+    /// The search's improvements.
+    pub log: Vec<LogEntry>,
+}
+
 /// Plans what the arguments ask for.
-pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Plan> {
+pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Made> {
     // A name that means nothing is told before anything is read.
     find(solver)?;
     let request = planning.open()?;
     let line = ProgressLine::new("pricing every choice");
-    request.plan(solver, &planning.search(), interrupt::flag(), &|event| match event {
+    let log = Mutex::new(Vec::new());
+    let plan = request.plan(solver, &planning.search(), interrupt::flag(), &|event| match event {
         Event::Searching => line.say("searching"),
-        Event::Improved(entry) => line.improved(entry),
-    })
+        Event::Improved(entry) => {
+            line.improved(entry);
+            log.lock().unwrap_or_else(PoisonError::into_inner).push(entry.clone());
+        }
+    })?;
+    let log = log.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(Made { request, plan, log })
 }

@@ -70,22 +70,18 @@ pub struct Opened {
 impl Opened {
     /// Opens a plan file, or plans a model.
     fn new(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Self> {
-        let (request, plan) = match read_plan(&planning.model)? {
+        match read_plan(&planning.model)? {
             None => {
-                let plan = plan::make(planning, solver)?;
-                (planning.open()?, plan)
+                let made = plan::make(planning, solver)?;
+                Self::lowered(made.request, made.plan)
             }
-            Some(plan) => return Self::of_plan(planning, plan),
-        };
-        Self::lowered(request, plan)
+            Some(plan) => Self::of_plan(planning, plan),
+        }
     }
 
     /// Opens a plan with the model and the machine that it was made for; other arguments as given.
     pub fn of_plan(planning: &PlanningArgs, plan: Plan) -> anyhow::Result<Self> {
-        let asked = plan.request.clone().with_context(|| {
-            format!("{}: the plan does not say how its model was asked for; plan again", planning.model)
-        })?;
-        Self::lowered(planning.for_request(asked).open()?, plan)
+        Self::lowered(reopen(planning, &plan)?, plan)
     }
 
     fn lowered(request: Request, plan: Plan) -> anyhow::Result<Self> {
@@ -94,6 +90,14 @@ impl Opened {
         let program = lower(&request.graph, &Relayouts::new(&request.machine, &mesh), &configs)?;
         Ok(Self { request, plan, configs, program })
     }
+}
+
+/// Opens the model and the machine that a plan was made for; other arguments as given.
+pub fn reopen(planning: &PlanningArgs, plan: &Plan) -> anyhow::Result<Request> {
+    let asked = plan.request.clone().with_context(|| {
+        format!("{}: the plan does not say how its model was asked for; plan again", planning.model)
+    })?;
+    planning.for_request(asked).open()
 }
 
 /// Reads a plan; none where the name is a model's.

@@ -6,6 +6,7 @@ mod machines;
 mod models;
 mod onnx;
 mod plan;
+mod report;
 mod run;
 mod simulate;
 mod solve;

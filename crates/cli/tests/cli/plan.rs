@@ -197,9 +197,14 @@ fn a_batch_that_does_not_divide_is_planned_with_what_does() {
 
 #[test]
 fn the_bare_command_plans_vgg() {
-    let output = shardwright(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let output = assert_cmd::cargo::cargo_bin_cmd!("shardwright").current_dir(&folder).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
+    assert!(
+        text.contains("The report is in shardwright-vgg16.html")
+            && folder.path().join("shardwright-vgg16.html").exists()
+    );
     assert!(text.contains("vgg16 on p100x16 (16 devices)") && text.contains("proved"), "{text}");
     assert!(text.contains("conv1_2") && text.contains("n16") && text.contains("Next:"), "{text}");
 }

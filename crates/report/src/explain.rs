@@ -1,0 +1,185 @@
+//! Why a layer (untied: an op) is split as it is: what it would cost otherwise, everything else staying as it is.
+//!
+//! A cost has three parts: computing, communication among the layer's own ops (windows' rows, a gradient on its way to
+//! the update), and what is fetched from and for its neighbours. They add up as the search's objective does, so that
+//! the difference of two options is what the step would gain or lose. Limits of memory are not looked at.
+
+use crate::page::ReportError;
+use serde::Serialize;
+use shardwright_cost::{Layout, TensorShape};
+use shardwright_graph::OpId;
+use shardwright_plan::{End, Groups, MOST_CONFIGS, OpTimes, PlanError, Problem, Transfer, picoseconds};
+use shardwright_space::{Config, configs, count_configs};
+use std::collections::HashMap;
+
+/// What ops that choose together could do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// The op whose config decides: a layer's forward op.
+    pub op: u32,
+    /// All ops that follow it, itself among them.
+    pub ops: Vec<u32>,
+    /// How many configs there are; zero where they are too many to be looked at.
+    pub configs: usize,
+    /// What the plan does, then the best of what it could do instead, best first.
+    pub options: Vec<Choice>,
+}
+
+/// A config and what it costs, in picoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// The deciding op's config.
+    pub config: String,
+    /// Computing, on one device.
+    pub compute_ps: i64,
+    /// Communication among its own ops.
+    pub inside_ps: i64,
+    /// Communication with its neighbours as they are.
+    pub neighbours_ps: i64,
+}
+
+impl Choice {
+    /// All together.
+    pub fn total_ps(&self) -> i64 {
+        self.compute_ps + self.inside_ps + self.neighbours_ps
+    }
+}
+
+/// A transfer that ops which choose together have a part in.
+#[derive(Clone, Copy)]
+struct Link<'t> {
+    transfer: &'t Transfer,
+    /// The other end is another's.
+    outside: bool,
+}
+
+/// Explains the choices of a plan.
+pub struct Explainer<'p> {
+    problem: &'p Problem<'p>,
+    groups: &'p Groups,
+    chosen: Vec<Config>,
+    times: OpTimes<'p>,
+    links: Vec<Vec<Link<'p>>>,
+    /// Times of re-layouts that were asked for before.
+    known: HashMap<(TensorShape, Layout, Layout), i64>,
+}
+
+impl<'p> Explainer<'p> {
+    /// For a plan's configs; what chooses together are the problem's variables.
+    ///
+    /// # Errors
+    /// Where the problem's costs are of another device.
+    pub fn new(problem: &'p Problem<'p>, configs: &[Config]) -> Result<Self, ReportError> {
+        let groups = &problem.variables;
+        let mut links: Vec<Vec<Link<'p>>> = Vec::new();
+        links.resize_with(groups.splits.len(), Vec::new);
+        for transfer in &problem.transfers.all {
+            let (from, to) = (groups.part(transfer.from.op), groups.part(transfer.to.op));
+            links[from].push(Link { transfer, outside: from != to });
+            if from != to {
+                links[to].push(Link { transfer, outside: true });
+            }
+        }
+        Ok(Self {
+            problem,
+            groups,
+            chosen: configs.to_vec(),
+            times: problem.times()?,
+            links,
+            known: HashMap::new(),
+        })
+    }
+
+    /// How many parts of the graph choose for themselves.
+    pub fn parts(&self) -> usize {
+        self.groups.splits.len()
+    }
+
+    /// The part that an op chooses with.
+    pub fn part(&self, op: OpId) -> usize {
+        self.groups.part(op)
+    }
+
+    /// What a part does, and the best `most` configs that it could have instead.
+    ///
+    /// # Errors
+    /// Where a tensor cannot be laid out.
+    pub fn explain(&mut self, part: usize, most: usize) -> Result<Explanation, ReportError> {
+        let (problem, split) = (self.problem, &self.groups.splits[part]);
+        let (shapes, mesh) = (&problem.shapes[..], problem.mesh());
+        let lead = split.forward();
+        let rule = &shapes[lead.index()].rule;
+        let own: Vec<Config> = split.ops.iter().map(|op| self.chosen[op.index()].clone()).collect();
+        let chosen = self.price(part, &own)?;
+        let listed = if count_configs(rule, mesh, MOST_CONFIGS) > MOST_CONFIGS {
+            Vec::new()
+        } else {
+            configs(rule, mesh)
+        };
+        let mut others: Vec<Choice> = Vec::with_capacity(listed.len());
+        for config in &listed {
+            others.push(self.price(part, &split.configs(shapes, mesh, config))?);
+        }
+        others.sort_by(|a, b| (a.total_ps(), &a.config).cmp(&(b.total_ps(), &b.config)));
+        let mut options = vec![chosen];
+        for other in others {
+            // Configs that only differ in which axis splits what read the same: the best of them counts.
+            if options.len() <= most && options.iter().all(|known| known.config != other.config) {
+                options.push(other);
+            }
+        }
+        let ops = split.ops.iter().map(|op| op.0).collect();
+        Ok(Explanation { op: lead.0, ops, configs: listed.len(), options })
+    }
+
+    /// What a part costs when its ops have these configs, in their order.
+    ///
+    /// # Errors
+    /// Where a tensor cannot be laid out.
+    pub fn price(&mut self, part: usize, configs: &[Config]) -> Result<Choice, ReportError> {
+        let (problem, groups) = (self.problem, self.groups);
+        let (shapes, mesh) = (&problem.shapes[..], problem.mesh());
+        let (mut compute_ps, mut inside_ps, mut neighbours_ps) = (0, 0, 0);
+        for (&op, config) in groups.splits[part].ops.iter().zip(configs) {
+            compute_ps += self.times.compute(op, config);
+            inside_ps += self.times.halo(problem.relayouts.comm(), op, config);
+        }
+        for at in 0..self.links[part].len() {
+            let Link { transfer, outside } = self.links[part][at];
+            let layout = |end: &End| {
+                let (own, member) = groups.place[end.op.index()];
+                let config = if own as usize == part {
+                    &configs[member as usize]
+                } else {
+                    &self.chosen[end.op.index()]
+                };
+                end.layout(shapes, config, mesh)
+            };
+            let (from, to) = (layout(&transfer.from), layout(&transfer.to));
+            let time = self.time(transfer, from, to)?;
+            *(if outside { &mut neighbours_ps } else { &mut inside_ps }) += time;
+        }
+        let lead = groups.splits[part].forward();
+        let rule = &shapes[lead.index()].rule;
+        let (_, member) = groups.place[lead.index()];
+        let config = configs[member as usize].show(rule, mesh);
+        Ok(Choice { config, compute_ps, inside_ps, neighbours_ps })
+    }
+
+    /// Picoseconds of a re-layout.
+    fn time(&mut self, transfer: &Transfer, from: Layout, to: Layout) -> Result<i64, ReportError> {
+        if from == to {
+            return Ok(0);
+        }
+        let tensor = self.problem.graph.tensor(transfer.tensor);
+        let fail = |source| PlanError::Tensor { tensor: tensor.name.clone(), source };
+        let shape = TensorShape::new(&tensor.ty.shape, tensor.ty.dtype.bytes() as u32).map_err(fail)?;
+        if let Some(&known) = self.known.get(&(shape, from, to)) {
+            return Ok(known);
+        }
+        let relayouts = &self.problem.relayouts;
+        let time = relayouts.seconds(&relayouts.tensor(shape), &from, &to).map(picoseconds).map_err(fail)?;
+        self.known.insert((shape, from, to), time);
+        Ok(time)
+    }
+}

@@ -1,0 +1,67 @@
+//! The page's file: its style, its data and the program that draws them, in one.
+
+use crate::page::Page;
+use std::io::{self, Write};
+
+/// Made by `scripts/build-report`.
+const PROGRAM: &str = include_str!("../page/report.js");
+const STYLE: &str = include_str!("../page/report.css");
+
+impl Page<'_> {
+    /// Writes the page as one HTML file.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let title = escaped(&format!("{} on {}", self.plan.model, self.plan.machine));
+        write!(
+            out,
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
+             script-src 'unsafe-inline'; img-src data:\">\n\
+             <title>{title} - Shardwright</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+             <noscript>This report is drawn by a program inside it: allow scripts to see it.</noscript>\n\
+             <script type=\"application/json\" id=\"data\">"
+        )?;
+        serde_json::to_writer(Harmless(&mut *out), self)?;
+        write!(out, "</script>\n<script>\n{PROGRAM}</script>\n</body>\n</html>\n")
+    }
+}
+
+/// Text as HTML shows it.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// Writes JSON so that nothing in it can end the script element that it is in: `<` only occurs inside of strings,
+/// where it may be written as an escape.
+struct Harmless<'w>(&'w mut dyn Write);
+
+impl Write for Harmless<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for (at, part) in bytes.split(|&byte| byte == b'<').enumerate() {
+            if at > 0 {
+                self.0.write_all(b"\\u003c")?;
+            }
+            self.0.write_all(part)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_ends_the_script_element() {
+        let text = "</script><script>alert(1)</script><!-- & é";
+        let mut out = Vec::new();
+        serde_json::to_writer(Harmless(&mut out), text).unwrap();
+        assert!(!out.contains(&b'<'));
+        assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), text);
+        assert_eq!(escaped("<a>&"), "&lt;a&gt;&amp;");
+    }
+}

@@ -1,0 +1,90 @@
+//! Everything that the page shows, gathered.
+
+use crate::{
+    explain::{Explainer, Explanation},
+    ops::OpFacts,
+    step::Step,
+};
+use serde::Serialize;
+use shardwright_lower::LowerError;
+use shardwright_plan::{Demands, Plan, PlanError, Problem, search, strategy};
+use shardwright_search::{Control, LogEntry};
+use shardwright_sim::TooManyTasks;
+
+/// How many other configs of a layer are shown.
+const OPTIONS: usize = 6;
+
+/// Why there is no page.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The plan is not one of this model and machine.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// It cannot be run.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// It cannot be simulated.
+    #[error(transparent)]
+    Sim(#[from] TooManyTasks),
+}
+
+/// What the page shows.
+#[derive(Clone, Debug, Serialize)]
+pub struct Page<'p> {
+    /// The plan, as `plan --json` prints it.
+    pub plan: &'p Plan,
+    /// What a device's memory holds.
+    pub device_memory_bytes: u64,
+    /// Names of the machine's levels, outermost first.
+    pub levels: Vec<String>,
+    /// Per op of the plan: what the plan does not say.
+    pub ops: Vec<OpFacts>,
+    /// The simulated steps: the plan's, then data parallelism's.
+    pub steps: Vec<Step>,
+    /// Why the layers (untied: the ops) are split as they are.
+    pub explanations: Vec<Explanation>,
+    /// How the search went; empty where nobody watched.
+    pub search: Vec<Improvement>,
+}
+
+/// The search had something better.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Improvement {
+    /// Since the start.
+    pub seconds: f64,
+    /// The best plan's cost in picoseconds, if there is one.
+    pub best: Option<i64>,
+    /// No plan costs less.
+    pub bound: i64,
+}
+
+impl<'p> Page<'p> {
+    /// The page of a plan; the problem is any of its model, machine and costs that has the plan's axes and is untied if
+    /// the plan is.
+    ///
+    /// # Errors
+    /// Where the plan is of another model or machine, or cannot be simulated.
+    pub fn new(problem: &Problem<'_>, plan: &'p Plan, log: &[LogEntry]) -> Result<Self, ReportError> {
+        let configs = plan.configs(problem.graph, problem.mesh())?;
+        let data = search(problem, strategy::find("data")?, &Demands::default(), &Control::new())?;
+        let steps =
+            vec![Step::simulate("plan", problem, &configs)?, Step::simulate("data", problem, &data.configs)?];
+        let mut explainer = Explainer::new(problem, &configs)?;
+        let explanations =
+            (0..explainer.parts()).map(|part| explainer.explain(part, OPTIONS)).collect::<Result<_, _>>()?;
+        let improvement = |entry: &LogEntry| Improvement {
+            seconds: entry.elapsed.as_secs_f64(),
+            best: entry.best,
+            bound: entry.bound,
+        };
+        Ok(Self {
+            plan,
+            device_memory_bytes: problem.machine.slowest().memory.0,
+            levels: problem.machine.levels().iter().map(|level| level.name.clone()).collect(),
+            ops: OpFacts::all(problem, &configs),
+            steps,
+            explanations,
+            search: log.iter().map(improvement).collect(),
+        })
+    }
+}

@@ -1,0 +1,41 @@
+// Elements made in one expression. Texts are only ever set as text: nothing of a model's file becomes markup.
+
+type Child = Node | string | null | undefined | false;
+type Attributes = Record<string, string | number | boolean | ((event: never) => void) | undefined>;
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill<E extends Element>(element: E, attributes: Attributes, children: Child[]): E {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name, value as EventListener);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children) if (child) element.append(child);
+  return element;
+}
+
+export function el<K extends keyof HTMLElementTagNameMap>(name: K, attributes: Attributes = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
+  return fill(document.createElement(name), attributes, children);
+}
+
+export function svg<K extends keyof SVGElementTagNameMap>(name: K, attributes: Attributes = {}, ...children: Child[]): SVGElementTagNameMap[K] {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+/** A part of the page with a heading, and its place in the page's menu. */
+export function panel(id: string, title: string, about: string, ...children: Child[]): HTMLElement {
+  return el("section", { id, "aria-labelledby": `${id}-title` },
+    el("h2", { id: `${id}-title` }, title), about ? el("p", { class: "about" }, about) : null, ...children);
+}
+
+/** The value of one of the style sheet's variables, for canvases. */
+export function style(name: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** A key of colours. */
+export function legend(entries: { colour: string; text: string }[]): HTMLElement {
+  return el("ul", { class: "legend" }, ...entries.map((entry) =>
+    el("li", {}, el("span", { class: "swatch", style: `background:${entry.colour}` }), entry.text)));
+}

@@ -1,0 +1,35 @@
+// Blocks that repeat (a transformer's layers) are shown once. Nothing here draws.
+
+/** A run of rows that repeats: `times` repetitions of `length` rows from `first` on. */
+export interface Fold {
+  first: number;
+  length: number;
+  times: number;
+}
+
+const MOST_ROWS = 400;
+
+/** Finds repetitions in a sequence of signatures, longest stretch first come; at least three in a row. */
+export function findFolds(signatures: string[]): Fold[] {
+  const ids = new Map<string, number>();
+  const rows = signatures.map((text) => ids.get(text) ?? (ids.set(text, ids.size), ids.size - 1));
+  const folds: Fold[] = [];
+  let at = 0;
+  while (at < rows.length) {
+    let best: Fold | null = null;
+    for (let length = 1; length <= MOST_ROWS && at + 3 * length <= rows.length; length++) {
+      let same = 0;
+      while (at + length + same < rows.length && rows[at + same] === rows[at + length + same]) same++;
+      const times = 1 + Math.floor(same / length);
+      if (times >= 3 && length * times > (best ? best.length * best.times : 3)) best = { first: at, length, times };
+    }
+    if (best) folds.push(best);
+    at += best ? best.length * best.times : 1;
+  }
+  return folds;
+}
+
+/** A name without its numbers: equal for the same layer of all blocks. */
+export function pattern(name: string): string {
+  return name.replace(/\d+/g, "#");
+}

@@ -1,0 +1,45 @@
+// Numbers as people read them: the same texts as the command line's.
+
+export function seconds(value: number): string {
+  if (value >= 1) return `${value.toFixed(2)} s`;
+  if (value >= 1e-3) return `${(value * 1e3).toFixed(2)} ms`;
+  return `${(value * 1e6).toFixed(1)} us`;
+}
+
+export function bytes(value: number): string {
+  if (value >= 1e9) return `${(value / 1e9).toFixed(2)} GB`;
+  if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;
+  return `${(value / 1e3).toFixed(1)} kB`;
+}
+
+/** The same for an axis: nothing is just 0. */
+export function orZero(text: (value: number) => string): (value: number) => string {
+  return (value) => (value === 0 ? "0" : text(value));
+}
+
+export function percent(share: number): string {
+  return `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)}%`;
+}
+
+export function count(value: number, noun: string): string {
+  return `${value} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/** About `most` round numbers from 0 up to `end`, for the ticks of an axis. */
+export function ticks(from: number, end: number, most: number): number[] {
+  const rough = (end - from) / Math.max(most, 1);
+  if (!(rough > 0) || !Number.isFinite(rough)) return [from];
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough) ?? 10 * power;
+  const all: number[] = [];
+  for (let at = Math.ceil(from / step); at * step <= end * (1 + 1e-12); at++) all.push(at * step);
+  return all;
+}
+
+/** A tick's label, with no more digits than the distance between ticks asks for. */
+export function tickSeconds(value: number, step: number): string {
+  if (value === 0) return "0";
+  const [scale, unit] = value >= 1 || step >= 1 ? [1, "s"] : step >= 1e-4 ? [1e3, "ms"] : step >= 1e-7 ? [1e6, "us"] : [1e9, "ns"];
+  const digits = Math.max(0, Math.ceil(-Math.log10(step * scale) - 1e-9));
+  return `${(value * scale).toFixed(Math.min(digits, 6))} ${unit}`;
+}

@@ -1,0 +1,123 @@
+// The network view: rows of layers on two rails, connected by what flows between them.
+
+import { colourOf, MOVE, wayOf, WAYS } from "./colours";
+import { el, legend, panel, svg } from "./dom";
+import * as show from "./format";
+import { OpCost, Report } from "./model";
+import { Edge, edgesOf, foldsOf, Layer, layersOf, rowsOf, Side } from "./rails";
+import { tiles, tilesText } from "./tiles";
+import { hideTip, showTip } from "./tip";
+
+const ROW = 38;
+const BOX = 28;
+/** Room for arcs beside the rails. */
+const MARGIN = 110;
+const GAP = 70;
+
+export function network(report: Report, costs: OpCost[], select: (op: number) => void): HTMLElement {
+  const layers = layersOf(report, costs);
+  const folds = foldsOf(report, layers);
+  const open = new Set<(typeof folds)[number]>();
+  const slowest = Math.max(...layers.map((layer) => layer.seconds), Number.MIN_VALUE);
+  let { rows, rowOf } = rowsOf(layers, folds, open);
+  let edges = edgesOf(report, rowOf);
+  const back = layers.some((layer) => layer.backward.length > 0);
+
+  const inner = el("div", { class: "rails" });
+  const view = el("div", { class: "scroll network", tabindex: 0, role: "region", "aria-label": "layers of the network", scroll: () => draw() }, inner);
+
+  function toggle(fold: (typeof folds)[number]): void {
+    if (!open.delete(fold)) open.add(fold);
+    ({ rows, rowOf } = rowsOf(layers, folds, open));
+    edges = edgesOf(report, rowOf);
+    draw();
+  }
+
+  function box(layer: Layer, ops: number[], side: Side, left: number, width: number, top: number): HTMLElement {
+    const first = ops[0]!;
+    const ways = [...new Set(ops.map((op) => wayOf(report.ops[op]!.split)))].map(colourOf);
+    const configs = [...new Set(ops.map((op) => report.plan.ops[op]!.config))];
+    const name = side === "forward" ? layer.name : show.count(ops.length, "op");
+    const config = configs.length > 2 ? `${configs.slice(0, 2).join(", ")}, ...` : configs.join(", ");
+    const strip = ways.map((way, at) => `${way.colour} ${(100 * at) / ways.length}% ${(100 * (at + 1)) / ways.length}%`).join(",");
+    const spent = ops.reduce((sum, op) => sum + costs[op]!.compute + costs[op]!.comm, 0);
+    const tip = (x: number, y: number) => {
+      const facts = report.ops[first]!;
+      showTip(x, y, report.plan.ops[first]!.name, `${report.plan.ops[first]!.kind}: ${config}`, ways.map((way) => way.text).join("; "), tiles(facts, 72), tilesText(facts), `${show.seconds(spent)} in all`);
+    };
+    const button = el("button", {
+      type: "button", class: "layer", style: `left:${left}px;top:${top}px;width:${width}px;height:${BOX}px`,
+      click: () => select(first),
+      pointermove: (event: PointerEvent) => tip(event.clientX, event.clientY), pointerleave: hideTip, blur: hideTip,
+      focus: () => { if (button.matches(":focus-visible")) { const at = button.getBoundingClientRect(); tip(at.right, at.top); } },
+    }, el("span", { class: "strip", style: `background:linear-gradient(${strip})` }), el("span", { class: "name" }, name), el("span", { class: "config" }, config),
+      el("span", { class: "unseen" }, side === "forward" ? "forward" : `${layer.name}, backward`),
+      el("span", { class: "share", style: `width:${(100 * spent) / slowest}%` }));
+    return button;
+  }
+
+  function arc(edge: Edge, rail: { left: number; right: number }, top: number): SVGElement {
+    const outer = edge.side === "forward" ? rail.left : rail.right;
+    const away = edge.side === "forward" ? -1 : 1;
+    const middle = (row: number) => row * ROW + ROW / 2 - top;
+    const next = Math.abs(edge.from - edge.to) === 1 && (edge.to > edge.from) === (edge.side === "forward");
+    const wide = edge.bytes > 0 ? Math.min(2 + 1.6 * Math.log10(1 + edge.bytes / 1e5), 11) : 1.2;
+    const text = edge.bytes > 0 ? `${show.bytes(edge.bytes)} sent` : "nothing sent";
+    const look = { fill: "none", "stroke-width": wide.toFixed(1), class: edge.bytes > 0 ? "sent" : "kept" };
+    const [a, b] = [middle(edge.from), middle(edge.to)];
+    if (next) {
+      const x = (rail.left + rail.right) / 2;
+      const [from, to] = a < b ? [a + BOX / 2, b - BOX / 2] : [a - BOX / 2, b + BOX / 2];
+      return svg("path", { ...look, d: `M${x} ${from}V${to}` }, svg("title", {}, text));
+    }
+    const reach = outer + away * Math.min(14 + 9 * Math.log2(1 + Math.abs(edge.from - edge.to)), MARGIN - 14);
+    return svg("path", { ...look, d: `M${outer} ${a}C${reach} ${a} ${reach} ${b} ${outer} ${b}` }, svg("title", {}, text));
+  }
+
+  function draw(): void {
+    const width = Math.max(view.clientWidth, 640);
+    const room = width - 2 * MARGIN - (back ? GAP : 0);
+    const wide = Math.min(back ? room / 2 : room, 460);
+    const used = back ? 2 * wide + GAP : wide;
+    const left = MARGIN + (room + (back ? GAP : 0) - used) / 2;
+    const rails: Record<Side, { left: number; right: number }> = {
+      forward: { left, right: left + wide },
+      backward: { left: left + wide + GAP, right: left + used },
+    };
+    inner.style.height = `${rows.length * ROW + 10}px`;
+    inner.style.width = `${width}px`;
+    const first = Math.max(0, Math.floor(view.scrollTop / ROW) - 4);
+    const last = Math.min(rows.length, first + Math.ceil(view.clientHeight / ROW) + 9);
+    const top = first * ROW;
+    const height = (last - first) * ROW;
+    const lines = svg("svg", { width, height, style: `position:absolute;left:0;top:${top}px`, "aria-hidden": "true" });
+    for (const edge of edges) {
+      if (Math.max(edge.from, edge.to) < first || Math.min(edge.from, edge.to) >= last) continue;
+      lines.append(arc(edge, rails[edge.side], top));
+    }
+    const boxes: Node[] = [lines];
+    for (let at = first; at < last; at++) {
+      const row = rows[at]!;
+      const y = at * ROW + (ROW - BOX) / 2;
+      if ("fold" in row) {
+        const { fold } = row;
+        const text = `${row.open ? "▾" : "▸"} ${fold.times} times ${fold.length > 1 ? `these ${fold.length} layers` : "this layer"}`;
+        boxes.push(el("button", { type: "button", class: "fold", "aria-expanded": String(row.open), style: `left:${left}px;top:${y}px;height:${BOX}px`, click: () => toggle(fold) }, text));
+        continue;
+      }
+      const layer = layers[row.layer]!;
+      if (layer.forward.length) boxes.push(box(layer, layer.forward, "forward", rails.forward.left, wide, y));
+      if (layer.backward.length) boxes.push(box(layer, layer.backward, "backward", rails.backward.left, wide, y));
+    }
+    // The box that has the focus keeps it when rows are drawn anew.
+    const focused = inner.contains(document.activeElement) ? document.activeElement?.getAttribute("style") : null;
+    inner.replaceChildren(...boxes);
+    if (focused) [...inner.querySelectorAll<HTMLElement>("button")].find((own) => own.getAttribute("style") === focused)?.focus({ preventScroll: true });
+  }
+
+  new ResizeObserver(() => draw()).observe(view);
+  const folded = folds.length ? " Blocks that repeat and do the same are shown once." : "";
+  return panel("network", "Network",
+    `The layers from top to bottom: forward on the left${back ? ", backward and update on the right" : ""}. Lines are what flows; the wider, the more has to be sent because of it. The bar below a name is the layer's time.${folded}`,
+    legend([...WAYS, { colour: MOVE.colour, text: "sent between devices" }]), view);
+}

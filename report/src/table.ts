@@ -1,0 +1,99 @@
+// The table of ops: sorted by any column, searched as one types, and only what is in sight is in the page.
+
+import { el, panel } from "./dom";
+import { colourOf, wayOf } from "./colours";
+import * as show from "./format";
+import { OpCost, Report } from "./model";
+
+const ROW = 28;
+
+interface Column {
+  title: string;
+  /** What it is sorted by. */
+  key: (op: number) => string | number;
+  text: (op: number) => string;
+  number?: boolean;
+}
+
+/** The table; `select` is told which op the reader wants to know more of. */
+export function table(report: Report, costs: OpCost[], select: (op: number) => void): HTMLElement {
+  const { ops } = report.plan;
+  const facts = report.ops;
+  const columns: Column[] = [
+    { title: "op", key: (op) => ops[op]!.name, text: (op) => ops[op]!.name },
+    { title: "kind", key: (op) => ops[op]!.kind, text: (op) => ops[op]!.kind },
+    { title: "pass", key: (op) => facts[op]!.phase, text: (op) => facts[op]!.phase },
+    { title: "config", key: (op) => ops[op]!.config, text: (op) => ops[op]!.config },
+    { title: "result", key: (op) => facts[op]!.shape.reduce((a, b) => a * b, 1), text: (op) => `${facts[op]!.dtype}[${facts[op]!.shape.join(",")}]` },
+    { title: "computing", number: true, key: (op) => costs[op]!.compute, text: (op) => show.seconds(costs[op]!.compute) },
+    { title: "communicating", number: true, key: (op) => costs[op]!.comm, text: (op) => show.seconds(costs[op]!.comm) },
+    { title: "sent", number: true, key: (op) => costs[op]!.bytes, text: (op) => (costs[op]!.bytes ? show.bytes(costs[op]!.bytes) : "-") },
+  ];
+  const searchable = ops.map((op, at) => `${op.name} ${op.kind} ${op.layer} ${op.config} ${facts[at]!.phase}`.toLowerCase());
+  let sorted: { column: number; down: boolean } | null = null;
+  let rows = ops.map((_, at) => at);
+
+  const status = el("span", { role: "status", class: "count" });
+  const box = el("input", { type: "search", id: "op-search", placeholder: "name, kind, config", autocomplete: "off", input: () => refresh() });
+  const buttons = columns.map((column, at) => el("button", { type: "button", click: () => sortBy(at) }, column.title));
+  const headers = columns.map((column, at) => el("th", { scope: "col", class: column.number ? "number" : "" }, buttons[at]));
+  const body = el("tbody");
+  const grid = el("table", { class: "ops" }, el("thead", {}, el("tr", {}, ...headers)), body);
+  const view = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table of ops", scroll: () => draw() }, grid);
+
+  function sortBy(column: number): void {
+    const numeric = columns[column]!.number === true;
+    // First the way that is asked for most: the largest numbers, names from a to z; then the other way.
+    sorted = { column, down: sorted?.column === column ? !sorted.down : numeric };
+    headers.forEach((header, at) => {
+      if (at === column) header.setAttribute("aria-sort", sorted!.down ? "descending" : "ascending");
+      else header.removeAttribute("aria-sort");
+    });
+    refresh();
+  }
+
+  function refresh(): void {
+    const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+    rows = ops.map((_, at) => at).filter((at) => words.every((word) => searchable[at]!.includes(word)));
+    if (sorted) {
+      const { key } = columns[sorted.column]!;
+      const sign = sorted.down ? -1 : 1;
+      const keys = ops.map((_, at) => key(at));
+      rows.sort((a, b) => sign * (keys[a]! < keys[b]! ? -1 : keys[a]! > keys[b]! ? 1 : 0) || a - b);
+    }
+    status.textContent = rows.length === ops.length ? show.count(ops.length, "op") : `${rows.length} of ${show.count(ops.length, "op")}`;
+    view.scrollTop = 0;
+    draw();
+  }
+
+  function line(at: number): HTMLElement {
+    const op = rows[at]!;
+    const way = colourOf(wayOf(facts[op]!.split));
+    return el("tr", { "aria-rowindex": at + 2 }, ...columns.map((column, own) =>
+      el("td", { class: column.number ? "number" : "", title: column.number ? undefined : column.text(op) },
+        own === 0 ? el("button", { type: "button", class: "link", click: () => select(op) }, column.text(op))
+          : column.title === "config" ? el("span", {}, el("span", { class: "swatch", style: `background:${way.colour}`, title: way.text }), column.text(op))
+            : column.text(op))));
+  }
+
+  function draw(all = false): void {
+    const first = all ? 0 : Math.max(0, Math.floor(view.scrollTop / ROW) - 5);
+    const last = all ? Math.min(rows.length, 2000) : Math.min(rows.length, first + Math.ceil(view.clientHeight / ROW) + 12);
+    const lines: HTMLElement[] = [];
+    const spacer = (count: number) => el("tr", { "aria-hidden": "true" }, el("td", { colspan: columns.length, style: `height:${count * ROW}px;padding:0;border:0` }));
+    if (first > 0) lines.push(spacer(first));
+    for (let at = first; at < last; at++) lines.push(line(at));
+    if (last < rows.length && !all) lines.push(spacer(rows.length - last));
+    grid.setAttribute("aria-rowcount", String(rows.length + 1));
+    body.replaceChildren(...lines);
+  }
+
+  // On paper nothing scrolls.
+  addEventListener("beforeprint", () => draw(true));
+  addEventListener("afterprint", () => draw());
+  new ResizeObserver(() => draw()).observe(view);
+  refresh();
+  return panel("ops", "Ops",
+    "Every op of the step in the simulated plan. A transfer counts for the op that needs it first.",
+    el("div", { class: "tools" }, el("label", { for: "op-search" }, "search"), box, status), view);
+}

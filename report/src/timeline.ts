@@ -1,0 +1,264 @@
+// The timeline: devices and links as tracks, the plan and data parallelism on one time axis.
+
+import { colourOf, MOVE, wayOf, WAYS } from "./colours";
+import { el, legend, panel, style } from "./dom";
+import * as show from "./format";
+import { Report, Step, stepTitle } from "./model";
+import { hideTip, showTip } from "./tip";
+import { AXIS, barAt, firstAfter, layOut, Row, TRACK } from "./tracks";
+
+const GUTTER = 118;
+const RIGHT = 12;
+
+/** What a bar is, in words: a name, and a line about it. */
+function describe(report: Report, step: Step, bar: number): [string, string] {
+  const what = step.bars.what[bar]!;
+  if (what >= 0) {
+    const op = report.plan.ops[what]!;
+    return step.name === "plan" ? [op.name, `${op.kind}, ${op.config}`] : [op.name, op.kind];
+  }
+  const move = step.moves[-1 - what]!;
+  const more = move.tensors.length > 1 ? ` and ${move.tensors.length - 1} more` : "";
+  const axes = move.axes.map((axis) => report.plan.axes[axis]?.name ?? "?").join(", ");
+  return [`${move.action} ${move.tensors[0] ?? ""}${more}`, `${show.bytes(move.bytes)} sent over ${axes}`];
+}
+
+function longest(report: Report, step: Step): HTMLElement {
+  // A gang is on several tracks at once, but takes its time once.
+  const seen = new Set<string>();
+  const parts: { name: string; duration: number; what: number }[] = [];
+  let computing = 0;
+  let talking = 0;
+  for (const bar of step.bars.critical) {
+    const key = `${step.bars.what[bar]} ${step.bars.start[bar]}`;
+    if (seen.has(key)) continue;
+    seen.add(key);
+    const duration = step.bars.duration[bar]! / 1e12;
+    if (step.bars.what[bar]! >= 0) computing += duration;
+    else talking += duration;
+    parts.push({ name: describe(report, step, bar)[0], duration, what: step.bars.what[bar]! });
+  }
+  parts.sort((a, b) => b.duration - a.duration);
+  return el("div", { class: "critical" },
+    el("h3", {}, `${stepTitle(step)}: ${show.seconds(step.step_ps / 1e12)}`),
+    el("p", {}, `Critical path: ${show.seconds(computing)} computing, ${show.seconds(talking)} communicating. Its longest parts:`),
+    el("ol", {}, ...parts.slice(0, 5).map((part) =>
+      el("li", {}, `${part.name}: ${show.seconds(part.duration)} (${show.percent((part.duration * 1e12) / Math.max(step.step_ps, 1))})`))));
+}
+
+export function timeline(report: Report, select: (op: number) => void): HTMLElement {
+  const { rows, titles, height } = layOut(report);
+  const end = Math.max(...report.steps.map((step) => step.step_ps), 1);
+  const critical = new Map(report.steps.map((step) => [step, new Set(step.bars.critical)]));
+  const ways = report.ops.map((op) => colourOf(wayOf(op.split)));
+  const view = { from: 0, to: end };
+  const canvas = el("canvas", { tabindex: 0, role: "img", "aria-describedby": "timeline-keys", height });
+  canvas.setAttribute("aria-label", `timeline: ${report.steps.map((s) => `${stepTitle(s)} takes ${show.seconds(s.step_ps / 1e12)}`).join(", ")}`);
+  const range = el("span", { class: "count", role: "status" });
+  let onlyCritical = false;
+  let width = 0;
+  let pending = false;
+
+  const scale = () => (width - GUTTER - RIGHT) / (view.to - view.from);
+  const x = (time: number) => GUTTER + (time - view.from) * scale();
+  const timeAt = (px: number) => view.from + (px - GUTTER) / scale();
+
+  /** Shows a range of time, kept inside of the step and no shorter than a nanosecond. */
+  function look(from: number, to: number): void {
+    const length = Math.min(Math.max(to - from, 1000), end);
+    view.from = Math.min(Math.max(from, 0), end - length);
+    view.to = view.from + length;
+    range.textContent = `${show.seconds(view.from / 1e12)} to ${show.seconds(view.to / 1e12)}`;
+    ask();
+  }
+
+  function zoom(factor: number, around = (view.from + view.to) / 2): void {
+    look(around - (around - view.from) * factor, around + (view.to - around) * factor);
+  }
+
+  function pan(share: number): void {
+    const by = share * (view.to - view.from);
+    look(view.from + by, view.to + by);
+  }
+
+  function ask(): void {
+    if (pending) return;
+    pending = true;
+    requestAnimationFrame(() => {
+      pending = false;
+      draw();
+    });
+  }
+
+  function draw(): void {
+    width = canvas.clientWidth;
+    const ratio = devicePixelRatio || 1;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+    }
+    const pen = canvas.getContext("2d");
+    if (!pen || width <= GUTTER + RIGHT) return;
+    const ink = style("--ink");
+    const soft = style("--soft");
+    const rule = style("--rule");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.font = "12px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    const marks = show.ticks(view.from / 1e12, view.to / 1e12, (width - GUTTER) / 110);
+    const apart = marks.length > 1 ? marks[1]! - marks[0]! : (view.to - view.from) / 1e12;
+    for (const mark of marks) {
+      const at = x(mark * 1e12);
+      pen.fillStyle = rule;
+      pen.fillRect(Math.round(at), AXIS - 6, 1, height);
+      pen.fillStyle = soft;
+      pen.textAlign = at > width - 40 ? "right" : at < GUTTER + 20 ? "left" : "center";
+      pen.fillText(show.tickSeconds(mark, apart), Math.min(at, width - 2), AXIS / 2 - 1);
+    }
+    pen.textAlign = "left";
+    pen.fillStyle = ink;
+    for (const title of titles) {
+      pen.font = title.text.startsWith(" ") ? "12px system-ui, sans-serif" : "600 13px system-ui, sans-serif";
+      pen.fillText(title.text.trim(), 4, title.y + 12);
+    }
+    pen.font = "12px system-ui, sans-serif";
+    for (const row of rows) drawRow(pen, row, ink, soft);
+    for (const step of report.steps) {
+      const own = rows.filter((row) => row.step === step);
+      const at = x(step.step_ps);
+      if (!own.length || at < GUTTER || at > width) continue;
+      pen.fillStyle = ink;
+      pen.fillRect(Math.round(at), own[0]!.y - 2, 1.5, own[own.length - 1]!.y + TRACK - own[0]!.y);
+    }
+  }
+
+  function drawRow(pen: CanvasRenderingContext2D, row: Row, ink: string, soft: string): void {
+    const { start, duration, what } = row.step.bars;
+    const path = critical.get(row.step)!;
+    pen.fillStyle = soft;
+    pen.fillText(row.label, 14, row.y + TRACK / 2 - 1);
+    pen.save();
+    pen.beginPath();
+    pen.rect(GUTTER, row.y, width - GUTTER - RIGHT + 1, TRACK);
+    pen.clip();
+    let drawn = -Infinity;
+    for (let bar = firstAfter(row, view.from); bar < row.last && start[bar]! <= view.to; bar++) {
+      const [left, right] = [x(start[bar]!), x(start[bar]! + duration[bar]!)];
+      const on = path.has(bar);
+      // What is thinner than a pixel and lies on one that is taken is not seen.
+      if (right < drawn + 0.5) continue;
+      const from = Math.max(left, drawn);
+      const wide = Math.max(right - from, 0.7);
+      drawn = from + wide;
+      const colours = what[bar]! < 0 ? MOVE : row.step.name === "plan" ? ways[what[bar]!]! : { colour: "#0072b2", ink: "#fff" };
+      pen.globalAlpha = onlyCritical && !on ? 0.2 : 1;
+      pen.fillStyle = colours.colour;
+      pen.fillRect(from, row.y + 1, wide > 3 ? wide - 0.5 : wide, TRACK - 6);
+      if (on) {
+        pen.fillStyle = ink;
+        pen.fillRect(from, row.y + TRACK - 4, wide, 2.5);
+      }
+      const room = Math.min(right, width - RIGHT) - Math.max(left, GUTTER);
+      if (room > 46) {
+        pen.fillStyle = colours.ink;
+        const text = describe(report, row.step, bar)[0];
+        pen.fillText(fit(pen, text, room - 8), Math.max(left, GUTTER) + 4, row.y + TRACK / 2 - 2);
+      }
+    }
+    pen.restore();
+    pen.globalAlpha = 1;
+  }
+
+  function under(event: MouseEvent): { row: Row; bar: number } | null {
+    const box = canvas.getBoundingClientRect();
+    const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+    const row = rows.find((own) => py >= own.y && py < own.y + TRACK);
+    if (!row || px < GUTTER) return null;
+    const bar = barAt(row, timeAt(px), 3 / scale());
+    return bar === null ? null : { row, bar };
+  }
+
+  function hover(event: MouseEvent): void {
+    const found = under(event);
+    if (!found) return hideTip();
+    const { row, bar } = found;
+    const { bars } = row.step;
+    const [name, about] = describe(report, row.step, bar);
+    showTip(event.clientX, event.clientY, name, about,
+      `${show.seconds(bars.duration[bar]! / 1e12)}, from ${show.seconds(bars.start[bar]! / 1e12)} on`,
+      ...(critical.get(row.step)!.has(bar) ? ["on the critical path"] : []));
+  }
+
+  let dragged: { x: number; from: number; to: number; moved: boolean } | null = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    dragged = { x: event.clientX, from: view.from, to: view.to, moved: false };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!dragged) return hover(event);
+    const by = event.clientX - dragged.x;
+    if (Math.abs(by) > 3) dragged.moved = true;
+    if (dragged.moved) look(dragged.from - by / scale(), dragged.to - by / scale());
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const click = dragged && !dragged.moved;
+    dragged = null;
+    const found = click ? under(event) : null;
+    if (!found) return;
+    const what = found.row.step.bars.what[found.bar]!;
+    select(what >= 0 ? what : found.row.step.moves[-1 - what]!.to);
+  });
+  canvas.addEventListener("pointercancel", () => (dragged = null));
+  canvas.addEventListener("pointerleave", () => hideTip());
+  canvas.addEventListener("dblclick", (event) => zoom(0.4, timeAt(event.clientX - canvas.getBoundingClientRect().left)));
+  canvas.addEventListener("wheel", (event) => {
+    // Without a key, the wheel scrolls the page, as everywhere.
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
+    event.preventDefault();
+    hideTip();
+    const turned = event.deltaY || event.deltaX;
+    if (event.shiftKey) pan(turned / 1000);
+    else zoom(Math.exp(turned / 400), timeAt(event.clientX - canvas.getBoundingClientRect().left));
+  }, { passive: false });
+  canvas.addEventListener("keydown", (event) => {
+    const actions: Record<string, () => void> = {
+      ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15), "+": () => zoom(0.6), "=": () => zoom(0.6),
+      "-": () => zoom(1 / 0.6), "0": () => look(0, end), Home: () => look(0, view.to - view.from), End: () => look(end, end + view.to - view.from),
+    };
+    const action = actions[event.key];
+    if (!action || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    action();
+  });
+  new ResizeObserver(ask).observe(canvas);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ask);
+  look(0, end);
+
+  const button = (text: string, label: string, click: () => void) => el("button", { type: "button", "aria-label": label, title: label, click }, text);
+  const check = el("input", { type: "checkbox", id: "only-critical", change: () => { onlyCritical = check.checked; ask(); } });
+  const hidden = report.steps.filter((step) => step.more_classes > 0)
+    .map((step) => `${stepTitle(step)}: ${step.more_classes} more kinds of devices are not drawn.`);
+  return panel("timeline", "Timeline",
+    "The step as simulated, task by task. Devices that do the same at the same times are drawn once.",
+    el("div", { class: "tools" },
+      button("+", "zoom in", () => zoom(0.6)), button("−", "zoom out", () => zoom(1 / 0.6)), button("all", "whole step", () => look(0, end)),
+      check, el("label", { for: "only-critical" }, "critical path only"), range),
+    el("div", { class: "tracks" }, canvas),
+    ...hidden.map((text) => el("p", { class: "about" }, text)),
+    legend([...WAYS, MOVE, { colour: "var(--ink)", text: "line below a bar: critical path" }]),
+    el("p", { class: "about", id: "timeline-keys" }, "Drag to pan; Ctrl and wheel, + and − to zoom; arrows to pan; 0 for all; click for more on an op."),
+    el("div", { class: "columns" }, ...report.steps.map((step) => longest(report, step))));
+}
+
+/** As much of a text as there is room for. */
+function fit(pen: CanvasRenderingContext2D, text: string, room: number): string {
+  if (pen.measureText(text).width <= room) return text;
+  let [low, high] = [0, text.length];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (pen.measureText(`${text.slice(0, middle)}…`).width <= room) low = middle;
+    else high = middle - 1;
+  }
+  return low > 1 ? `${text.slice(0, low)}…` : "";
+}

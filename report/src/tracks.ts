@@ -1,0 +1,74 @@
+// Where bars are on a timeline: rows of tracks, what is under a point, what is in sight. Nothing here draws.
+
+import { classTitle, Report, Step, stepTitle } from "./model";
+
+export const TRACK = 22;
+export const TITLE = 24;
+export const AXIS = 24;
+
+/** One track of one step. */
+export interface Row {
+  step: Step;
+  track: number;
+  /** From the top. */
+  y: number;
+  label: string;
+  /** Its bars: a range of the columns. */
+  first: number;
+  last: number;
+}
+
+export interface Title {
+  y: number;
+  text: string;
+}
+
+/** All steps below each other. */
+export function layOut(report: Report): { rows: Row[]; titles: Title[]; height: number } {
+  const rows: Row[] = [];
+  const titles: Title[] = [];
+  let y = AXIS;
+  for (const step of report.steps) {
+    let bar = 0;
+    let own = -1;
+    titles.push({ y, text: stepTitle(step) });
+    y += TITLE;
+    step.tracks.forEach((track, at) => {
+      const group = step.classes[track.class];
+      const title = group && step.classes.length > 1 && track.class !== own ? classTitle(group) : "";
+      own = track.class;
+      if (title) {
+        titles.push({ y, text: `  ${title}` });
+        y += TITLE;
+      }
+      const first = bar;
+      while (bar < step.bars.track.length && step.bars.track[bar] === at) bar++;
+      const label = track.level === null ? "computing" : `${report.levels[track.level] ?? "?"} links`;
+      rows.push({ step, track: at, y, label, first, last: bar });
+      y += TRACK;
+    });
+    y += 8;
+  }
+  return { rows, titles, height: y };
+}
+
+/** The first bar of a row that ends after a time; bars of a track do not overlap. */
+export function firstAfter(row: Row, time: number): number {
+  const { start, duration } = row.step.bars;
+  let [low, high] = [row.first, row.last];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (start[middle]! + duration[middle]! > time) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+/** The bar at a time, or the nearest one within a tolerance. */
+export function barAt(row: Row, time: number, tolerance: number): number | null {
+  const { start, duration } = row.step.bars;
+  const bar = firstAfter(row, time);
+  const misses = (at: number) => Math.max(start[at]! - time, time - start[at]! - duration[at]!, 0);
+  const near = [bar - 1, bar].filter((at) => at >= row.first && at < row.last && misses(at) <= tolerance);
+  return near.length ? near.reduce((a, b) => (misses(b) < misses(a) ? b : a)) : null;
+}

@@ -1,0 +1,225 @@
+// Opens reports in a browser, as a reader would: every panel is there, what one can do works, nothing is complained of.
+//
+//     SHARDWRIGHT=target/debug/shardwright node report/test/run.mjs [FOLDER FOR SCREENSHOTS]
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, describe, test } from "node:test";
+import { pathToFileURL } from "node:url";
+import { chromium } from "playwright-core";
+
+const program = process.env.SHARDWRIGHT ?? "target/debug/shardwright";
+const browserPath = process.env.CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(existsSync);
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const pictures = process.argv[2];
+const folder = mkdtempSync(join(tmpdir(), "shardwright-report-"));
+const PANELS = ["summary", "network", "timeline", "memory", "ops", "search"];
+
+const shardwright = (...args) => execFileSync(program, args, { encoding: "utf8", maxBuffer: 1 << 28, stdio: ["ignore", "pipe", "pipe"] });
+
+/** A graph whose names are what an attacker would write. */
+const EVIL = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'>";
+const evilGraph = JSON.stringify({
+  format: "shardwright-graph", version: 1, name: EVIL,
+  tensors: [
+    { name: "x", type: "f32[64,96]", role: "input", init: { normal: 1.0 } },
+    { name: `w ${EVIL}`, type: "f32[96,32]", role: "parameter", init: { normal: 0.1 } },
+    { name: `y ${EVIL}`, type: "f32[64,32]", role: "activation" },
+  ],
+  ops: [{ name: EVIL, op: { kind: "contract", spec: "mk,kn->mn" }, inputs: [0, 1], outputs: [2], layer: 0, phase: "forward" }],
+  layers: [0], outputs: [2], gradients: [], carries: [],
+});
+
+let browser;
+before(async () => {
+  browser = await chromium.launch({ executablePath: browserPath, args: ["--no-sandbox"] });
+});
+after(async () => {
+  await browser?.close();
+  rmSync(folder, { recursive: true, force: true });
+});
+
+/** Plans, and opens the report; fails at the end if the page complained or asked for anything outside of it. */
+async function open(name, args, options = {}) {
+  const path = join(folder, `${name}.html`);
+  const json = JSON.parse(shardwright("plan", ...args, "--report", path, "-o", join(folder, `${name}.json`), "--json"));
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
+  const page = await context.newPage();
+  const complaints = [];
+  page.on("console", (message) => complaints.push(message.text()));
+  page.on("pageerror", (error) => complaints.push(String(error)));
+  page.on("request", (request) => request.url().startsWith("file:") || complaints.push(`asks for ${request.url()}`));
+  await page.goto(pathToFileURL(path).href);
+  const paint = await page.evaluate(() => performance.getEntriesByType("paint").find((entry) => entry.name === "first-contentful-paint")?.startTime);
+  const data = JSON.parse(await page.locator("#data").textContent());
+  return { page, json, data, paint, path, close: async () => { await context.close(); assert.deepEqual(complaints, []); } };
+}
+
+async function everyPanelIsThere(page) {
+  for (const id of PANELS) {
+    const box = await page.locator(`#${id}`).boundingBox();
+    assert.ok(box && box.height > 80 && box.width > 600, `${id}: ${JSON.stringify(box)}`);
+  }
+  assert.ok((await page.locator("#timeline canvas").evaluate(painted)) > 500, "the timeline is drawn");
+  assert.ok((await page.locator("#network .layer").count()) > 0);
+  assert.ok((await page.locator("#memory path").count()) >= 2);
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
+}
+
+/** How many pixels of a canvas are not empty. */
+function painted(canvas) {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let at = 3; at < data.length; at += 4) if (data[at] > 0) count++;
+  return count;
+}
+
+async function checkAxe(page) {
+  await page.addScriptTag({ content: axe });
+  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const texts = found.violations.map((own) => `${own.id}: ${own.help}: ${own.nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(" | ")}`);
+  assert.deepEqual(texts, []);
+}
+
+async function picture(page, name) {
+  if (pictures) await page.screenshot({ path: join(pictures, `${name}.png`), fullPage: true });
+}
+
+describe("reports", () => {
+  test("VGG-16: all panels, the command line's numbers, and everything that one can do", async () => {
+    const { page, json, data, close } = await open("vgg16", ["vgg16", "--machine", "p100x16", "--batch", "512"]);
+    await everyPanelIsThere(page);
+    await picture(page, "vgg16-1280-light");
+
+    // Numbers are those of --json.
+    assert.deepEqual(data.plan, json);
+    const simulated = JSON.parse(shardwright("simulate", join(folder, "vgg16.json"), "--json"));
+    assert.equal(data.steps[0].step_ps / 1e12, simulated.step_seconds);
+    assert.equal(data.steps[0].classes[0].peak_memory_bytes, simulated.devices[0].peak_memory_bytes);
+    assert.equal(data.steps[0].moves.reduce((sum, move) => sum + move.bytes, 0), json.traffic_bytes);
+    const tiles = await page.locator(".tile strong").allTextContents();
+    assert.equal(tiles[0], `${(json.simulated.step_seconds * 1e3).toFixed(2)} ms`);
+    assert.equal(tiles[2], json.proved_optimal ? "proved optimal" : `at most ${(json.gap * 100).toFixed(1)}% above the optimum`);
+    assert.equal(simulated.step_seconds, json.simulated.step_seconds);
+    for (const name of ["plan", "data"]) {
+      const step = name === "plan" ? json.simulated.step_seconds : json.baselines[name].step_seconds;
+      assert.equal(data.steps.find((own) => own.name === name).step_ps / 1e12, step, name);
+    }
+    assert.equal(tiles[3], `${(json.peak_memory_bytes / 1e9).toFixed(2)} GB`);
+    assert.equal(await page.locator(".bars").first().locator("tr").count(), 1 + Object.keys(json.baselines).length);
+
+    // Search and sort.
+    await page.fill("#op-search", "conv5 backward");
+    const expected = json.ops.filter((op, at) => op.name.includes("conv5") && data.ops[at].phase === "backward").length;
+    assert.equal(await page.locator("#ops .count").textContent(), `${expected} of ${json.ops.length} ops`);
+    await page.fill("#op-search", "no such op");
+    assert.equal(await page.locator("#ops .link").count(), 0);
+    await page.fill("#op-search", "");
+    await page.locator("#ops th button", { hasText: "computing" }).click();
+    const slowest = data.steps[0].compute_ps.indexOf(Math.max(...data.steps[0].compute_ps));
+    assert.equal(await page.locator("#ops .link").first().textContent(), json.ops[slowest].name);
+    await page.locator("#ops th button", { hasText: "computing" }).click();
+    assert.equal(await page.locator("#ops th[aria-sort]").getAttribute("aria-sort"), "ascending");
+
+    // An op in detail, by keyboard.
+    await page.fill("#op-search", "fc6");
+    await page.locator("#ops .link").first().focus();
+    await page.keyboard.press("Enter");
+    assert.equal(await page.locator(".detail h2").textContent(), "fc6");
+    assert.ok((await page.locator(".detail").textContent()).includes(json.ops.find((op) => op.name === "fc6").config));
+    await checkAxe(page);
+    await page.keyboard.press("Escape");
+    assert.ok(await page.locator(".detail").isHidden());
+
+    // The timeline: hover, zoom, pan, back.
+    const canvas = page.locator("#timeline canvas");
+    await canvas.scrollIntoViewIfNeeded();
+    const box = await canvas.boundingBox();
+    await page.mouse.move(box.x + box.width * 0.4, box.y + 58);
+    assert.ok((await page.locator(".tip").textContent()).includes("from"));
+    const range = page.locator("#timeline .count");
+    const whole = await range.textContent();
+    await page.getByRole("button", { name: "zoom in" }).click();
+    const zoomed = await range.textContent();
+    assert.notEqual(zoomed, whole);
+    await page.mouse.move(box.x + box.width * 0.6, box.y + 58);
+    await page.mouse.down();
+    await page.mouse.move(box.x + box.width * 0.4, box.y + 58, { steps: 4 });
+    await page.mouse.up();
+    const panned = await range.textContent();
+    assert.notEqual(panned, zoomed);
+    await page.keyboard.down("Control");
+    await page.mouse.wheel(0, -200);
+    await page.keyboard.up("Control");
+    assert.notEqual(await range.textContent(), panned);
+    await canvas.focus();
+    await page.keyboard.press("0");
+    assert.equal(await range.textContent(), whole);
+
+    // The network: what a layer looks like.
+    await page.locator("#network .layer").first().hover();
+    assert.ok((await page.locator(".tip svg.tiles rect").count()) >= 1);
+    await page.locator("#network .layer").first().click();
+    assert.equal(await page.locator(".detail h2").textContent(), json.ops[0].name);
+    await page.keyboard.press("Escape");
+
+    // On paper the table is whole.
+    await page.emulateMedia({ media: "print" });
+    await page.evaluate(() => dispatchEvent(new Event("beforeprint")));
+    await page.fill("#op-search", "").catch(() => undefined);
+    await page.evaluate(() => dispatchEvent(new Event("beforeprint")));
+    assert.ok((await page.locator("#ops .link").count()) > 40);
+    await close();
+  });
+
+  test("Inception-v3: dark and wide, written from the plan's file alone", async () => {
+    const { page, json, path, close } = await open("inception", ["inception_v3", "--machine", "flat:4", "--batch", "64"], { viewport: { width: 1920, height: 1080 }, colorScheme: "dark" });
+    await everyPanelIsThere(page);
+    await checkAxe(page);
+    await picture(page, "inception-1920-dark");
+    shardwright("report", join(folder, "inception.json"), "-o", path);
+    await page.reload();
+    await everyPanelIsThere(page);
+    assert.deepEqual(JSON.parse(await page.locator("#data").textContent()).plan, json);
+    assert.ok((await page.locator("#search").textContent()).includes("Nothing was recorded"));
+    await close();
+  });
+
+  test("ten thousand ops: folded, and only what is in sight is in the page", async () => {
+    const { page, json, paint, close } = await open("large", ["gpt:layers=128,hidden=768", "--machine", "flat:2", "--solver", "data"]);
+    console.log(`first paint of ${json.ops.length} ops after ${Math.round(paint)} ms`);
+    assert.ok(json.ops.length >= 10_000, `${json.ops.length} ops`);
+    await everyPanelIsThere(page);
+    assert.ok((await page.locator("#ops .link").count()) < 100);
+    await page.locator("#ops .scroll").evaluate((view) => (view.scrollTop = view.scrollHeight));
+    await page.waitForFunction((name) => [...document.querySelectorAll("#ops .link")].some((own) => own.textContent === name), json.ops.at(-1).name);
+    const rails = () => page.locator("#network .rails").evaluate((own) => own.clientHeight);
+    const folded = await rails();
+    await page.locator("#network .fold").first().click();
+    assert.ok((await rails()) > 10 * folded, "a fold opens");
+    assert.ok((await page.locator("#network .layer").count()) < 100);
+    await picture(page, "large-1280-light");
+    await close();
+  });
+
+  test("names are shown, not run", async () => {
+    const model = join(folder, "evil-model.json");
+    writeFileSync(model, evilGraph);
+    const { page, json, close } = await open("evil", [model, "--machine", "flat:2"]);
+    await everyPanelIsThere(page);
+    assert.equal(await page.locator("#ops .link").first().textContent(), EVIL);
+    assert.ok((await page.title()).startsWith(`${EVIL} on`));
+    await page.locator("#ops .link").first().click();
+    assert.equal(await page.locator(".detail h2").textContent(), EVIL);
+    await page.locator("#network .layer").first().hover({ force: true });
+    assert.equal(await page.evaluate(() => window.hacked), undefined);
+    assert.equal(await page.locator("img").count(), 0);
+    assert.equal(json.ops[0].name, EVIL);
+    await close();
+  });
+});
