@@ -71,7 +71,7 @@ def test_other_threads_run_while_a_plan_is_made():
     thread = threading.Thread(target=tick)
     thread.start()
     start = time.monotonic()
-    shardwright.plan("vgg16", machine="p100x16", time=10, threads=1)
+    shardwright.plan("alexnet", machine="p100x16", batch=512, solver="exact", threads=1)
     end = time.monotonic()
     done.set()
     thread.join()
@@ -87,7 +87,7 @@ def test_an_interrupt_returns_the_best_so_far():
             os.kill(os.getpid(), signal.SIGINT)
 
     told: list[float] = []
-    plan = shardwright.plan("inception_v3", machine="p100x16", time=300, progress=interrupt)
+    plan = shardwright.plan("alexnet", machine="p100x16", batch=512, solver="mcmc", time=300, progress=interrupt)
     if not told:
         pytest.skip("the search was over before it could be interrupted")
     assert plan.step_seconds > 0
