@@ -242,7 +242,7 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   return panel("timeline", "Timeline",
     "The step as simulated, task by task. Devices that do the same at the same times are drawn once.",
     el("div", { class: "tools" },
-      button("+", "zoom in", () => zoom(0.6)), button("−", "zoom out", () => zoom(1 / 0.6)), button("all", "whole step", () => look(0, end)),
+      button("+", "zoom in", () => zoom(0.6)), button("−", "zoom out", () => zoom(1 / 0.6)), button("all", "show all of the step", () => look(0, end)),
       check, el("label", { for: "only-critical" }, "critical path only"), range),
     el("div", { class: "tracks" }, canvas),
     ...hidden.map((text) => el("p", { class: "about" }, text)),
