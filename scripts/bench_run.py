@@ -124,10 +124,10 @@ class Ours:
         return plan and [self.binary, "run", plan, "--steps", steps, "--no-verify", "--json"]
 
 
-def shown(cell):
+def shown(cell, with_prediction=True):
     if "step_seconds" not in cell:
         return "failed" if "error" in cell else "–"
-    predicted = cell.get("predicted_seconds")
+    predicted = cell.get("predicted_seconds") if with_prediction else None
     return f"{cell['step_seconds'] * 1e3:.0f}" + (f" ({predicted * 1e3:.0f})" if predicted else "")
 
 
@@ -148,7 +148,7 @@ def tables(cells):
     serial = {column: cells.get(("serial", 1, column), {}) for column in SERIAL_COLUMNS}
     if any(serial.values()):
         lines += ["", f"{SERIAL}, one thread, ms per step:", "", "| ours | JAX | PyTorch |", "|---|---|---|"]
-        lines += ["| " + " | ".join(shown(cell) for cell in serial.values()) + " |"]
+        lines += ["| " + " | ".join(shown(cell, with_prediction=False) for cell in serial.values()) + " |"]
     return "\n".join(lines) + "\n"
 
 
