@@ -214,7 +214,7 @@ impl Chain<'_> {
                     improved_at = self.proposals;
                 }
             } else {
-                self.delta.reject()?;
+                self.delta.reject();
             }
         }
         Ok(())
@@ -237,7 +237,7 @@ impl Chain<'_> {
                         self.note_best();
                         improved = true;
                     } else {
-                        self.delta.reject()?;
+                        self.delta.reject();
                     }
                 }
             }

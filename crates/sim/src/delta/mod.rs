@@ -26,14 +26,16 @@
 //! let change: Vec<_> = configs.map(|(op, config)| (op.0, delta.number(op.index(), config))).collect();
 //! let after = delta.propose(&change)?;
 //! assert_eq!(after, delta.simulate_anew());
-//! delta.reject()?;
+//! delta.reject();
 //! assert_eq!(delta.makespan(), before);
 //! # Ok(())
 //! # }
 //! ```
 
+mod edges;
 mod network;
 mod parts;
+mod structure;
 mod walk;
 mod ways;
 
@@ -80,8 +82,6 @@ pub enum DeltaError {
 pub struct Delta<'p> {
     network: Network<'p>,
     walk: Walk,
-    /// What the proposal has changed, as it was.
-    undo: Vec<(u32, u32)>,
 }
 
 impl<'p> Delta<'p> {
@@ -107,7 +107,7 @@ impl<'p> Delta<'p> {
         let mut network = Network::new(problem, problem.times()?, configs)?;
         let walk = Walk::new(&network);
         network.settle();
-        Ok(Self { network, walk, undo: Vec::new() })
+        Ok(Self { network, walk })
     }
 
     /// The number by which a proposal names a config of an op.
@@ -126,9 +126,10 @@ impl<'p> Delta<'p> {
     /// # Errors
     /// Where a tensor cannot be laid out so.
     pub fn propose(&mut self, changes: &[(u32, u32)]) -> Result<u64, DeltaError> {
-        self.undo.clear();
-        self.undo.extend(changes.iter().map(|&(op, _)| (op, self.network.chosen(op as usize))));
-        self.network.change(changes, false)?;
+        if let Err(error) = self.network.change(changes) {
+            self.network.undo();
+            return Err(error.into());
+        }
         Ok(self.walk.weigh(&self.network))
     }
 
@@ -139,18 +140,9 @@ impl<'p> Delta<'p> {
     }
 
     /// The proposal is undone.
-    ///
-    /// # Errors
-    /// Never, for what was there before.
-    pub fn reject(&mut self) -> Result<(), DeltaError> {
-        self.network.settle();
-        let undo = std::mem::take(&mut self.undo);
-        let undone = self.network.change(&undo, true);
-        self.undo = undo;
-        self.network.settle();
+    pub fn reject(&mut self) {
+        self.network.undo();
         self.walk.go_back();
-        undone?;
-        Ok(())
     }
 
     /// The config of every op, in the graph's order, with the proposal that is pending.
@@ -186,7 +178,8 @@ impl<'p> Delta<'p> {
 
     /// Makes all tasks anew and simulates all of them: what a proposal costs without delta simulation.
     pub fn simulate_anew(&mut self) -> u64 {
-        self.network.rebuild_all();
+        // What could be made once can be made again.
+        let _ = self.network.rebuild_all();
         Timeline::of(&self.tasks()).makespan()
     }
 
@@ -195,13 +188,13 @@ impl<'p> Delta<'p> {
         (0..self.network.ops() as u32).map(|op| self.walk.end(op)).collect()
     }
 
-    /// How many tasks there are.
+    /// How many tasks there are, without the proposal that is pending.
     pub fn task_count(&self) -> usize {
-        self.walk.order().len()
+        self.walk.len()
     }
 
-    /// How many tasks proposals have timed, and how often everything was simulated anew.
-    pub fn effort(&self) -> (u64, u64) {
-        (self.walk.steps, self.walk.restarts)
+    /// How many tasks all proposals together have timed.
+    pub fn steps(&self) -> u64 {
+        self.walk.steps
     }
 }

@@ -1,10 +1,12 @@
 //! Timing a changed network from the timeline before the change.
 //!
-//! Tasks are handled in order of (ready time, rank). A change leaves most of that order as it was, so the old order,
-//! from the first position that the change can reach, serves as a guess: the walk takes tasks from it one by one, sets
-//! aside those that turn out to come later (a small heap) or whose turn cannot come yet, and goes back where one should
-//! have come earlier. Whatever the guess, a walk that ends with all tasks in order has found the one timeline
-//! that the rules allow. Where going back gets out of hand, everything is simulated anew.
+//! Tasks have their turns in order of (ready time, rank). A change leaves what comes before its first task as it was.
+//! From there on a *window* of tasks is timed anew, turn by turn: tasks that only waited for what came before the window are taken
+//! from the old order, others from a small heap as what they wait for has its turn. As soon as all that is under
+//! way, and all streams, are as they were at some place of the old order but for one difference in time, all that follows
+//! is as it was but for that difference: the window ends, and what is *shifted* need not be looked at, up to the next
+//! task that the change concerns, where another window begins. Nothing is written into the old timeline before the change is
+//! kept.
 
 use crate::delta::{NONE, network::Network};
 use crate::{Tasks, Timeline};
@@ -13,107 +15,185 @@ use std::collections::BinaryHeap;
 
 /// Streams that the walk keeps track of: computing, and ports to this many levels less one.
 pub const STREAMS: usize = 5;
-/// So many tasks may wait for their turn before the guess is given up.
-const MOST_STUCK: usize = 128;
-/// So many are passed over while others, which they may wait for, are known to come later.
-const PASSED_OVER: usize = 8;
+/// Turns between the first two looks for the end of a window; then twice as many, and so on, up to the last.
+const FIRST_LOOK: usize = 2;
+const RARELY: usize = 64;
+/// Fewer tasks than this are timed anew rather than skipped.
+const WORTH_SKIPPING: usize = 4;
 
 /// A task whose turn can come: when it is ready, its rank, its place.
 type Turn = (u64, u64, u32);
 
-/// When each stream is free again, and the last end so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct State {
-    free: [u64; STREAMS],
-    last: u64,
-}
-
-/// When a task is over, and its position in the order; [`NONE`] while it has not had its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Done {
-    end: u64,
-    place: u32,
-}
-
-const NOT_YET: Done = Done { end: 0, place: NONE };
+/// When each stream is free again.
+type Free = [u64; STREAMS];
 
 /// A timeline by position in the order, and by task.
 #[derive(Clone, Debug, Default)]
 struct Line {
     order: Vec<u32>,
     ready: Vec<u64>,
+    ends: Vec<u64>,
+    /// The position after the last task that it waits for.
+    known: Vec<u32>,
+    /// The first position whose task may not be over when this one is ready.
+    busy: Vec<u32>,
     /// Before the task at a position; one more at the end.
-    states: Vec<State>,
-    done: Vec<Done>,
+    free: Vec<Free>,
+    /// The last end before a position; one more at the end.
+    last: Vec<u64>,
+    /// Per task: its position, or [`NONE`].
+    place: Vec<u32>,
+}
+
+/// What the change that is being weighed means for a task; counters say whether it is about this change.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    /// It is new or changed.
+    concerned: u32,
+    /// The task that was in this place is gone.
+    gone: u32,
+    /// It waits in the heap, or has had its turn.
+    queued: u32,
+    /// It has had its turn in a window, and is over then.
+    timed: u32,
+    end: u64,
+    /// Where it is concerned: it is not ready earlier than this, as far as can be told.
+    soonest: u64,
+}
+
+/// Tasks of a window, and the part of the old order after it that is only shifted.
+#[derive(Clone, Debug)]
+struct Piece {
+    timed: std::ops::Range<usize>,
+    shifted: std::ops::Range<usize>,
+    by: i64,
 }
 
 /// The timeline of a network, and of the change that is being weighed.
 #[derive(Clone, Debug, Default)]
 pub struct Walk {
-    now: Line,
-    next: Line,
-    /// Up to here `next` is the same as `now`.
-    same: usize,
+    line: Line,
     /// Whether a change is being weighed.
     pending: bool,
-    guess: Vec<u32>,
-    new: Vec<Turn>,
-    left: Vec<bool>,
-    aside: BinaryHeap<Reverse<Turn>>,
-    stuck: Vec<u32>,
-    /// How often everything had to be simulated anew.
-    pub restarts: u64,
+    /// The number of the change.
+    change: u32,
+    marks: Vec<Mark>,
+    /// Concerned tasks, by rank.
+    concerned: Vec<u32>,
+    /// Positions of tasks that are gone.
+    gone: Vec<u32>,
+    /// Up to here everything stays.
+    same: usize,
+    pieces: Vec<Piece>,
+    /// All windows' tasks, in order.
+    timed: Vec<Turn>,
+    makespan: u64,
+    heap: BinaryHeap<Reverse<Turn>>,
     /// Tasks that were timed.
     pub steps: u64,
+}
+
+fn shifted(time: u64, by: i64) -> u64 {
+    time.saturating_add_signed(by)
+}
+
+impl Line {
+    /// Adds the next task and what follows from it.
+    fn push(&mut self, network: &Network<'_>, task: u32, ready: u64, end: u64) {
+        let at = self.order.len();
+        let inputs = network.before(task).iter().filter(|&&other| other != NONE);
+        let known = inputs.map(|&other| self.place[other as usize] + 1).max().unwrap_or(0);
+        let mut busy = self.busy.last().map_or(0, |&busy| busy as usize);
+        while busy < at && self.ends[busy] < ready {
+            busy += 1;
+        }
+        let mut free = self.free[at];
+        (0..STREAMS).filter(|s| network.streams[task as usize] >> s & 1 == 1).for_each(|s| free[s] = end);
+        self.last.push(self.last[at].max(end));
+        self.order.push(task);
+        self.ready.push(ready);
+        self.ends.push(end);
+        self.known.push(known);
+        self.busy.push(busy as u32);
+        self.free.push(free);
+        self.place[task as usize] = at as u32;
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.order.truncate(len);
+        self.ready.truncate(len);
+        self.ends.truncate(len);
+        self.known.truncate(len);
+        self.busy.truncate(len);
+        self.free.truncate(len + 1);
+        self.last.truncate(len + 1);
+    }
+
+    fn len(&self) -> usize {
+        self.order.len()
+    }
 }
 
 impl Walk {
     /// The timeline of a network, from nothing.
     pub fn new(network: &Network<'_>) -> Self {
+        let all = network.tasks();
+        let (tasks, _) = to_tasks(network, &all);
+        let found = Timeline::of(&tasks);
         let mut walk = Self::default();
-        walk.simulate(network);
-        walk.keep(network);
+        walk.line.free.push([0; STREAMS]);
+        walk.line.last.push(0);
+        walk.grow(network);
+        for &at in &found.order {
+            walk.line.push(network, all[at as usize], found.ready[at as usize], found.end[at as usize]);
+        }
         walk
     }
 
-    fn line(&self) -> &Line {
-        if self.pending { &self.next } else { &self.now }
+    /// Makes room for places that are new.
+    fn grow(&mut self, network: &Network<'_>) {
+        self.line.place.resize(network.ranks.len(), NONE);
+        self.marks.resize(network.ranks.len(), Mark::default());
+    }
+
+    /// How many tasks there are, without the change that is being weighed.
+    pub fn len(&self) -> usize {
+        self.line.len()
     }
 
     /// When the last task ends.
     pub fn makespan(&self) -> u64 {
-        self.line().states.last().map_or(0, |state| state.last)
+        if self.pending { self.makespan } else { self.line.last[self.line.len()] }
     }
 
     /// When a task ends.
     pub fn end(&self, task: u32) -> u64 {
-        self.line().done[task as usize].end
-    }
-
-    /// All tasks, in order.
-    pub fn order(&self) -> &[u32] {
-        &self.line().order
+        let place = self.line.place[task as usize] as usize;
+        if !self.pending {
+            return self.line.ends[place];
+        }
+        self.over(task, usize::MAX).unwrap_or(0)
     }
 
     /// The tasks that make the step as long as it is, last to first: each started when the next one here ended.
     pub fn critical_path<'n>(&'n self, network: &'n Network<'_>) -> impl Iterator<Item = u32> + 'n {
-        let line = self.line();
-        let last = (0..line.order.len()).max_by_key(|&at| line.done[line.order[at] as usize].end);
+        let line = &self.line;
+        let last = (0..line.len()).max_by_key(|&at| line.ends[at]);
         std::iter::successors(last, move |&at| {
             let task = line.order[at];
-            let start = line.done[task as usize].end - network.durations[task as usize];
+            let start = line.ends[at] - network.durations[task as usize];
             if start == 0 {
                 return None;
             }
             if start == line.ready[at] {
                 let made = network.before(task).iter().filter(|&&other| other != NONE);
-                let mut made = made.map(|&other| line.done[other as usize]).filter(|done| done.end == start);
-                return made.next().map(|done| done.place as usize);
+                let mut made = made.map(|&other| line.place[other as usize] as usize);
+                return made.find(|&place| line.ends[place] == start);
             }
             // It waited for a stream: for the last that had it.
-            (0..at).rev().find(|&before| {
-                let other = line.order[before] as usize;
-                network.streams[other] & network.streams[task as usize] != 0 && line.done[other].end == start
+            let streams = network.streams[task as usize];
+            (0..at).rev().find(|&other| {
+                line.ends[other] == start && network.streams[line.order[other] as usize] & streams != 0
             })
         })
         .map(|at| line.order[at])
@@ -121,288 +201,319 @@ impl Walk {
 
     /// Times the network after a change; its makespan.
     pub fn weigh(&mut self, network: &Network<'_>) -> u64 {
-        self.next.done.resize(network.ranks.len(), NOT_YET);
-        self.now.done.resize(network.ranks.len(), NOT_YET);
-        self.left.resize(network.ranks.len(), false);
-        let from = self.guess_order(network);
-        self.restore(from);
-        if !self.follow(network, from) {
-            self.restarts += 1;
-            self.simulate(network);
+        self.begin(network);
+        let (mut cut, mut by) = (self.reach(network, 0, 0), 0);
+        self.same = cut;
+        self.makespan = self.line.last[cut];
+        if cut < self.line.len() || !self.concerned.is_empty() {
+            while let Some(next) = self.window(network, cut, by) {
+                (cut, by) = next;
+            }
         }
         self.pending = true;
-        self.makespan()
+        self.makespan
     }
 
     /// The change stays.
     pub fn keep(&mut self, network: &Network<'_>) {
-        let from = self.same;
-        self.now.done.resize(network.ranks.len(), NOT_YET);
-        network.gone.iter().for_each(|&task| self.now.done[task as usize] = NOT_YET);
-        self.now.order.truncate(from);
-        self.now.ready.truncate(from);
-        self.now.states.truncate(from);
-        self.now.order.extend_from_slice(&self.next.order[from..]);
-        self.now.ready.extend_from_slice(&self.next.ready[from..]);
-        self.now.states.extend_from_slice(&self.next.states[from..]);
-        for &task in &self.next.order[from..] {
-            self.now.done[task as usize] = self.next.done[task as usize];
-        }
-        self.same = self.now.order.len();
         self.pending = false;
+        if self.pieces.is_empty() {
+            return;
+        }
+        let tail = self.same;
+        let old: Vec<(u32, u64, u64)> = (tail..self.line.len())
+            .map(|at| (self.line.order[at], self.line.ready[at], self.line.ends[at]))
+            .collect();
+        self.line.truncate(tail);
+        network.gone.iter().for_each(|&task| self.line.place[task as usize] = NONE);
+        for piece in std::mem::take(&mut self.pieces) {
+            for &(ready, _, task) in &self.timed[piece.timed] {
+                self.line.push(network, task, ready, self.marks[task as usize].end);
+            }
+            for &(task, ready, end) in &old[piece.shifted.start - tail..piece.shifted.end - tail] {
+                self.line.push(network, task, shifted(ready, piece.by), shifted(end, piece.by));
+            }
+        }
     }
 
     /// The change is undone.
     pub fn go_back(&mut self) {
         self.pending = false;
+        self.pieces.clear();
     }
 
-    /// Brings `next` back to `now` up to a position.
-    fn restore(&mut self, upto: usize) {
-        let from = self.same.min(upto);
-        let (now, next) = (&self.now, &mut self.next);
-        next.order.truncate(from);
-        next.ready.truncate(from);
-        next.states.truncate(from);
-        next.order.extend_from_slice(&now.order[from..upto]);
-        next.ready.extend_from_slice(&now.ready[from..upto]);
-        next.states.extend_from_slice(&now.states[from..upto]);
-        next.states.extend(now.states.get(upto));
-        if next.states.is_empty() {
-            next.states.push(State::default());
+    /// Marks what the change concerns.
+    fn begin(&mut self, network: &Network<'_>) {
+        self.grow(network);
+        self.change = self.change.wrapping_add(1);
+        if self.change == 0 {
+            self.marks.fill(Mark::default());
+            self.change = 1;
         }
-        for &task in &now.order[from..upto] {
-            next.done[task as usize] = now.done[task as usize];
-        }
-        self.same = upto;
-    }
-
-    /// Fills `guess` with the tasks that have to be timed, in the old order where they had one; returns the position
-    /// from which on.
-    fn guess_order(&mut self, network: &Network<'_>) -> usize {
-        let now = &self.now;
-        let mut from = now.order.len();
+        self.pieces.clear();
+        self.timed.clear();
+        self.gone.clear();
+        self.concerned.clear();
         for &task in &network.gone {
-            let place = now.done[task as usize].place;
-            if place != NONE {
-                from = from.min(place as usize);
-                self.left[task as usize] = true;
+            let (mark, place) = (&mut self.marks[task as usize], self.line.place[task as usize]);
+            if place != NONE && mark.gone != self.change {
+                mark.gone = self.change;
+                self.gone.push(place);
             }
         }
-        self.new.clear();
-        for &task in &network.touched {
-            let place = now.done[task as usize].place;
-            if network.ranks[task as usize] == 0 {
-                continue;
-            }
-            if place == NONE || self.left[task as usize] {
-                self.new.push((0, network.ranks[task as usize], task));
-            } else {
-                from = from.min(place as usize);
-            }
+        for &task in network.touched.iter().filter(|&&task| network.ranks[task as usize] != 0) {
+            self.marks[task as usize].concerned = self.change;
+            self.concerned.push(task);
         }
-        // By rank, so that each comes after those that it waits for.
-        self.new.sort_unstable_by_key(|&(_, rank, _)| rank);
-        for at in 0..self.new.len() {
-            let (_, rank, task) = self.new[at];
-            let mut ready = 0;
-            for &other in network.before(task).iter().filter(|&&other| other != NONE) {
-                let end = match self.new[..at].iter().find(|(.., new)| *new == other) {
-                    Some((ready, ..)) => ready + network.durations[other as usize],
-                    None => now.done[other as usize].end,
-                };
-                ready = ready.max(end);
-            }
-            self.new[at].0 = ready;
-            let place = now.ready.partition_point(|&other| other < ready);
-            from = from.min(place);
-            debug_assert!(rank > 0);
+        self.concerned.sort_unstable_by_key(|&task| network.ranks[task as usize]);
+    }
+
+    /// The position that a task has in the old order, if it was there.
+    fn old_place(&self, task: u32) -> Option<usize> {
+        let place = self.line.place[task as usize];
+        (place != NONE && self.marks[task as usize].gone != self.change).then_some(place as usize)
+    }
+
+    /// By how much the task at a position of the old order is shifted, where no window has timed it.
+    fn shift(&self, place: usize) -> i64 {
+        let piece = self.pieces.iter().rev().find(|piece| piece.shifted.start <= place);
+        piece.map_or(0, |piece| piece.by)
+    }
+
+    /// When a task is over, if it has had its turn before or in the window that starts at `cut`.
+    #[inline]
+    fn over(&self, task: u32, cut: usize) -> Option<u64> {
+        let mark = &self.marks[task as usize];
+        if mark.timed == self.change {
+            return Some(mark.end);
         }
-        self.new.sort_unstable();
-        self.guess.clear();
-        let mut new = self.new.iter().peekable();
-        for place in from..now.order.len() {
-            let task = now.order[place];
-            let key = (now.ready[place], network.ranks[task as usize]);
-            while let Some(&(.., task)) = new.next_if(|new| (new.0, new.1) < key) {
-                self.guess.push(task);
-            }
-            if !self.left[task as usize] {
-                self.guess.push(task);
-            }
+        let place = self.line.place[task as usize] as usize;
+        if place >= cut || place == NONE as usize || mark.gone == self.change {
+            return None;
         }
-        self.guess.extend(new.map(|&(.., task)| task));
-        for &task in &self.guess {
-            self.next.done[task as usize].place = NONE;
-        }
-        network.gone.iter().for_each(|&task| self.left[task as usize] = false);
-        from
+        let end = self.line.ends[place];
+        Some(if place < self.same { end } else { shifted(end, self.shift(place)) })
     }
 
     /// When a task is ready; none if something that it waits for has not had its turn.
     #[inline]
-    fn ready(&self, network: &Network<'_>, task: u32) -> Option<u64> {
+    fn ready(&self, network: &Network<'_>, task: u32, cut: usize) -> Option<u64> {
         let mut ready = 0;
-        for &other in network.before(task) {
-            if other != NONE {
-                let done = self.next.done[other as usize];
-                if done.place == NONE {
-                    return None;
-                }
-                ready = ready.max(done.end);
-            }
+        for &other in network.before(task).iter().filter(|&&other| other != NONE) {
+            ready = ready.max(self.over(other, cut)?);
         }
         Some(ready)
     }
 
+    /// The first position from one on that concerned tasks without a turn can reach, if everything up to there is shifted.
+    fn reach(&mut self, network: &Network<'_>, from: usize, by: i64) -> usize {
+        let gone = self.gone.iter().map(|&place| place as usize).filter(|&place| place >= from);
+        let mut cut = gone.min().unwrap_or(self.line.len());
+        for at in 0..self.concerned.len() {
+            let task = self.concerned[at];
+            if self.marks[task as usize].timed == self.change {
+                continue;
+            }
+            cut = cut.min(self.old_place(task).unwrap_or(cut));
+            // As if it ran in the old order: others are ready later only if something comes later.
+            let mut ready = 0;
+            for &other in network.before(task).iter().filter(|&&other| other != NONE) {
+                let mark = &self.marks[other as usize];
+                let end = match self.over(other, from) {
+                    Some(end) => shifted(end, -by),
+                    None if mark.concerned == self.change => {
+                        mark.soonest.saturating_add(network.durations[other as usize])
+                    }
+                    None => self.line.ends[self.line.place[other as usize] as usize],
+                };
+                ready = ready.max(end);
+            }
+            self.marks[task as usize].soonest = ready;
+            let place = from + self.line.ready[from..].partition_point(|&other| other < ready);
+            cut = cut.min(place);
+        }
+        cut.max(from)
+    }
+
+    /// Times tasks from a position of the old order on, before which everything has had its turn; `by`: the shift
+    /// just before it. Where another window has to start, if any.
+    fn window(&mut self, network: &Network<'_>, cut: usize, by: i64) -> Option<(usize, i64)> {
+        let (count, change) = (self.line.len(), self.change);
+        let mut free = self.line.free[cut].map(|time| shifted(time, by));
+        let begin = self.timed.len();
+        self.heap.clear();
+        for at in 0..self.concerned.len() {
+            let task = self.concerned[at];
+            if self.marks[task as usize].timed != change
+                && let Some(ready) = self.ready(network, task, cut)
+            {
+                // The window before may have queued it.
+                self.marks[task as usize].queued = 0;
+                self.enqueue(network, ready, task);
+            }
+        }
+        // The next that only waits for what was before the window; the first without a turn; the last with one.
+        let (mut cursor, mut first, mut furthest) = (cut, cut, None);
+        let (mut look, mut patience) = (begin + FIRST_LOOK, FIRST_LOOK);
+        loop {
+            while cursor < count {
+                let mark = &self.marks[self.line.order[cursor] as usize];
+                if self.line.known[cursor] as usize <= cut && mark.concerned != change && mark.gone != change
+                {
+                    break;
+                }
+                cursor += 1;
+            }
+            let queued = self.heap.peek().map(|&Reverse(turn)| turn);
+            let turn = if cursor < count {
+                let task = self.line.order[cursor];
+                let turn = (shifted(self.line.ready[cursor], by), network.ranks[task as usize], task);
+                match queued {
+                    Some(queued) if queued < turn => {
+                        self.heap.pop();
+                        queued
+                    }
+                    _ => {
+                        cursor += 1;
+                        turn
+                    }
+                }
+            } else if let Some(queued) = queued {
+                self.heap.pop();
+                queued
+            } else {
+                self.pieces.push(Piece { timed: begin..self.timed.len(), shifted: count..count, by });
+                return None;
+            };
+            self.serve(network, &mut free, turn);
+            furthest = furthest.max(self.old_place(turn.2));
+            self.tell_readers(network, turn.2, cut);
+            while first < count && {
+                let mark = &self.marks[self.line.order[first] as usize];
+                mark.timed == change || mark.gone == change
+            } {
+                first += 1;
+            }
+            if self.timed.len() >= look && first < count && furthest.is_none_or(|furthest| furthest < first) {
+                patience = (2 * patience).min(RARELY);
+                look = self.timed.len() + patience;
+                if let Some(by) = self.settled(network, &free, cut, first) {
+                    let next = self.reach(network, first, by);
+                    if next >= first + WORTH_SKIPPING {
+                        return self.skip(begin, first..next, by);
+                    }
+                }
+            }
+        }
+    }
+
     /// Gives a task its turn.
     #[inline]
-    fn take(&mut self, network: &Network<'_>, state: &mut State, ready: u64, task: u32) {
-        let at = task as usize;
-        let streams = network.streams[at];
+    fn serve(&mut self, network: &Network<'_>, free: &mut Free, turn: Turn) {
+        let (ready, _, task) = turn;
+        let streams = network.streams[task as usize];
         let mut start = ready;
-        for stream in 0..STREAMS {
+        for (stream, &free) in free.iter().enumerate() {
             if streams >> stream & 1 == 1 {
-                start = start.max(state.free[stream]);
+                start = start.max(free);
             }
         }
-        let end = start.saturating_add(network.durations[at]);
-        for stream in 0..STREAMS {
+        let end = start.saturating_add(network.durations[task as usize]);
+        for (stream, free) in free.iter_mut().enumerate() {
             if streams >> stream & 1 == 1 {
-                state.free[stream] = end;
+                *free = end;
             }
         }
-        state.last = state.last.max(end);
-        self.next.done[at] = Done { end, place: self.next.order.len() as u32 };
-        self.next.order.push(task);
-        self.next.ready.push(ready);
-        self.next.states.push(*state);
+        self.makespan = self.makespan.max(end);
+        let mark = &mut self.marks[task as usize];
+        (mark.timed, mark.queued, mark.end) = (self.change, self.change, end);
+        self.timed.push(turn);
         self.steps += 1;
     }
 
-    /// Times the tasks of the guess; false where it gives up.
-    fn follow(&mut self, network: &Network<'_>, from: usize) -> bool {
-        let guess = std::mem::take(&mut self.guess);
-        let done = self.follow_guess(network, &guess, from);
-        self.guess = guess;
-        self.aside.clear();
-        self.stuck.clear();
-        done
+    fn enqueue(&mut self, network: &Network<'_>, ready: u64, task: u32) {
+        let mark = &mut self.marks[task as usize];
+        if mark.queued != self.change {
+            mark.queued = self.change;
+            self.heap.push(Reverse((ready, network.ranks[task as usize], task)));
+        }
     }
 
-    fn follow_guess(&mut self, network: &Network<'_>, guess: &[u32], from: usize) -> bool {
-        let mut state = self.next.states[from];
-        let mut last = (0, 0);
-        if from > 0 {
-            last = (self.next.ready[from - 1], network.ranks[self.next.order[from - 1] as usize]);
-        }
-        let mut budget = guess.len();
-        let mut cursor = 0;
-        // The next task of the guess, and the one after it.
-        let (mut head, mut peeked): (Option<Turn>, Option<Turn>) = (None, None);
-        loop {
-            if head.is_none() {
-                head = peeked.take();
-            }
-            while let (None, Some(&task)) = (head, guess.get(cursor)) {
-                cursor += 1;
-                match self.ready(network, task) {
-                    Some(ready) => head = Some((ready, network.ranks[task as usize], task)),
-                    // It may wait for what was set aside.
-                    None if self.stuck.len() >= PASSED_OVER && !self.aside.is_empty() => {
-                        cursor -= 1;
-                        break;
-                    }
-                    None => self.stuck.push(task),
-                }
-            }
-            while let Some(now) = head {
-                if let (None, Some(&task)) = (peeked, guess.get(cursor))
-                    && let Some(ready) = self.ready(network, task)
-                {
-                    peeked = Some((ready, network.ranks[task as usize], task));
-                    cursor += 1;
-                }
-                // The one after it may come first.
-                let Some(earlier) = peeked.filter(|peeked| *peeked < now) else { break };
-                self.aside.push(Reverse(now));
-                (head, peeked) = (Some(earlier), None);
-            }
-            let aside = self.aside.peek().map(|&Reverse(task)| task);
-            let (ready, rank, task) = match (head, aside) {
-                (None, None) => return self.stuck.is_empty(),
-                (Some(head_task), Some(other)) if other < head_task => {
-                    self.aside.pop();
-                    other
-                }
-                (Some(task), _) => {
-                    head = None;
-                    task
-                }
-                (None, Some(other)) => {
-                    self.aside.pop();
-                    other
-                }
-            };
-            if (ready, rank) < last {
-                // It should have had its turn before others that have: go back.
-                let earlier = |at: &usize| {
-                    let rank_there = network.ranks[self.next.order[*at] as usize];
-                    (self.next.ready[*at], rank_there) < (ready, rank)
-                };
-                let place = (0..self.next.order.len()).rev().find(earlier).map_or(0, |at| at + 1);
-                let back = self.next.order.len() - place;
-                if back > budget {
-                    return false;
-                }
-                budget -= back;
-                self.same = self.same.min(place);
-                for at in place..self.next.order.len() {
-                    let other = self.next.order[at];
-                    self.next.done[other as usize].place = NONE;
-                    self.stuck.push(other);
-                }
-                self.next.order.truncate(place);
-                self.next.ready.truncate(place);
-                self.next.states.truncate(place + 1);
-                state = self.next.states[place];
-                // What was ready may have waited for what is undone.
-                self.stuck.extend(self.aside.drain().map(|Reverse((.., task))| task));
-                self.stuck.extend(head.take().iter().chain(&peeked.take()).map(|(.., task)| task));
-            }
-            last = (ready, rank);
-            self.take(network, &mut state, ready, task);
-            if !self.stuck.is_empty() {
-                if self.stuck.len() > MOST_STUCK {
-                    return false;
-                }
-                let mut at = 0;
-                while at < self.stuck.len() {
-                    let task = self.stuck[at];
-                    match self.ready(network, task) {
-                        Some(ready) => {
-                            self.aside.push(Reverse((ready, network.ranks[task as usize], task)));
-                            self.stuck.swap_remove(at);
-                        }
-                        None => at += 1,
-                    }
-                }
+    /// Queues those that waited for a task and now for nothing.
+    #[inline]
+    fn tell_readers(&mut self, network: &Network<'_>, task: u32, cut: usize) {
+        for reader in network.readers(task) {
+            if self.marks[reader as usize].queued != self.change
+                && let Some(ready) = self.ready(network, reader, cut)
+            {
+                self.enqueue(network, ready, reader);
             }
         }
     }
 
-    /// Times everything anew.
-    fn simulate(&mut self, network: &Network<'_>) {
-        let all = network.tasks();
-        let (tasks, _) = to_tasks(network, &all);
-        let line = Timeline::of(&tasks);
-        self.next = Line { done: vec![NOT_YET; network.ranks.len()], ..Line::default() };
-        self.same = 0;
-        let mut state = State::default();
-        self.next.states.push(state);
-        for &at in &line.order {
-            self.take(network, &mut state, line.ready[at as usize], all[at as usize]);
+    /// Whether all from position `first` on, which has not had its turn, is only shifted; by how much.
+    fn settled(&self, network: &Network<'_>, free: &Free, cut: usize, first: usize) -> Option<i64> {
+        let line = &self.line;
+        let next = line.order[first];
+        if self.marks[next as usize].concerned == self.change {
+            return None;
         }
+        let (old, new) = (line.ready[first], self.ready(network, next, cut)?);
+        let by = new.wrapping_sub(old) as i64;
+        // A stream that nobody waits for may differ.
+        let same = |(&old_free, &new_free): (&u64, &u64)| {
+            shifted(old_free, by) == new_free || (old_free <= old && new_free <= new)
+        };
+        if !line.free[first].iter().zip(free).all(same) {
+            return None;
+        }
+        // What is under way must be shifted as the rest, if anybody waits for it.
+        let odd = |task: u32, was: u64, is: u64| {
+            (was >= old || is >= new)
+                && shifted(was, by) != is
+                && network.readers(task).any(|reader| {
+                    let mark = &self.marks[reader as usize];
+                    let place = line.place[reader as usize] as usize;
+                    mark.concerned != self.change && mark.timed != self.change && place >= cut
+                })
+        };
+        let timed = self.timed.iter().rev().any(|&(.., task)| {
+            self.old_place(task)
+                .is_some_and(|place| odd(task, line.ends[place], self.marks[task as usize].end))
+        });
+        if timed {
+            return None;
+        }
+        let most = self.pieces.iter().map(|piece| piece.by).max().unwrap_or(0).max(0);
+        let earliest = shifted(old, -(most - by).max(0));
+        let before = line.ready[..cut].partition_point(|&ready| ready < earliest);
+        let busy = line.busy.get(before.saturating_sub(1)).map_or(0, |&busy| busy as usize);
+        let before = (busy..cut).any(|place| {
+            let (task, was) = (line.order[place], line.ends[place]);
+            let mark = &self.marks[task as usize];
+            let here = mark.timed != self.change && mark.gone != self.change;
+            here && {
+                let by = if place < self.same { 0 } else { self.shift(place) };
+                odd(task, was, shifted(was, by))
+            }
+        });
+        (!before).then_some(by)
+    }
+
+    /// Ends a window: what follows is shifted up to a position, where the next one starts, if there is anything left to do.
+    fn skip(&mut self, begin: usize, range: std::ops::Range<usize>, by: i64) -> Option<(usize, i64)> {
+        let line = &self.line;
+        let last = if line.last[range.end] > line.last[range.start] {
+            line.last[range.end]
+        } else {
+            line.ends[range.clone()].iter().copied().max().unwrap_or(0)
+        };
+        self.makespan = self.makespan.max(shifted(last, by));
+        let next = range.end;
+        self.pieces.push(Piece { timed: begin..self.timed.len(), shifted: range, by });
+        let done = |task: &u32| self.marks[*task as usize].timed == self.change;
+        let over = next == self.line.len() && self.concerned.iter().all(done);
+        (!over).then_some((next, by))
     }
 }
 

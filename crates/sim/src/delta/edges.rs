@@ -1,0 +1,114 @@
+//! Who waits for whom: slots that each hold a task to wait for, linked by that task so that its readers can be told.
+
+use crate::delta::NONE;
+
+/// A slot's neighbours among those that wait for the same task.
+#[derive(Clone, Copy, Debug)]
+struct Links {
+    next: u32,
+    previous: u32,
+}
+
+/// All slots. Those of one task lie side by side.
+#[derive(Clone, Debug, Default)]
+pub struct Edges {
+    /// Per slot: the task that is waited for, or [`NONE`].
+    sources: Vec<u32>,
+    /// Per slot: the task that waits.
+    owners: Vec<u32>,
+    links: Vec<Links>,
+    /// Per task: the first slot that waits for it.
+    first: Vec<u32>,
+}
+
+impl Edges {
+    /// Adds a task that others may wait for.
+    pub fn add_task(&mut self) {
+        self.first.push(NONE);
+    }
+
+    /// Adds an empty slot.
+    pub fn add_slot(&mut self, owner: u32) -> u32 {
+        self.sources.push(NONE);
+        self.owners.push(owner);
+        self.links.push(Links { next: NONE, previous: NONE });
+        self.sources.len() as u32 - 1
+    }
+
+    /// What the slots of a range wait for.
+    #[inline]
+    pub fn sources(&self, slots: std::ops::Range<usize>) -> &[u32] {
+        &self.sources[slots]
+    }
+
+    /// What a slot waits for.
+    #[inline]
+    pub fn source(&self, slot: u32) -> u32 {
+        self.sources[slot as usize]
+    }
+
+    /// The task whose slot it is.
+    #[inline]
+    pub fn owner(&self, slot: u32) -> u32 {
+        self.owners[slot as usize]
+    }
+
+    /// Makes a slot wait for another task, or for none.
+    pub fn set(&mut self, slot: u32, source: u32) {
+        let old = std::mem::replace(&mut self.sources[slot as usize], source);
+        if old != NONE {
+            let Links { next, previous } = self.links[slot as usize];
+            match previous {
+                NONE => self.first[old as usize] = next,
+                previous => self.links[previous as usize].next = next,
+            }
+            if next != NONE {
+                self.links[next as usize].previous = previous;
+            }
+        }
+        if source != NONE {
+            let next = std::mem::replace(&mut self.first[source as usize], slot);
+            self.links[slot as usize] = Links { next, previous: NONE };
+            if next != NONE {
+                self.links[next as usize].previous = slot;
+            }
+        }
+    }
+
+    /// The tasks that wait for a task, once per slot.
+    #[inline]
+    pub fn readers(&self, task: u32) -> impl Iterator<Item = u32> + '_ {
+        let slot = |slot: u32| (slot != NONE).then_some(slot);
+        std::iter::successors(slot(self.first[task as usize]), move |&at| slot(self.links[at as usize].next))
+            .map(|slot| self.owners[slot as usize])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_follow_their_slots() {
+        let mut edges = Edges::default();
+        (0..3).for_each(|_| edges.add_task());
+        let slots: Vec<u32> = (0..4).map(|owner| edges.add_slot(owner)).collect();
+        let readers = |edges: &Edges, task| {
+            let mut readers: Vec<u32> = edges.readers(task).collect();
+            readers.sort_unstable();
+            readers
+        };
+        slots.iter().for_each(|&slot| edges.set(slot, 1));
+        assert_eq!(readers(&edges, 1), [0, 1, 2, 3]);
+        edges.set(slots[3], 2);
+        edges.set(slots[0], NONE);
+        edges.set(slots[1], 2);
+        assert_eq!(
+            (readers(&edges, 0), readers(&edges, 1), readers(&edges, 2)),
+            (vec![], vec![2], vec![1, 3])
+        );
+        edges.set(slots[1], 1);
+        assert_eq!((readers(&edges, 1), readers(&edges, 2)), (vec![1, 2], vec![3]));
+        assert_eq!(edges.sources(0..4), [NONE, 1, 1, 2]);
+    }
+}
