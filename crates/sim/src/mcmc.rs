@@ -14,7 +14,7 @@ use crate::moves::Moves;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
-use shardwright_machine::Bytes;
+use shardwright_machine::{AxisSet, Bytes};
 use shardwright_plan::{Problem, peak};
 use shardwright_search::{Control, LogEntry, Progress};
 use shardwright_space::Config;
@@ -40,6 +40,8 @@ pub struct Limits {
     pub memory: Option<Bytes>,
     /// Variables that must stay as they are at the start.
     pub fixed: Vec<usize>,
+    /// Axes that ops may be pinned along.
+    pub pins: AxisSet,
 }
 
 /// What a chain found.
@@ -82,7 +84,7 @@ pub fn mcmc(
             limits,
             control: &Control { deadline, iterations: None, ..control.clone() },
             shared: &shared,
-            delta: Delta::new(problem, configs)?,
+            delta: Delta::with_pins(problem, configs, limits.pins)?,
             numbers: moves.unknown_numbers(),
             changes: Vec::new(),
             random: Xoshiro256PlusPlus::seed_from_u64(control.seed.wrapping_add(start as u64)),
@@ -122,8 +124,8 @@ struct Chain<'p> {
 }
 
 impl Chain<'_> {
-    /// Proposes a choice of a variable.
-    fn propose(&mut self, variable: usize, choice: usize) -> Result<u64, DeltaError> {
+    /// Proposes a choice of a variable; none if its tensors cannot be laid out so.
+    fn propose(&mut self, variable: usize, choice: usize) -> Result<Option<u64>, DeltaError> {
         let (ops, configs) = (self.moves.ops(variable), self.moves.configs(variable, choice));
         self.changes.clear();
         for (member, (op, config)) in ops.iter().zip(configs).enumerate() {
@@ -132,7 +134,10 @@ impl Chain<'_> {
             self.changes.push((op.0, number));
         }
         self.proposals += 1;
-        self.delta.propose(&self.changes)
+        match self.delta.propose(&self.changes) {
+            Err(DeltaError::Layout(_)) => Ok(None),
+            makespan => makespan.map(Some),
+        }
     }
 
     fn out_of_time(&self) -> bool {
@@ -204,7 +209,7 @@ impl Chain<'_> {
             let variable = from[self.random.random_range(0..from.len())];
             let choice = self.random.random_range(0..self.moves.count(variable));
             let old = self.delta.makespan();
-            let new = self.propose(variable, choice)?;
+            let Some(new) = self.propose(variable, choice)? else { continue };
             let worse = new.saturating_sub(old) as f64 / (old as f64 * TOLERANCE).max(1.0);
             let taken = new <= old || self.random.random::<f64>() < (-worse).exp();
             if taken && self.fits() {
@@ -232,7 +237,8 @@ impl Chain<'_> {
                     if self.proposals >= most || self.out_of_time() {
                         return Ok(());
                     }
-                    if self.propose(variable, choice)? < self.best_makespan && self.fits() {
+                    let Some(new) = self.propose(variable, choice)? else { continue };
+                    if new < self.best_makespan && self.fits() {
                         self.delta.accept();
                         self.note_best();
                         improved = true;

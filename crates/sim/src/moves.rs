@@ -1,11 +1,17 @@
-//! What a search may change: the choices of every variable, those that the problem lists and others.
+//! What a search may change: the choices of every variable, those that the problem lists and others, pinned ones among them.
 
 use shardwright_graph::OpId;
+use shardwright_machine::{AxisId, AxisSet};
 use shardwright_plan::Problem;
-use shardwright_space::{AxisUse, Config, configs, count_configs};
+use shardwright_space::{AxisUse, Config, configs, configs_with_pins, count_configs};
 
 /// The most configs of an op that are all listed, on axes that the problem was not priced for.
 const MOST_LISTED: usize = 1024;
+
+/// The most pinned configs of a variable; where there are more, some are left out evenly.
+const MOST_PINNED: usize = 128;
+/// On more axes than this there are too many pinned configs to list.
+const MOST_PINNED_AXES: usize = 4;
 
 /// The choices of every variable.
 pub struct Moves<'p> {
@@ -42,6 +48,29 @@ impl<'p> Moves<'p> {
             leading.iter().map(|config| split.configs(&problem.shapes, mesh, config)).collect()
         };
         Self { problem, more: (0..problem.variables.splits.len()).map(listed).collect() }
+    }
+
+    /// The same, and configs that pin ops to one side of some axes, down to single devices.
+    #[must_use]
+    pub fn with_pins(mut self, apart: AxisSet) -> Self {
+        let (problem, mesh) = (self.problem, self.problem.mesh());
+        if mesh.len() > MOST_PINNED_AXES {
+            return self;
+        }
+        for (split, more) in problem.variables.splits.iter().zip(&mut self.more) {
+            let pinned = |config: &Config| {
+                let pins =
+                    config.uses().iter().enumerate().filter(|(_, used)| matches!(used, AxisUse::Pin(_)));
+                let mut axes = pins.map(|(axis, _)| AxisId(axis as u32)).peekable();
+                axes.peek().is_some() && axes.all(|axis| apart.contains(axis))
+            };
+            let mut all = configs_with_pins(&problem.shapes[split.forward().index()].rule, mesh);
+            all.retain(pinned);
+            let every = all.len().div_ceil(MOST_PINNED).max(1);
+            let kept = all.iter().step_by(every);
+            more.extend(kept.map(|config| split.configs(&problem.shapes, mesh, config)));
+        }
+        self
     }
 
     fn listed(&self, variable: usize) -> usize {

@@ -7,6 +7,7 @@
 
 use crate::{
     Limits, Moves,
+    delta::DeltaError,
     error::SimError,
     mcmc::mcmc,
     step::{Step, simulate_step},
@@ -14,6 +15,7 @@ use crate::{
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
+use shardwright_machine::{AxisId, AxisSet, Mesh};
 use shardwright_plan::{
     Demands, Found, Optimised, Plan, PlanError, Problem, describe_found, evaluate, floor, peak,
     strategy::{self, STRATEGIES, Space, Strategy, baselines},
@@ -37,6 +39,8 @@ const MOST_PROPOSALS: u64 = 250_000;
 /// The same for polishing.
 const POLISH_PER_CHOICE: u64 = 1;
 const MOST_POLISHING: u64 = 5_000;
+/// The most devices that pins tell apart.
+const MOST_APART: u64 = 8;
 /// Random plans to start from.
 const RANDOM_STARTS: usize = 2;
 
@@ -219,6 +223,7 @@ fn polish(
         proposals: (POLISH_PER_CHOICE * moves.total() as u64).min(MOST_POLISHING),
         memory: demands.memory,
         fixed: fixed(problem, demands)?,
+        pins: AxisSet::EMPTY,
     };
     // Nobody wants a plan slower than what everybody knows, proved or not.
     let recipe = shortest(problem, known(problem, demands, control))?;
@@ -252,6 +257,20 @@ fn random_plan(problem: &Problem<'_>, moves: &Moves<'_>, seed: u64) -> Vec<Confi
     configs
 }
 
+/// The innermost axes that pins are tried along, and how many devices differ then: all of a small machine, a few devices of a
+/// large one.
+fn told_apart(mesh: &Mesh) -> (AxisSet, u64) {
+    let (mut apart, mut lanes) = (AxisSet::EMPTY, 1);
+    for (at, axis) in mesh.axes().iter().enumerate().rev() {
+        if lanes * u64::from(axis.size) > MOST_APART {
+            break;
+        }
+        apart = apart.with(AxisId(at as u32));
+        lanes *= u64::from(axis.size);
+    }
+    (apart, lanes)
+}
+
 /// FlexFlow's search: from the baselines, the plan of `exact`, and random plans.
 fn walk(problem: &Problem<'_>, demands: &Demands, control: &Control<'_>) -> Result<Found, SimError> {
     let mut starts = known(problem, demands, control);
@@ -276,8 +295,28 @@ fn walk(problem: &Problem<'_>, demands: &Demands, control: &Control<'_>) -> Resu
         }
     }
     let most = (PER_CHOICE * moves.total() as u64).min(MOST_PROPOSALS);
-    let limits = Limits { proposals: control.iterations.unwrap_or(most), memory: demands.memory, fixed };
-    let chains = mcmc(problem, &moves, &distinct, &limits, control)?;
+    let proposals = control.iterations.unwrap_or(most);
+    let mut limits = Limits { proposals, memory: demands.memory, fixed, pins: AxisSet::EMPTY };
+    let reserve = control.remaining().unwrap_or_default() / 4;
+    let most_time = Control {
+        deadline: control.deadline.map(|deadline| deadline.checked_sub(reserve).unwrap_or(deadline)),
+        ..control.clone()
+    };
+    let mut chains = mcmc(problem, &moves, &distinct, &limits, &most_time)?;
+    // Pins make devices differ, which takes as much longer to simulate as there are different ones: they are tried on the
+    // best plan without.
+    let (apart, lanes) = told_apart(problem.mesh());
+    if let (Some(best), true) = (chains.first(), lanes > 1) {
+        limits.pins = apart;
+        limits.proposals /= lanes;
+        let pinned = moves.with_pins(apart);
+        match mcmc(problem, &pinned, std::slice::from_ref(&best.configs), &limits, control) {
+            Ok(found) => chains.extend(found),
+            // More levels than can be told apart with pins: what was found without stays.
+            Err(DeltaError::Lanes { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
     let stopped = Control { iterations: None, ..control.clone() }.stop(0);
     let plans = chains.into_iter().map(|chain| chain.configs).chain(distinct).collect();
     let Some((_, configs)) = shortest(problem, plans)? else {

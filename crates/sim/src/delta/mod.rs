@@ -1,7 +1,7 @@
 //! Delta simulation: what one op's change of config does to the step, without simulating everything anew.
 //!
 //! FlexFlow's idea (arXiv 1807.05358, section 5.3): after a change, rebuild only the tasks that it concerns and
-//! time only what comes after them. [`Delta`] does so for programs without pins, whose devices are all alike: what it
+//! time only what comes after them. What [`Delta`]
 //! finds is what [`crate::Timeline`] finds for the lowered program without joined all-reduces, to the bit, which
 //! property tests hold it to. `network` keeps the tasks, `walk` the times; `parts` and `ways` remember what configs and
 //! re-layouts mean, so that a proposal neither hashes nor allocates once everything has been met.
@@ -33,6 +33,7 @@
 //! ```
 
 mod edges;
+mod lanes;
 mod network;
 mod parts;
 mod structure;
@@ -40,11 +41,13 @@ mod walk;
 mod ways;
 
 use crate::{Tasks, Timeline};
+use lanes::Lanes;
 use network::Network;
 use shardwright_cost::LayoutError;
+use shardwright_machine::AxisSet;
 use shardwright_plan::{PlanError, Problem};
-use shardwright_space::{AxisUse, Config};
-use walk::{STREAMS, Walk, to_tasks};
+use shardwright_space::Config;
+use walk::{Walk, to_tasks};
 
 /// No task, no number.
 const NONE: u32 = u32::MAX;
@@ -52,14 +55,18 @@ const NONE: u32 = u32::MAX;
 /// Why a step cannot be simulated change by change.
 #[derive(Debug, thiserror::Error)]
 pub enum DeltaError {
-    /// Too many levels.
-    #[error("the machine has {levels} levels; delta simulation knows {} at most", STREAMS - 1)]
-    Levels {
-        /// How many it has.
+    /// Too many levels, or too many devices that pins tell apart.
+    #[error(
+        "{levels} levels and the axes that ops may be pinned along are more than delta simulation tells apart"
+    )]
+    Lanes {
+        /// Levels of the machine.
         levels: usize,
     },
-    /// A pin, or another number of configs than ops.
-    #[error("delta simulation wants one config without pins for each of {ops} ops")]
+    /// A pin along another axis, or another number of configs than ops.
+    #[error(
+        "delta simulation wants one config for each of {ops} ops, pinned only along the axes that it was made for"
+    )]
     Configs {
         /// Ops of the graph.
         ops: usize,
@@ -85,18 +92,28 @@ pub struct Delta<'p> {
 }
 
 impl<'p> Delta<'p> {
-    /// Simulates a step from nothing.
+    /// Simulates a step without pins from nothing.
     ///
     /// # Errors
     /// Where the machine or the configs are beyond it.
     pub fn new(problem: &'p Problem<'p>, configs: &[Config]) -> Result<Self, DeltaError> {
+        Self::with_pins(problem, configs, AxisSet::EMPTY)
+    }
+
+    /// Simulates a step from nothing whose ops may be pinned along some axes; every digit of those is then simulated for
+    /// itself.
+    ///
+    /// # Errors
+    /// Where the machine or the configs are beyond it.
+    pub fn with_pins(
+        problem: &'p Problem<'p>,
+        configs: &[Config],
+        apart: AxisSet,
+    ) -> Result<Self, DeltaError> {
         let levels = problem.machine.levels().len();
-        if levels >= STREAMS {
-            return Err(DeltaError::Levels { levels });
-        }
-        let pinned = |config: &Config| config.uses().iter().any(|used| matches!(used, AxisUse::Pin(_)));
+        let lanes = Lanes::new(problem.mesh(), levels, apart).ok_or(DeltaError::Lanes { levels })?;
         let ops = problem.graph.ops.len();
-        if configs.len() != ops || configs.iter().any(pinned) {
+        if configs.len() != ops || configs.iter().any(|config| lanes.of_config(config).is_none()) {
             return Err(DeltaError::Configs { ops });
         }
         if let Some(node) =
@@ -104,7 +121,7 @@ impl<'p> Delta<'p> {
         {
             return Err(DeltaError::TooWide { op: node.name.clone() });
         }
-        let mut network = Network::new(problem, problem.times()?, configs)?;
+        let mut network = Network::new(problem, problem.times()?, configs, lanes)?;
         let walk = Walk::new(&network);
         network.settle();
         Ok(Self { network, walk })
@@ -112,6 +129,9 @@ impl<'p> Delta<'p> {
 
     /// The number by which a proposal names a config of an op.
     pub fn number(&mut self, op: usize, config: &Config) -> u32 {
+        if self.network.lanes().of_config(config).is_none() {
+            return NONE;
+        }
         self.network.number(op, config)
     }
 
@@ -126,6 +146,9 @@ impl<'p> Delta<'p> {
     /// # Errors
     /// Where a tensor cannot be laid out so.
     pub fn propose(&mut self, changes: &[(u32, u32)]) -> Result<u64, DeltaError> {
+        if changes.iter().any(|&(_, number)| number == NONE) {
+            return Err(DeltaError::Configs { ops: self.network.ops() });
+        }
         if let Err(error) = self.network.change(changes) {
             self.network.undo();
             return Err(error.into());
@@ -183,9 +206,10 @@ impl<'p> Delta<'p> {
         Timeline::of(&self.tasks()).makespan()
     }
 
-    /// When each op's task ends, in the graph's order.
+    /// When each op ends everywhere, in the graph's order.
     pub fn op_ends(&self) -> Vec<u64> {
-        (0..self.network.ops() as u32).map(|op| self.walk.end(op)).collect()
+        let end = |op| self.network.tasks_of(op).map(|task| self.walk.end(task)).max().unwrap_or(0);
+        (0..self.network.ops()).map(end).collect()
     }
 
     /// How many tasks there are, without the proposal that is pending.

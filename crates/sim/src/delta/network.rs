@@ -1,7 +1,7 @@
 //! The tasks of a step under the ops' current configs, kept up to date change by change.
 //!
-//! Every op has one task, in the place of its number; re-layouts and windows' fetches take places behind them, given
-//! back when they are gone. The re-layouts of a tensor form a group, which is made anew when an op that makes or reads the
+//! Every op has one task on every lane that it runs on, in places of their own; re-layouts and windows' fetches take places
+//! behind them, given back when they are gone. The re-layouts of a tensor form a group, which is made anew when an op that makes or reads the
 //! tensor changes. A task's rank says where it comes in the lowered program, so that ties are decided as there.
 //!
 //! A sum of partial results is run before they are reduced, whatever its config says ([`shardwright_space::place`]), so a
@@ -12,8 +12,9 @@
 use crate::delta::{
     NONE,
     edges::Edges,
+    lanes::{LANE_BITS, Lanes, MOST_LANES, lanes},
     parts::{Part, Parts},
-    structure::{End, Need, Structure, WINDOWS},
+    structure::{COMPUTE, End, Need, Structure, WINDOWS},
     ways::{Branch, Hop, Ways},
 };
 use shardwright_cost::{Layout, LayoutError, Placement, TensorShape};
@@ -36,14 +37,17 @@ enum List {
 enum Before {
     Chosen { op: u32, config: u32 },
     Part { op: u32, part: Part },
-    Task { task: u32, duration: u64, streams: u8, rank: u64 },
+    Task { task: u32, duration: u64, streams: u64, rank: u64 },
     Source { slot: u32, source: u32 },
-    Fetched { operand: u32, task: u32 },
+    Fetched { slot: u32, task: u32 },
     Taken { place: u32 },
     GivenBack,
     Longer(List),
     Shorter(List, u32),
 }
+
+/// Per lane: the task after which a tensor is there; [`NONE`] where it is from the start, or not at all.
+type Value = [u32; MOST_LANES];
 
 /// Tasks in flat arrays, by place.
 pub struct Network<'p> {
@@ -52,13 +56,13 @@ pub struct Network<'p> {
     structure: Structure,
     /// Picoseconds.
     pub durations: Vec<u64>,
-    /// Bit 0 the compute stream, bit 1 + l the port to level l.
-    pub streams: Vec<u8>,
+    /// Of each lane: bit 0 the compute stream, bit 1 + l the port to level l.
+    pub streams: Vec<u64>,
     /// Zero: there is no task here.
     pub ranks: Vec<u64>,
-    /// Who waits for whom: one slot per operand of every op, then one per task that is not an op's.
+    /// Who waits for whom: one slot per lane and operand of every op, then one per lane of every other task.
     edges: Edges,
-    /// Per operand: the task that brings it, before windows.
+    /// Per slot of an op: the task that brings the operand, before windows.
     fetched: Vec<u32>,
     /// Per operand: tasks of its windows.
     windows: Vec<Vec<u32>>,
@@ -79,7 +83,7 @@ pub struct Network<'p> {
     changed: Vec<u32>,
     wanted: Vec<u32>,
     branches: Vec<Branch>,
-    values: Vec<u32>,
+    values: Vec<Option<Value>>,
     affected: Vec<u32>,
     is_affected: Vec<bool>,
 }
@@ -90,9 +94,11 @@ impl<'p> Network<'p> {
         problem: &'p Problem<'p>,
         times: OpTimes<'p>,
         configs: &[Config],
+        lanes: Lanes,
     ) -> Result<Self, LayoutError> {
         let graph = problem.graph;
-        let mut ways = Ways::new(&problem.relayouts);
+        let count = lanes.count();
+        let mut ways = Ways::new(&problem.relayouts, lanes);
         let mut tensor_shapes = Vec::with_capacity(graph.tensors.len());
         for tensor in &graph.tensors {
             let shape = TensorShape::new(&tensor.ty.shape, tensor.ty.dtype.bytes() as u32)?;
@@ -101,21 +107,21 @@ impl<'p> Network<'p> {
         let structure = Structure::new(problem, &tensor_shapes);
         let ops = graph.ops.len();
         let mut edges = Edges::default();
-        for op in 0..ops {
+        for place in 0..ops * count {
             edges.add_task();
-            structure.operands(op).for_each(|_| {
-                edges.add_slot(op as u32);
+            structure.operands(place / count).for_each(|_| {
+                edges.add_slot(place as u32);
             });
         }
         let operands = structure.first_operand[ops] as usize;
         let mut network = Self {
             parts: Parts::new(problem, times),
             ways,
-            durations: vec![0; ops],
-            streams: vec![0; ops],
-            ranks: (0..ops as u64).map(|op| (op << 32) | crate::delta::structure::COMPUTE).collect(),
+            durations: vec![0; ops * count],
+            streams: vec![0; ops * count],
+            ranks: vec![0; ops * count],
             edges,
-            fetched: vec![NONE; operands],
+            fetched: vec![NONE; operands * count],
             windows: vec![Vec::new(); operands],
             relayouts: vec![Vec::new(); structure.groups.len()],
             chosen: vec![NONE; ops],
@@ -123,7 +129,7 @@ impl<'p> Network<'p> {
             free: Vec::new(),
             touched: Vec::new(),
             gone: Vec::new(),
-            is_touched: vec![false; ops],
+            is_touched: vec![false; ops * count],
             log: Vec::new(),
             open: BinaryHeap::new(),
             changed: Vec::new(),
@@ -139,7 +145,6 @@ impl<'p> Network<'p> {
             let part = network.part(op)?;
             network.chosen_parts.push(part);
             network.set_op(op, part);
-            network.set_windows(op, part);
         }
         network.rebuild_all()?;
         Ok(network)
@@ -167,7 +172,17 @@ impl<'p> Network<'p> {
 
     /// The op that a task belongs to: that computes, or that something is fetched for.
     pub fn op_of(&self, task: u32) -> usize {
-        (self.ranks[task as usize] >> 32) as usize
+        (self.ranks[task as usize] >> (32 + LANE_BITS)) as usize
+    }
+
+    /// The devices that are told apart.
+    pub fn lanes(&self) -> &Lanes {
+        &self.ways.lanes
+    }
+
+    /// The tasks of an op, on the lanes that it runs on.
+    pub fn tasks_of(&self, op: usize) -> impl Iterator<Item = u32> + '_ {
+        lanes(self.chosen_parts[op].lanes).map(move |lane| (op * self.lanes().count() + lane) as u32)
     }
 
     /// How many ops there are.
@@ -178,12 +193,14 @@ impl<'p> Network<'p> {
     /// What a task waits for; [`NONE`]s are there from the start.
     #[inline]
     pub fn before(&self, task: u32) -> &[u32] {
-        let at = task as usize;
-        if at < self.chosen.len() {
-            self.edges.sources(self.structure.operands(at))
+        let (at, count) = (task as usize, self.lanes().count());
+        if at < self.chosen.len() * count {
+            let operands = self.structure.operands(at / count);
+            let first = operands.start * count + operands.len() * (at % count);
+            self.edges.sources(first..first + operands.len())
         } else {
             let slot = self.slot(task) as usize;
-            self.edges.sources(slot..slot + 1)
+            self.edges.sources(slot..slot + count)
         }
     }
 
@@ -193,10 +210,17 @@ impl<'p> Network<'p> {
         self.edges.readers(task)
     }
 
-    /// The slot of a task that is not an op's.
+    /// The first slot of a task that is not an op's.
     #[inline]
     fn slot(&self, task: u32) -> u32 {
-        (self.fetched.len() - self.chosen.len()) as u32 + task
+        let count = self.lanes().count();
+        (self.fetched.len() + (task as usize - self.chosen.len() * count) * count) as u32
+    }
+
+    /// The slot of an op's operand on a lane.
+    fn operand_slot(&self, op: usize, i: usize, lane: usize) -> usize {
+        let operands = self.structure.operands(op);
+        operands.start * self.lanes().count() + operands.len() * lane + i
     }
 
     /// All tasks that there are, by rank.
@@ -269,9 +293,7 @@ impl<'p> Network<'p> {
         }
         affected.iter().for_each(|&group| self.is_affected[group as usize] = false);
         for &op in &changed {
-            let part = self.chosen_parts[op as usize];
-            self.set_op(op as usize, part);
-            self.set_windows(op as usize, part);
+            self.set_op(op as usize, self.chosen_parts[op as usize]);
         }
         for &group in &affected {
             outcome = outcome.and(self.rebuild(group as usize));
@@ -291,7 +313,7 @@ impl<'p> Network<'p> {
                     (self.durations[at], self.streams[at], self.ranks[at]) = (duration, streams, rank);
                 }
                 Before::Source { slot, source } => self.edges.set(slot, source),
-                Before::Fetched { operand, task } => self.fetched[operand as usize] = task,
+                Before::Fetched { slot, task } => self.fetched[slot as usize] = task,
                 Before::Taken { place } => self.free.push(place),
                 Before::GivenBack => drop(self.free.pop()),
                 Before::Longer(list) => drop(self.list(list).pop()),
@@ -332,19 +354,36 @@ impl<'p> Network<'p> {
         }
     }
 
-    fn set_task(&mut self, task: u32, hop: Hop, rank: u64) {
+    /// Changes what a task is; with rank zero it is gone.
+    fn set_task(&mut self, task: u32, duration: u64, streams: u64, rank: u64) {
         let at = task as usize;
-        let (duration, streams, old) = (self.durations[at], self.streams[at], self.ranks[at]);
-        if (duration, streams, old) != (hop.duration, hop.streams, rank) {
-            self.log.push(Before::Task { task, duration, streams, rank: old });
-            (self.durations[at], self.streams[at], self.ranks[at]) = (hop.duration, hop.streams, rank);
+        let old = (self.durations[at], self.streams[at], self.ranks[at]);
+        if old != (duration, streams, rank) {
+            self.log.push(Before::Task { task, duration: old.0, streams: old.1, rank: old.2 });
+            (self.durations[at], self.streams[at], self.ranks[at]) = (duration, streams, rank);
             self.touch(task);
+            if rank == 0 && old.2 != 0 {
+                self.gone.push(task);
+            }
         }
     }
 
+    /// Gives an op the lanes and the time of a part, and its windows.
     fn set_op(&mut self, op: usize, part: Part) {
-        let streams = u8::from(part.duration > 0);
-        self.set_task(op as u32, Hop { duration: part.duration, streams }, self.ranks[op]);
+        let count = self.lanes().count();
+        for lane in 0..count {
+            let task = (op * count + lane) as u32;
+            if part.lanes >> lane & 1 == 1 {
+                let streams = u64::from(part.duration > 0) << (lane * self.lanes().streams);
+                let rank = ((((op as u64) << 32) | COMPUTE) << LANE_BITS) | lane as u64;
+                self.set_task(task, part.duration, streams, rank);
+            } else {
+                self.set_task(task, 0, 0, 0);
+            }
+        }
+        for i in 0..self.structure.operands(op).len() {
+            self.set_windows(op, i);
+        }
     }
 
     /// The task at a position of a list, added if it is not there yet.
@@ -359,7 +398,9 @@ impl<'p> Network<'p> {
             self.is_touched.push(false);
             self.edges.add_task();
             let place = self.durations.len() as u32 - 1;
-            self.edges.add_slot(place);
+            (0..self.ways.lanes.count()).for_each(|_| {
+                self.edges.add_slot(place);
+            });
             place
         });
         self.log.push(Before::Taken { place });
@@ -373,33 +414,64 @@ impl<'p> Network<'p> {
         while self.list(list).len() > len {
             let Some(place) = self.list(list).pop() else { return };
             self.log.push(Before::Shorter(list, place));
-            self.wait(self.slot(place), NONE);
-            self.set_task(place, Hop { duration: 0, streams: 0 }, 0);
-            self.gone.push(place);
+            let slot = self.slot(place);
+            (0..self.lanes().count() as u32).for_each(|lane| self.wait(slot + lane, NONE));
+            self.set_task(place, 0, 0, 0);
             self.free.push(place);
             self.log.push(Before::GivenBack);
         }
     }
 
-    fn set_windows(&mut self, op: usize, part: Part) {
-        for (i, operand) in self.structure.operands(op).enumerate() {
-            let list = List::Windows(operand as u32);
-            let mut before = self.fetched[operand];
-            let mut count = 0;
-            for at in 0..self.parts.windows(&part).len() {
-                let (of, hop) = self.parts.windows(&part)[at];
-                if of != i as u32 {
+    /// Makes the tasks of a hop, as a list's next ones, and moves on to what is there after it.
+    fn hop(&mut self, hop: Hop, chain: &mut Chain, value: &mut Value) {
+        let count = self.lanes().count();
+        if hop.duration > 0 {
+            let before = *value;
+            for group in 0..self.ways.groups(hop).len() {
+                let all = self.ways.groups(hop)[group];
+                let members = all & hop.members;
+                if members == 0 {
                     continue;
                 }
-                let task = self.task_at(list, count);
-                let rank = ((op as u64) << 32) | ((i as u64 + 1) << 16);
-                self.set_task(task, hop, rank + WINDOWS + count as u64);
-                self.wait(self.slot(task), before);
-                before = task;
-                count += 1;
+                let task = self.task_at(chain.list, chain.used);
+                chain.used += 1;
+                let rank = ((chain.rank + chain.nth) << LANE_BITS) | u64::from(all.trailing_zeros());
+                let width = self.lanes().streams;
+                let streams = lanes(members).fold(0, |bits, lane| bits | hop.ports << (lane * width));
+                self.set_task(task, hop.duration, streams, rank);
+                let slot = self.slot(task);
+                for lane in 0..count {
+                    let member = members >> lane & 1 == 1;
+                    self.wait(slot + lane as u32, if member { before[lane] } else { NONE });
+                    if member {
+                        value[lane] = task;
+                    }
+                }
             }
-            self.shorten(list, count);
-            self.wait(operand as u32, before);
+            chain.nth += 1;
+        }
+        // Who has nothing to do with it does not have the tensor.
+        lanes(self.lanes().all() & !hop.members).for_each(|lane| value[lane] = NONE);
+    }
+
+    /// Makes an op fetch what the windows of an operand reach for, and wait for that.
+    fn set_windows(&mut self, op: usize, i: usize) {
+        let (part, count) = (self.chosen_parts[op], self.lanes().count());
+        let operand = self.structure.operands(op).start + i;
+        let rank = ((op as u64) << 32) | ((i as u64 + 1) << 16);
+        let mut chain = Chain { list: List::Windows(operand as u32), used: 0, nth: 0, rank: rank + WINDOWS };
+        let mut value = [NONE; MOST_LANES];
+        (0..count).for_each(|lane| value[lane] = self.fetched[self.operand_slot(op, i, lane)]);
+        for at in 0..self.parts.windows(&part).len() {
+            let (of, hop) = self.parts.windows(&part)[at];
+            if of == i as u32 {
+                self.hop(hop, &mut chain, &mut value);
+            }
+        }
+        self.shorten(chain.list, chain.used);
+        for (lane, &value) in value.iter().enumerate().take(count) {
+            let here = part.lanes >> lane & 1 == 1;
+            self.wait(self.operand_slot(op, i, lane) as u32, if here { value } else { NONE });
         }
     }
 
@@ -441,8 +513,14 @@ impl<'p> Network<'p> {
         let outcome = self.ways.spread(shape, home, &wanted, &mut branches);
         let mut values = std::mem::take(&mut self.values);
         values.clear();
-        values.resize(branches.len(), NONE);
-        let mut chain = Chain { list: List::Group(at as u32), used: 0, nth: 0, rank: 0, maker };
+        values.resize(branches.len(), None);
+        let mut made = [NONE; MOST_LANES];
+        if maker != NONE {
+            let count = self.lanes().count();
+            let there = self.chosen_parts[maker as usize].lanes;
+            lanes(there).for_each(|lane| made[lane] = maker * count as u32 + lane as u32);
+        }
+        let mut chain = Chain { list: List::Group(at as u32), used: 0, nth: 0, rank: 0 };
         for need in needs {
             let need = self.structure.needs[need as usize];
             let layout = self.needed(&need, shape, home);
@@ -450,11 +528,11 @@ impl<'p> Network<'p> {
                 (chain.rank, chain.nth) = (need.rank, 0);
             }
             let value = match branches.iter().position(|branch| branch.to == layout) {
-                None => maker,
-                Some(branch) => self.grow(&mut chain, &branches, &mut values, branch),
+                None => made,
+                Some(branch) => self.grow(&mut chain, &branches, &mut values, &made, branch),
             };
-            if need.operand != NONE {
-                self.deliver(need.operand, value);
+            if let (true, Some(end)) = (need.operand != NONE, need.end) {
+                self.deliver(end, &value);
             }
         }
         self.shorten(chain.list, chain.used);
@@ -462,38 +540,44 @@ impl<'p> Network<'p> {
         outcome
     }
 
-    /// The task after which a branch is there, made if nobody has asked for it before.
-    fn grow(&mut self, chain: &mut Chain, branches: &[Branch], values: &mut [u32], at: usize) -> u32 {
-        // A value of its own marks branches that cost nothing: they are there when their maker is.
-        if values[at] != NONE {
-            return if values[at] == NONE - 1 { NONE } else { values[at] };
+    /// The tasks after which a branch is there, made if nobody has asked for it before.
+    fn grow(
+        &mut self,
+        chain: &mut Chain,
+        branches: &[Branch],
+        values: &mut [Option<Value>],
+        made: &Value,
+        at: usize,
+    ) -> Value {
+        if let Some(value) = values[at] {
+            return value;
         }
         let branch = &branches[at];
         let mut value = match branch.from {
-            NONE => chain.maker,
-            from => self.grow(chain, branches, values, from as usize),
+            NONE => *made,
+            from => self.grow(chain, branches, values, made, from as usize),
         };
         for hop in self.ways.hops(branch) {
-            let task = self.task_at(chain.list, chain.used);
-            self.set_task(task, self.ways.hop(hop), chain.rank + chain.nth);
-            self.wait(self.slot(task), value);
-            value = task;
-            chain.used += 1;
-            chain.nth += 1;
+            self.hop(self.ways.hop(hop), chain, &mut value);
         }
-        values[at] = if value == NONE { NONE - 1 } else { value };
+        values[at] = Some(value);
         value
     }
 
-    /// An operand's tensor is there after a task.
-    fn deliver(&mut self, operand: u32, task: u32) {
-        let old = std::mem::replace(&mut self.fetched[operand as usize], task);
-        if old == task {
-            return;
+    /// An operand's tensor is there after some tasks.
+    fn deliver(&mut self, End { op, slot: i }: End, value: &Value) {
+        let mut changed = false;
+        for (lane, &task) in value.iter().enumerate().take(self.lanes().count()) {
+            let slot = self.operand_slot(op as usize, i as usize, lane);
+            let old = std::mem::replace(&mut self.fetched[slot], task);
+            if old != task {
+                changed = true;
+                self.log.push(Before::Fetched { slot: slot as u32, task: old });
+            }
         }
-        self.log.push(Before::Fetched { operand, task: old });
-        let slot = self.windows[operand as usize].first().map_or(operand, |&window| self.slot(window));
-        self.wait(slot, task);
+        if changed {
+            self.set_windows(op as usize, i as usize);
+        }
     }
 }
 
@@ -503,5 +587,4 @@ struct Chain {
     used: usize,
     nth: u64,
     rank: u64,
-    maker: u32,
 }

@@ -2,7 +2,7 @@
 
 use crate::delta::{
     NONE,
-    ways::{Hop, Ways, ports},
+    ways::{Hop, Ways},
 };
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Arrangement, LayoutError};
@@ -21,6 +21,8 @@ pub struct Part {
     /// Where its windows' fetches start in [`Parts::windows`], and how many there are.
     windows: u32,
     window_count: u32,
+    /// The lanes that it runs on.
+    pub lanes: u64,
 }
 
 /// All ops under all configs that were asked for.
@@ -116,8 +118,8 @@ impl<'p> Parts<'p> {
                 let Work::Window { axes, seconds, .. } = work else { continue };
                 let duration = u64::try_from(picoseconds(seconds)).unwrap_or(0);
                 if duration > 0 {
-                    let streams = ports(&problem.relayouts, axes);
-                    self.windows.push((i as u32, Hop { duration, streams }));
+                    let members = ways.lanes.of_layout(&layout);
+                    self.windows.push((i as u32, ways.collective(duration, axes, members)));
                 }
             }
         }
@@ -131,6 +133,7 @@ impl<'p> Parts<'p> {
             layouts,
             windows,
             window_count: self.windows.len() as u32 - windows,
+            lanes: ways.lanes.of_config(config).unwrap_or_else(|| ways.lanes.all()),
         };
         self.known[op][number as usize] = self.parts.len() as u32;
         self.parts.push(part);
@@ -148,7 +151,8 @@ impl<'p> Parts<'p> {
         let duration = u64::try_from(self.times.compute(OpId::new(op), &config)).unwrap_or(0);
         let (layouts, windows) = (self.layouts.len() as u32, self.windows.len() as u32);
         self.layouts.extend(std::iter::repeat_n(layout, shapes.len()));
-        let part = Part { duration, layouts, windows, window_count: 0 };
+        let lanes = ways.lanes.of_layout(ways.layout_of(shapes[0], layout));
+        let part = Part { duration, layouts, windows, window_count: 0, lanes };
         if self.sums[op].len() <= layout as usize {
             self.sums[op].resize(layout as usize + 1, NONE);
         }

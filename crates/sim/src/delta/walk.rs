@@ -8,13 +8,11 @@
 //! task that the change concerns, where another window begins. Nothing is written into the old timeline before the change is
 //! kept.
 
-use crate::delta::{NONE, network::Network};
+use crate::delta::{NONE, lanes::lanes, network::Network};
 use crate::{Tasks, Timeline};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Streams that the walk keeps track of: computing, and ports to this many levels less one.
-pub const STREAMS: usize = 5;
 /// Turns between the first two looks for the end of a window; then twice as many, and so on, up to the last.
 const FIRST_LOOK: usize = 2;
 const RARELY: usize = 64;
@@ -23,9 +21,6 @@ const WORTH_SKIPPING: usize = 4;
 
 /// A task whose turn can come: when it is ready, its rank, its place.
 type Turn = (u64, u64, u32);
-
-/// When each stream is free again.
-type Free = [u64; STREAMS];
 
 /// A timeline by position in the order, and by task.
 #[derive(Clone, Debug, Default)]
@@ -37,8 +32,10 @@ struct Line {
     known: Vec<u32>,
     /// The first position whose task may not be over when this one is ready.
     busy: Vec<u32>,
-    /// Before the task at a position; one more at the end.
-    free: Vec<Free>,
+    /// Before the task at a position, and at the end: when each stream is free again.
+    free: Vec<u64>,
+    /// How many streams there are.
+    streams: usize,
     /// The last end before a position; one more at the end.
     last: Vec<u64>,
     /// Per task: its position, or [`NONE`].
@@ -88,9 +85,16 @@ pub struct Walk {
     /// All windows' tasks, in order.
     timed: Vec<Turn>,
     makespan: u64,
+    /// When each stream is free again in the window.
+    free: Vec<u64>,
     heap: BinaryHeap<Reverse<Turn>>,
     /// Tasks that were timed.
     pub steps: u64,
+}
+
+/// The streams of a task, from its bits.
+fn streams(bits: u64) -> impl Iterator<Item = usize> {
+    lanes(bits)
 }
 
 fn shifted(time: u64, by: i64) -> u64 {
@@ -107,15 +111,15 @@ impl Line {
         while busy < at && self.ends[busy] < ready {
             busy += 1;
         }
-        let mut free = self.free[at];
-        (0..STREAMS).filter(|s| network.streams[task as usize] >> s & 1 == 1).for_each(|s| free[s] = end);
+        let next = self.free.len();
+        self.free.extend_from_within(next - self.streams..);
+        streams(network.streams[task as usize]).for_each(|stream| self.free[next + stream] = end);
         self.last.push(self.last[at].max(end));
         self.order.push(task);
         self.ready.push(ready);
         self.ends.push(end);
         self.known.push(known);
         self.busy.push(busy as u32);
-        self.free.push(free);
         self.place[task as usize] = at as u32;
     }
 
@@ -125,12 +129,17 @@ impl Line {
         self.ends.truncate(len);
         self.known.truncate(len);
         self.busy.truncate(len);
-        self.free.truncate(len + 1);
+        self.free.truncate((len + 1) * self.streams);
         self.last.truncate(len + 1);
     }
 
     fn len(&self) -> usize {
         self.order.len()
+    }
+
+    /// When each stream is free again before the task at a position.
+    fn free(&self, at: usize) -> &[u64] {
+        &self.free[at * self.streams..(at + 1) * self.streams]
     }
 }
 
@@ -141,7 +150,8 @@ impl Walk {
         let (tasks, _) = to_tasks(network, &all);
         let found = Timeline::of(&tasks);
         let mut walk = Self::default();
-        walk.line.free.push([0; STREAMS]);
+        walk.line.streams = network.lanes().count() * network.lanes().streams;
+        walk.line.free.resize(walk.line.streams, 0);
         walk.line.last.push(0);
         walk.grow(network);
         for &at in &found.order {
@@ -191,9 +201,9 @@ impl Walk {
                 return made.find(|&place| line.ends[place] == start);
             }
             // It waited for a stream: for the last that had it.
-            let streams = network.streams[task as usize];
+            let taken = network.streams[task as usize];
             (0..at).rev().find(|&other| {
-                line.ends[other] == start && network.streams[line.order[other] as usize] & streams != 0
+                line.ends[other] == start && network.streams[line.order[other] as usize] & taken != 0
             })
         })
         .map(|at| line.order[at])
@@ -339,7 +349,8 @@ impl Walk {
     /// just before it. Where another window has to start, if any.
     fn window(&mut self, network: &Network<'_>, cut: usize, by: i64) -> Option<(usize, i64)> {
         let (count, change) = (self.line.len(), self.change);
-        let mut free = self.line.free[cut].map(|time| shifted(time, by));
+        self.free.clear();
+        self.free.extend(self.line.free(cut).iter().map(|&time| shifted(time, by)));
         let begin = self.timed.len();
         self.heap.clear();
         for at in 0..self.concerned.len() {
@@ -385,7 +396,7 @@ impl Walk {
                 self.pieces.push(Piece { timed: begin..self.timed.len(), shifted: count..count, by });
                 return None;
             };
-            self.serve(network, &mut free, turn);
+            self.serve(network, turn);
             furthest = furthest.max(self.old_place(turn.2));
             self.tell_readers(network, turn.2, cut);
             while first < count && {
@@ -397,7 +408,7 @@ impl Walk {
             if self.timed.len() >= look && first < count && furthest.is_none_or(|furthest| furthest < first) {
                 patience = (2 * patience).min(RARELY);
                 look = self.timed.len() + patience;
-                if let Some(by) = self.settled(network, &free, cut, first) {
+                if let Some(by) = self.settled(network, cut, first) {
                     let next = self.reach(network, first, by);
                     if next >= first + WORTH_SKIPPING {
                         return self.skip(begin, first..next, by);
@@ -409,21 +420,12 @@ impl Walk {
 
     /// Gives a task its turn.
     #[inline]
-    fn serve(&mut self, network: &Network<'_>, free: &mut Free, turn: Turn) {
+    fn serve(&mut self, network: &Network<'_>, turn: Turn) {
         let (ready, _, task) = turn;
-        let streams = network.streams[task as usize];
-        let mut start = ready;
-        for (stream, &free) in free.iter().enumerate() {
-            if streams >> stream & 1 == 1 {
-                start = start.max(free);
-            }
-        }
+        let taken = network.streams[task as usize];
+        let start = streams(taken).fold(ready, |start, stream| start.max(self.free[stream]));
         let end = start.saturating_add(network.durations[task as usize]);
-        for (stream, free) in free.iter_mut().enumerate() {
-            if streams >> stream & 1 == 1 {
-                *free = end;
-            }
-        }
+        streams(taken).for_each(|stream| self.free[stream] = end);
         self.makespan = self.makespan.max(end);
         let mark = &mut self.marks[task as usize];
         (mark.timed, mark.queued, mark.end) = (self.change, self.change, end);
@@ -452,7 +454,7 @@ impl Walk {
     }
 
     /// Whether all from position `first` on, which has not had its turn, is only shifted; by how much.
-    fn settled(&self, network: &Network<'_>, free: &Free, cut: usize, first: usize) -> Option<i64> {
+    fn settled(&self, network: &Network<'_>, cut: usize, first: usize) -> Option<i64> {
         let line = &self.line;
         let next = line.order[first];
         if self.marks[next as usize].concerned == self.change {
@@ -464,7 +466,7 @@ impl Walk {
         let same = |(&old_free, &new_free): (&u64, &u64)| {
             shifted(old_free, by) == new_free || (old_free <= old && new_free <= new)
         };
-        if !line.free[first].iter().zip(free).all(same) {
+        if !line.free(first).iter().zip(&self.free).all(same) {
             return None;
         }
         // What is under way must be shifted as the rest, if anybody waits for it.
@@ -521,16 +523,16 @@ impl Walk {
 pub fn to_tasks(network: &Network<'_>, all: &[u32]) -> (Tasks, Vec<u32>) {
     let mut numbers = vec![NONE; network.ranks.len()];
     let mut tasks = Tasks::default();
-    let (mut streams, mut before) = (Vec::new(), Vec::new());
+    let (mut taken, mut before) = (Vec::new(), Vec::new());
     for &task in all {
-        streams.clear();
-        streams.extend((0..STREAMS as u32).filter(|s| network.streams[task as usize] >> s & 1 == 1));
+        taken.clear();
+        taken.extend(streams(network.streams[task as usize]).map(|stream| stream as u32));
         before.clear();
         let others = network.before(task).iter().filter(|&&other| other != NONE);
         before.extend(others.map(|&other| numbers[other as usize]));
         before.sort_unstable();
         before.dedup();
-        numbers[task as usize] = tasks.push(network.durations[task as usize], &streams, &before);
+        numbers[task as usize] = tasks.push(network.durations[task as usize], &taken, &before);
     }
     (tasks, numbers)
 }

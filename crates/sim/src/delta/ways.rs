@@ -3,17 +3,22 @@
 //! Layouts are numbered per shape of tensor, in order of appearance; every pair is worked out once. What takes no time is
 //! left out: whoever waits for it waits for what comes before.
 
-use crate::delta::NONE;
+use crate::delta::{NONE, lanes::Lanes};
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Layout, LayoutError, Placement, Reduction, Relayouts, Tensor, TensorShape};
+use shardwright_machine::AxisSet;
 use shardwright_plan::picoseconds;
 
-/// A step that takes time.
+/// A step of a way, or a fetch of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
     pub duration: u64,
-    /// The ports that it takes up, as bits of a task's streams.
-    pub streams: u8,
+    /// The ports that it takes up, as bits of a lane's streams.
+    pub ports: u64,
+    /// The lanes that take part.
+    pub members: u64,
+    /// Which of them act together: see [`Ways::groups`].
+    pub groups: u32,
 }
 
 /// The way between two layouts.
@@ -50,17 +55,17 @@ pub struct Ways<'a> {
     ways: Vec<Way>,
     hops: Vec<Hop>,
     open: Vec<u32>,
-}
-
-/// The streams that a collective along these axes takes up: bit 0 is computing, bit 1 + l the port to level l.
-pub fn ports(relayouts: &Relayouts, axes: shardwright_machine::AxisSet) -> u8 {
-    (relayouts.comm().mesh().levels_crossed(axes) << 1) as u8
+    pub lanes: Lanes,
+    /// Sets of axes, and the lanes that act together along them.
+    groups: Vec<(AxisSet, Vec<u64>)>,
 }
 
 impl<'a> Ways<'a> {
-    pub fn new(relayouts: &'a Relayouts) -> Self {
+    pub fn new(relayouts: &'a Relayouts, lanes: Lanes) -> Self {
         Self {
             relayouts,
+            lanes,
+            groups: Vec::new(),
             numbers: FxHashMap::default(),
             shapes: Vec::new(),
             ways: Vec::new(),
@@ -103,7 +108,25 @@ impl<'a> Ways<'a> {
         &self.shapes[shape as usize].layouts[number as usize]
     }
 
-    /// The steps of a branch that take time.
+    /// A collective along some axes: bit 0 of a lane's streams is computing, bit 1 + l the port to level l.
+    pub fn collective(&mut self, duration: u64, axes: AxisSet, members: u64) -> Hop {
+        // What costs nothing is local: nobody waits for others.
+        let axes = if duration == 0 { AxisSet::EMPTY } else { axes };
+        let ports = u64::from(self.relayouts.comm().mesh().levels_crossed(axes)) << 1;
+        let known = self.groups.iter().position(|(other, _)| *other == axes);
+        let groups = known.unwrap_or_else(|| {
+            self.groups.push((axes, self.lanes.groups(axes)));
+            self.groups.len() - 1
+        });
+        Hop { duration, ports, members, groups: groups as u32 }
+    }
+
+    /// The lanes that act together in a hop.
+    pub fn groups(&self, hop: Hop) -> &[u64] {
+        &self.groups[hop.groups as usize].1
+    }
+
+    /// The steps of a branch that matter.
     pub fn hops(&self, branch: &Branch) -> std::ops::Range<usize> {
         let way = &self.ways[branch.way as usize];
         way.first as usize..(way.first + way.count) as usize
@@ -124,19 +147,25 @@ impl<'a> Ways<'a> {
 
     #[cold]
     fn work_out(&mut self, shape: u32, from: u32, to: u32) -> Result<u32, LayoutError> {
-        let per = &mut self.shapes[shape as usize];
+        let per = &self.shapes[shape as usize];
         let (start, goal) = (per.layouts[from as usize], per.layouts[to as usize]);
         let seconds = self.relayouts.times(&per.tensor, &start)?.to(&goal)?.0;
         let found = self.relayouts.find(&per.tensor, &start, &goal)?;
         let first = self.hops.len() as u32;
+        let mut there = self.lanes.of_layout(&start);
         for step in &found.steps {
             let duration = u64::try_from(picoseconds(step.seconds)).unwrap_or(0);
-            if duration > 0 {
-                self.hops.push(Hop { duration, streams: ports(self.relayouts, step.axes) });
+            let after = self.lanes.of_layout(step.after.layout());
+            // What takes no time only matters where it makes lanes forget the tensor.
+            if duration > 0 || self.lanes.count() > 1 {
+                let hop = self.collective(duration, step.axes, there | after);
+                self.hops.push(hop);
             }
+            there = after;
         }
         let way = self.ways.len() as u32;
         self.ways.push(Way { seconds, first, count: self.hops.len() as u32 - first });
+        let per = &mut self.shapes[shape as usize];
         let row = &mut per.pairs[from as usize];
         if row.len() <= to as usize {
             row.resize(per.layouts.len(), NONE);

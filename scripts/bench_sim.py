@@ -1,0 +1,205 @@
+"""Prints the tables of docs/benchmarks.md, section "Simulating": delta against full simulation, what the search on the
+simulated step finds, and simulated against measured steps.
+
+Needs only the release build (`shardwright`, and for `delta` the example `delta_table`) and python. `measured` probes this
+machine and times its kernels first, then plans, simulates and runs; it stops after --budget seconds with what it has.
+
+    python3 scripts/bench_sim.py --only measured --binary target/release/shardwright --budget 480
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# FlexFlow's models; the paper's batch, where every model has 64 samples but AlexNet.
+MODELS = {
+    "alexnet": ("alexnet", 256),
+    "resnet101": ("resnet101", 64),
+    "inception_v3": ("inception_v3", 64),
+    "rnntc": ("rnntc:unroll=40", 64),
+    "rnnlm": ("rnnlm:unroll=40", 64),
+    "nmt": ("nmt:unroll=40", 64),
+}
+# Full over delta simulation in FlexFlow's table 4, at 4, 8, 16, 32 and 64 devices.
+PAPER_RATIOS = {
+    "alexnet": [2.9, 3.0, 2.9, 3.0, 3.0],
+    "resnet101": [3.2, 3.2, 3.1, 3.2, 3.3],
+    "inception_v3": [3.4, 3.9, 5.0, 5.9, 6.9],
+    "rnntc": [2.2, 2.3, 2.4, 2.6, 3.0],
+    "rnnlm": [2.3, 2.5, 2.7, 3.2, 3.6],
+    "nmt": [2.5, 2.7, 3.0, 3.8, 4.1],
+}
+DEVICES = [4, 8, 16, 32, 64]
+
+# What is measured: small enough that a step takes tenths of a second on a few cores.
+MEASURED = {
+    "mlp": "mlp:batch=256,hidden=2048,layers=4,input=2048,classes=10",
+    "lenet5": "lenet5:batch=512",
+    "alexnet": "alexnet:batch=32,dropout=0",
+    "gpt": "gpt:batch=16,layers=2,hidden=256,heads=8,vocab=4096,seq=128",
+    "rnnlm": "rnnlm:batch=64,hidden=512,vocab=4096,seq=8,unroll=8",
+}
+SOLVERS = ["data", "exact", "owt", "model", "mcmc"]
+
+
+def run_json(program, *args, timeout=None):
+    command = [str(program), *map(str, args), "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    if run.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {run.stderr.strip()[-300:]}")
+    return json.loads(run.stdout)
+
+
+def delta(example):
+    """Microseconds per proposal, both ways on the same proposals."""
+    print("| model | devices | tasks | full, µs | delta, µs | ratio | the paper's | timed anew |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, (spec, _) in MODELS.items():
+        run = subprocess.run([example, "k80x64", spec], capture_output=True, text=True, check=True)
+        rows = [line.strip("| ").split(" | ") for line in run.stdout.splitlines()[2:]]
+        for row, paper in zip(rows, PAPER_RATIOS[name]):
+            print(f"| {name} | {' | '.join(row[1:6])} | {paper} | {row[6]} |", flush=True)
+
+
+def search(program, seconds):
+    """Simulated steps of the search beside data parallelism, the best recipe and OptCNN's plan."""
+    print("| machine | model | data, ms | best recipe | optcnn | exact | mcmc | mcmc over data | over recipe | over optcnn | search, s |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for machine in ["p100x16", "k80x64"]:
+        for name, (spec, batch) in MODELS.items():
+            step = {}
+            options = ["--machine", machine, "--batch", batch, "--time", seconds]
+            for solver in ["data", "optcnn", "exact", "mcmc"]:
+                plan = run_json(program, "plan", spec, *options, "--solver", solver)
+                step[solver] = plan["simulated"]["step_seconds"]
+            best = min((cost["step_seconds"], recipe) for recipe, cost in plan["baselines"].items())
+            shown = [f"{step['data'] * 1e3:.1f}", f"{best[0] * 1e3:.1f} ({best[1]})"]
+            shown += [f"{step[solver] * 1e3:.1f}" for solver in ["optcnn", "exact", "mcmc"]]
+            shown += [f"{other / step['mcmc']:.2f}" for other in [step["data"], best[0], step["optcnn"]]]
+            print(f"| {machine} | {name} | {' | '.join(shown)} | {plan['search_seconds']:.1f} |", flush=True)
+
+
+def ranks(values):
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found = [0.0] * len(values)
+    for rank, at in enumerate(order):
+        found[at] = float(rank)
+    return found
+
+
+def summary(rows, key):
+    errors = [abs(row[key] - row["measured"]) / row["measured"] for row in rows]
+    correlation = statistics.correlation(ranks([r[key] for r in rows]), ranks([r["measured"] for r in rows]))
+    pairs = kept = 0
+    for i, a in enumerate(rows):
+        for b in rows[:i]:
+            alike = (a["model"], a["devices"]) == (b["model"], b["devices"])
+            # Plans whose measured steps differ by more than noise.
+            if alike and max(a["measured"], b["measured"]) > 1.1 * min(a["measured"], b["measured"]):
+                pairs += 1
+                kept += (a[key] > b[key]) == (a["measured"] > b["measured"])
+    within = sum(error < 0.15 for error in errors)
+    return (
+        f"median error {statistics.median(errors):.0%}, largest {max(errors):.0%}, {within} of {len(rows)} under 15%; "
+        f"rank correlation {correlation:.3f}; order of {kept} of {pairs} pairs of plans kept"
+    )
+
+
+def measured(program, budget, devices, output):
+    """Plans, simulates and runs; first round: two plans of every model at every size, then the rest."""
+    begin = time.monotonic()
+    left = lambda: budget - (time.monotonic() - begin)
+    folder = Path(tempfile.mkdtemp())
+    machines = {}
+    for count in devices:
+        machines[count] = folder / f"m{count}.toml"
+        subprocess.run([program, "machine", "probe", "--workers", str(count), "-o", machines[count]], check=True)
+    costs = folder / "costs.json"
+    models = [part for spec in MEASURED.values() for part in ("-m", spec)]
+    spent = str(min(90, budget / 5))
+    command = [program, "profile", "-o", costs, "--time", spent, "--per-class", "80", "--devices", str(max(devices))]
+    subprocess.run([*map(str, command), *models], check=True, stdout=subprocess.DEVNULL)
+    print(f"probed and profiled in {time.monotonic() - begin:.0f} s", flush=True)
+    rows, failures = [], []
+    cells = [(m, n, s) for part in (SOLVERS[:2], SOLVERS[2:]) for m in MEASURED for n in devices for s in part]
+    for model, count, solver in cells:
+        if left() < 15:
+            break
+        path = folder / "plan.json"
+        try:
+            options = ["--machine", machines[count], "--costs", costs, "--solver", solver, "--time", 10, "-o", path]
+            plan = run_json(program, "plan", MEASURED[model], *options, timeout=60)
+            ran = run_json(program, "run", path, "--steps", 9, "--no-verify", timeout=max(left(), 1))
+            simulated = run_json(program, "simulate", path, "--full")["step_seconds"]
+            shared = run_json(program, "simulate", path, "--full", "--links", "shared")["step_seconds"]
+            # The same plan, with operator times from the probe's rates alone.
+            bare = json.loads(path.read_text())
+            bare["request"].pop("costs", None)
+            path.write_text(json.dumps(bare))
+            rates = run_json(program, "simulate", path, "--full")["step_seconds"]
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            failures.append(f"{model} {count} {solver}: {error}")
+            continue
+        times = ran["device_times"]
+        mean = lambda key: statistics.fmean(d[key] for d in times)
+        rows.append(
+            {
+                "model": model,
+                "devices": count,
+                "solver": solver,
+                "measured": ran["measured_step_seconds"],
+                "simulated": simulated,
+                "shared": shared,
+                "rates": rates,
+                "sum": plan["objective"] / 1e12,
+                "computing": plan["simulated"]["compute_seconds"],
+                "busy": mean("busy_seconds"),
+                "communicating": mean("communication_seconds"),
+                "waiting": mean("idle_seconds"),
+            }
+        )
+        if output:
+            Path(output).write_text(json.dumps({"rows": rows, "failures": failures}, indent=1))
+    print("| model | devices | plan | measured, ms | simulated | error | computing: simulated | measured | sum | from rates alone |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for row in sorted(rows, key=lambda r: (r["model"], r["devices"], r["solver"])):
+        ms = lambda key: f"{row[key] * 1e3:.1f}"
+        error = row["simulated"] / row["measured"] - 1
+        cells = [row["model"], row["devices"], row["solver"], ms("measured"), ms("simulated"), f"{error:+.0%}"]
+        cells += [ms("computing"), ms("busy"), ms("sum"), ms("rates")]
+        print(f"| {' | '.join(map(str, cells))} |")
+    if len(rows) > 2:
+        print(f"\nSimulated, measured kernels: {summary(rows, 'simulated')}.")
+        print(f"The same on links that share: {summary(rows, 'shared')}.")
+        print(f"Simulated, rates of the probe: {summary(rows, 'rates')}.")
+        print(f"Sums without overlap: {summary(rows, 'sum')}.")
+    for failure in failures:
+        print(f"failed: {failure}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["delta", "search", "measured"])
+    parser.add_argument("--binary", default=ROOT / "target/release/shardwright")
+    parser.add_argument("--example", default=ROOT / "target/release/examples/delta_table")
+    parser.add_argument("--budget", type=float, default=480, help="seconds for `measured`")
+    parser.add_argument("--devices", default="2,4,8,16", help="sizes for `measured`")
+    parser.add_argument("--seconds", type=float, default=60, help="time limit of each search")
+    parser.add_argument("--output", help="where `measured` writes its numbers as JSON")
+    args = parser.parse_args()
+    if args.only in (None, "delta"):
+        delta(args.example)
+    if args.only in (None, "search"):
+        search(args.binary, args.seconds)
+    if args.only in (None, "measured"):
+        measured(args.binary, args.budget, [int(n) for n in args.devices.split(",")], args.output)
+
+
+if __name__ == "__main__":
+    main()
