@@ -2,7 +2,8 @@
 simulated step finds, and simulated against measured steps.
 
 Needs only the release build (`shardwright`, and for `delta` the example `delta_table`) and python. `measured` probes this
-machine and times its kernels first, then plans, simulates and runs; it stops after --budget seconds with what it has.
+machine, plans, times the plans' kernels on as many cores at once as there are devices, simulates and runs; it stops after
+--budget seconds with what it has.
 
     python3 scripts/bench_sim.py --only measured --binary target/release/shardwright --budget 480
 """
@@ -112,73 +113,72 @@ def summary(rows, key):
 
 
 def measured(program, budget, devices, output):
-    """Plans, simulates and runs; first round: two plans of every model at every size, then the rest."""
+    """Plans, times the plans' kernels on as many cores at once, simulates and runs."""
     begin = time.monotonic()
     left = lambda: budget - (time.monotonic() - begin)
     folder = Path(tempfile.mkdtemp())
-    machines = {}
-    for count in devices:
-        machines[count] = folder / f"m{count}.toml"
-        subprocess.run([program, "machine", "probe", "--workers", str(count), "-o", machines[count]], check=True)
-    costs = folder / "costs.json"
-    models = [part for spec in MEASURED.values() for part in ("-m", spec)]
-    spent = str(min(90, budget / 5))
-    command = [program, "profile", "-o", costs, "--time", spent, "--per-class", "80", "--devices", str(max(devices))]
-    subprocess.run([*map(str, command), *models], check=True, stdout=subprocess.DEVNULL)
-    print(f"probed and profiled in {time.monotonic() - begin:.0f} s", flush=True)
     rows, failures = [], []
-    cells = [(m, n, s) for part in (SOLVERS[:2], SOLVERS[2:]) for m in MEASURED for n in devices for s in part]
-    for model, count, solver in cells:
-        if left() < 15:
-            break
-        path = folder / "plan.json"
-        try:
-            options = ["--machine", machines[count], "--costs", costs, "--solver", solver, "--time", 10, "-o", path]
-            plan = run_json(program, "plan", MEASURED[model], *options, timeout=60)
-            ran = run_json(program, "run", path, "--steps", 9, "--no-verify", timeout=max(left(), 1))
-            simulated = run_json(program, "simulate", path, "--full")["step_seconds"]
-            shared = run_json(program, "simulate", path, "--full", "--links", "shared")["step_seconds"]
-            # The same plan, with operator times from the probe's rates alone.
-            bare = json.loads(path.read_text())
-            bare["request"].pop("costs", None)
-            path.write_text(json.dumps(bare))
-            rates = run_json(program, "simulate", path, "--full")["step_seconds"]
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            failures.append(f"{model} {count} {solver}: {error}")
-            continue
-        times = ran["device_times"]
-        mean = lambda key: statistics.fmean(d[key] for d in times)
-        rows.append(
-            {
-                "model": model,
-                "devices": count,
-                "solver": solver,
-                "measured": ran["measured_step_seconds"],
-                "simulated": simulated,
-                "shared": shared,
-                "rates": rates,
-                "sum": plan["objective"] / 1e12,
-                "computing": plan["simulated"]["compute_seconds"],
-                "busy": mean("busy_seconds"),
-                "communicating": mean("communication_seconds"),
-                "waiting": mean("idle_seconds"),
-            }
-        )
-        if output:
-            Path(output).write_text(json.dumps({"rows": rows, "failures": failures}, indent=1))
-    print("| model | devices | plan | measured, ms | simulated | error | computing: simulated | measured | sum | from rates alone |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    for at, count in enumerate(devices):
+        # Every size has its share of what is left.
+        share = left() / (len(devices) - at)
+        until = left() - share
+        machine, costs = folder / f"m{count}.toml", folder / f"costs{count}.json"
+        subprocess.run([program, "machine", "probe", "--workers", str(count), "-o", machine], check=True)
+        plans = {}
+        for solver in SOLVERS:
+            for model, spec in MEASURED.items():
+                path = folder / f"{model}-{count}-{solver}.json"
+                try:
+                    options = ["--machine", machine, "--solver", solver, "--time", 5, "-o", path]
+                    plan = run_json(program, "plan", spec, *options, timeout=60)
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    failures.append(f"{model} {count} {solver}: {error}")
+                    continue
+                if all(plan["ops"] != other["ops"] for other, _ in plans.values()):
+                    plans[model, solver] = (plan, path)
+        models = [part for _, path in plans.values() for part in ("-m", path)]
+        command = [program, "profile", "-o", costs, "--time", share / 3, "--workers", count, *models]
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        for (model, solver), (plan, path) in plans.items():
+            if left() < until + 5:
+                break
+            try:
+                ran = run_json(program, "run", path, "--steps", 9, "--no-verify", timeout=max(left(), 1))
+                rates = run_json(program, "simulate", path, "--full", "--links", "core")["step_seconds"]
+                # The same plan, with operator times as they were measured.
+                text = json.loads(path.read_text())
+                text["request"]["costs"] = str(costs)
+                path.write_text(json.dumps(text))
+                by = {
+                    links: run_json(program, "simulate", path, "--full", "--links", links)
+                    for links in ["fifo", "shared", "core"]
+                }
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                failures.append(f"{model} {count} {solver}: {error}")
+                continue
+            times = ran["device_times"]
+            mean = lambda key: statistics.fmean(d[key] for d in times)
+            row = {"model": model, "devices": count, "solver": solver, "measured": ran["measured_step_seconds"]}
+            row |= {links: answer["step_seconds"] for links, answer in by.items()}
+            row |= {"rates": rates, "computing": by["core"]["devices"][0]["busy"], "busy": mean("busy_seconds")}
+            row |= {"moving": by["core"]["devices"][0]["exposed_comm"], "moved": mean("communication_seconds")}
+            rows.append(row | {"waited": mean("idle_seconds")})
+            if output:
+                Path(output).write_text(json.dumps({"rows": rows, "failures": failures}, indent=1))
+        print(f"{count} devices after {time.monotonic() - begin:.0f} s", flush=True)
+    print("\n| model | devices | plan | measured, ms | simulated | error | computing: simulated | measured | moving: simulated | measured | waiting |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for row in sorted(rows, key=lambda r: (r["model"], r["devices"], r["solver"])):
         ms = lambda key: f"{row[key] * 1e3:.1f}"
-        error = row["simulated"] / row["measured"] - 1
-        cells = [row["model"], row["devices"], row["solver"], ms("measured"), ms("simulated"), f"{error:+.0%}"]
-        cells += [ms("computing"), ms("busy"), ms("sum"), ms("rates")]
+        cells = [row["model"], row["devices"], row["solver"], ms("measured"), ms("core")]
+        cells += [f"{row['core'] / row['measured'] - 1:+.0%}"]
+        cells += [ms(key) for key in ["computing", "busy", "moving", "moved", "waited"]]
         print(f"| {' | '.join(map(str, cells))} |")
     if len(rows) > 2:
-        print(f"\nSimulated, measured kernels: {summary(rows, 'simulated')}.")
-        print(f"The same on links that share: {summary(rows, 'shared')}.")
-        print(f"Simulated, rates of the probe: {summary(rows, 'rates')}.")
-        print(f"Sums without overlap: {summary(rows, 'sum')}.")
+        print(f"\nOne core per device, measured kernels (the table): {summary(rows, 'core')}.")
+        print(f"The same with rates of the probe instead: {summary(rows, 'rates')}.")
+        print(f"Communication beside computing, fifo links: {summary(rows, 'fifo')}.")
+        print(f"The same, shared links: {summary(rows, 'shared')}.")
     for failure in failures:
         print(f"failed: {failure}")
 

@@ -49,6 +49,8 @@ pub enum Links {
     Fifo,
     /// Share its bandwidth.
     Shared,
+    /// Wait for each other, and for computing: the core that computes is the one that moves data.
+    Core,
 }
 
 /// The tasks of a program, and where they come from.
@@ -174,6 +176,23 @@ impl Schedule {
         });
     }
 
+    /// The tasks where whoever takes part in a transfer can do nothing else meanwhile.
+    fn on_cores(&self) -> Tasks {
+        let mut tasks = Tasks::default();
+        let mut streams = Vec::new();
+        for task in self.tasks.ids() {
+            streams.clear();
+            streams.extend_from_slice(self.tasks.streams(task));
+            streams.extend(
+                self.tasks.streams(task).iter().map(|stream| stream / self.per_class * self.per_class),
+            );
+            streams.sort_unstable();
+            streams.dedup();
+            tasks.push(self.tasks.duration(task), &streams, self.tasks.waits_for(task));
+        }
+        tasks
+    }
+
     /// Runs it, with links that serve one transfer after the other.
     pub fn simulate(&self) -> Timeline {
         self.simulate_on(Links::Fifo)
@@ -186,6 +205,7 @@ impl Schedule {
             Links::Shared => {
                 Timeline::sharing(&self.tasks, |stream| self.stream(stream).1 != Stream::Compute)
             }
+            Links::Core => Timeline::of(&self.on_cores()),
         }
     }
 }

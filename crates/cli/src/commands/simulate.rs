@@ -34,7 +34,8 @@ pub struct Args {
     /// Small all-reduces not joined, and the step simulated change by change too, held to the full simulation to the bit
     #[arg(long, conflicts_with_all = ["perturb", "links"])]
     delta: bool,
-    /// What concurrent transfers do on one link: wait for each other (fifo), or share its bandwidth (shared)
+    /// What transfers do: wait for each other on a link (fifo), share its bandwidth (shared), or wait for each other and for
+    /// the computing of who takes part, as with one core per device (core)
     #[arg(long, default_value = "fifo", value_parser = links)]
     links: Links,
     /// Seed of the noise
@@ -56,7 +57,8 @@ fn links(text: &str) -> Result<Links, String> {
     match text {
         "fifo" => Ok(Links::Fifo),
         "shared" => Ok(Links::Shared),
-        _ => Err(format!("there are no links {text}; choose fifo or shared")),
+        "core" => Ok(Links::Core),
+        _ => Err(format!("there are no links {text}; choose fifo, shared or core")),
     }
 }
 

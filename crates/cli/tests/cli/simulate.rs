@@ -57,6 +57,11 @@ fn the_step_can_be_simulated_in_full_by_changes_and_on_shared_links() {
     assert!(delta["step_seconds"].as_f64().unwrap() > 0.0 && delta["delta_seconds"].is_f64());
     let shared = json(&["simulate", path, "--links", "shared", "--json"]);
     assert!(shared["step_seconds"].as_f64().unwrap() > 0.0);
+    // Nothing overlaps on one core: computing and communicating add up.
+    let core = json(&["simulate", path, "--links", "core", "--json"]);
+    let of = |key: &str| core["devices"][0][key].as_f64().unwrap();
+    let step = core["step_seconds"].as_f64().unwrap();
+    assert!((of("busy") + of("exposed_comm") - step).abs() < 1e-12 && step >= of("busy"), "{core}");
     assert_eq!(shardwright(&["simulate", path, "--full", "--delta"]).status.code(), Some(2));
 }
 

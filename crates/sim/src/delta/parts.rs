@@ -1,4 +1,4 @@
-//! What an op's config means for its tasks: worked out once per op and config, then looked up.
+//! What an op's config means for its tasks: worked out once per config of ops that are alike, then looked up.
 
 use crate::delta::{
     NONE,
@@ -6,10 +6,10 @@ use crate::delta::{
 };
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Arrangement, LayoutError};
-use shardwright_graph::OpId;
+use shardwright_graph::{Op, OpId};
 use shardwright_lower::{Value, Work, window_fetches};
 use shardwright_plan::{OpTimes, Problem, picoseconds};
-use shardwright_space::{Config, elementwise_config, input_layout, output_layout};
+use shardwright_space::{Config, OpShapes, elementwise_config, input_layout, output_layout};
 use smallvec::SmallVec;
 
 /// One op under one config.
@@ -29,12 +29,14 @@ pub struct Part {
 pub struct Parts<'p> {
     problem: &'p Problem<'p>,
     times: OpTimes<'p>,
-    /// Per op: its configs.
+    /// Per op: its kind. Ops of one kind do the same on operands of the same shapes; unrolled nets are full of them.
+    kinds: Vec<u32>,
+    /// Per kind: its configs.
     configs: Vec<Vec<Config>>,
     numbers: Vec<FxHashMap<Config, u32>>,
-    /// Per op and config: which part, or [`NONE`].
+    /// Per kind and config: which part, or [`NONE`].
     known: Vec<Vec<u32>>,
-    /// Per op and layout: which part the op is as a sum of partial results, or [`NONE`].
+    /// Per kind and layout: which part the op is as a sum of partial results, or [`NONE`].
     sums: Vec<Vec<u32>>,
     parts: Vec<Part>,
     layouts: Vec<u32>,
@@ -44,14 +46,21 @@ pub struct Parts<'p> {
 
 impl<'p> Parts<'p> {
     pub fn new(problem: &'p Problem<'p>, times: OpTimes<'p>) -> Self {
-        let ops = problem.graph.ops.len();
+        let mut known: FxHashMap<(&Op, &OpShapes), u32> = FxHashMap::default();
+        let kinds = problem.graph.ops.iter().zip(&problem.shapes).map(|(node, shapes)| {
+            let next = known.len() as u32;
+            *known.entry((&node.op, shapes)).or_insert(next)
+        });
+        let kinds: Vec<u32> = kinds.collect();
+        let count = known.len();
         Self {
             problem,
             times,
-            configs: vec![Vec::new(); ops],
-            numbers: vec![FxHashMap::default(); ops],
-            known: vec![Vec::new(); ops],
-            sums: vec![Vec::new(); ops],
+            kinds,
+            configs: vec![Vec::new(); count],
+            numbers: vec![FxHashMap::default(); count],
+            known: vec![Vec::new(); count],
+            sums: vec![Vec::new(); count],
             parts: Vec::new(),
             layouts: Vec::new(),
             windows: Vec::new(),
@@ -60,19 +69,20 @@ impl<'p> Parts<'p> {
 
     /// The number of an op's config.
     pub fn number(&mut self, op: usize, config: &Config) -> u32 {
-        if let Some(&known) = self.numbers[op].get(config) {
+        let kind = self.kinds[op] as usize;
+        if let Some(&known) = self.numbers[kind].get(config) {
             return known;
         }
-        let next = self.configs[op].len() as u32;
-        self.configs[op].push(config.clone());
-        self.numbers[op].insert(config.clone(), next);
-        self.known[op].push(NONE);
+        let next = self.configs[kind].len() as u32;
+        self.configs[kind].push(config.clone());
+        self.numbers[kind].insert(config.clone(), next);
+        self.known[kind].push(NONE);
         next
     }
 
     /// The config of a number.
     pub fn config(&self, op: usize, number: u32) -> &Config {
-        &self.configs[op][number as usize]
+        &self.configs[self.kinds[op] as usize][number as usize]
     }
 
     /// An op under a config. `shapes` are the numbers of its operands' and results' shapes.
@@ -83,7 +93,7 @@ impl<'p> Parts<'p> {
         ways: &mut Ways<'_>,
         shapes: &[u32],
     ) -> Result<Part, LayoutError> {
-        let known = self.known[op][config as usize];
+        let known = self.known[self.kinds[op] as usize][config as usize];
         if known != NONE {
             return Ok(self.parts[known as usize]);
         }
@@ -98,7 +108,8 @@ impl<'p> Parts<'p> {
         ways: &mut Ways<'_>,
         shapes: &[u32],
     ) -> Result<Part, LayoutError> {
-        let (problem, config) = (self.problem, &self.configs[op][number as usize]);
+        let kind = self.kinds[op] as usize;
+        let (problem, config) = (self.problem, &self.configs[kind][number as usize]);
         let (of, mesh) = (&problem.shapes[op], problem.mesh());
         let layouts = self.layouts.len() as u32;
         let windows = self.windows.len() as u32;
@@ -135,14 +146,15 @@ impl<'p> Parts<'p> {
             window_count: self.windows.len() as u32 - windows,
             lanes: ways.lanes.of_config(config).unwrap_or_else(|| ways.lanes.all()),
         };
-        self.known[op][number as usize] = self.parts.len() as u32;
+        self.known[kind][number as usize] = self.parts.len() as u32;
         self.parts.push(part);
         Ok(part)
     }
 
     /// An op as a sum of partial results in a layout.
     pub fn sum(&mut self, op: usize, layout: u32, ways: &Ways<'_>, shapes: &[u32]) -> Part {
-        let known = self.sums[op].get(layout as usize).copied().unwrap_or(NONE);
+        let kind = self.kinds[op] as usize;
+        let known = self.sums[kind].get(layout as usize).copied().unwrap_or(NONE);
         if known != NONE {
             return self.parts[known as usize];
         }
@@ -153,10 +165,10 @@ impl<'p> Parts<'p> {
         self.layouts.extend(std::iter::repeat_n(layout, shapes.len()));
         let lanes = ways.lanes.of_layout(ways.layout_of(shapes[0], layout));
         let part = Part { duration, layouts, windows, window_count: 0, lanes };
-        if self.sums[op].len() <= layout as usize {
-            self.sums[op].resize(layout as usize + 1, NONE);
+        if self.sums[kind].len() <= layout as usize {
+            self.sums[kind].resize(layout as usize + 1, NONE);
         }
-        self.sums[op][layout as usize] = self.parts.len() as u32;
+        self.sums[kind][layout as usize] = self.parts.len() as u32;
         self.parts.push(part);
         part
     }
