@@ -130,8 +130,9 @@ class Plan:
         return self._native.to_sdy()
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The plan as a plain HTML page: the verdict and a table of layers. Written to `path` if one is given."""
-        page = f"<!doctype html><meta charset=utf-8><title>{html.escape(self.model)}</title>{self._repr_html_()}"
+        """The report as one page of HTML that needs nothing else: summary, network, timeline, memory, ops and what the
+        alternatives would cost. Written to `path` if one is given."""
+        page = self._native.report()
         if path is not None:
             temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
             with open(temporary, "w", encoding="utf-8") as file:

@@ -50,8 +50,9 @@ def test_reports_are_written_whole(tmp_path):
     page = plan.report(tmp_path / "plan.html")
     assert (tmp_path / "plan.html").read_text(encoding="utf-8") == page
     assert os.listdir(tmp_path) == ["plan.html"]
+    assert page.startswith("<!doctype html>") or page.startswith("<!DOCTYPE html>")
     assert all(layer["name"] in page for layer in plan.data["layers"])
-    assert plan._repr_html_() in page
+    assert all(layer["name"] in plan._repr_html_() for layer in plan.data["layers"])
 
 
 def test_json_is_what_the_command_line_reads():

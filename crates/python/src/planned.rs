@@ -6,6 +6,7 @@ use shardwright_cost::Relayouts;
 use shardwright_export::{Shardings, collectives, to_sdy};
 use shardwright_machine::Mesh;
 use shardwright_plan::Plan;
+use shardwright_report::Page;
 use shardwright_request::{Detail, Program, Request, summarise};
 
 /// A plan and the request that it answers.
@@ -37,6 +38,13 @@ impl Planned {
         then(program, &shardings, &mesh)
     }
 
+    fn page(&self) -> anyhow::Result<String> {
+        let problem = self.request.bare(self.plan.mesh(&self.request.machine)?, self.plan.space.untied)?;
+        let mut page = Vec::new();
+        Page::new(&problem, &self.plan, &[])?.write(&mut page)?;
+        Ok(String::from_utf8(page)?)
+    }
+
     fn collectives_json(&self) -> anyhow::Result<String> {
         let mesh = self.plan.mesh(&self.request.machine)?;
         let configs = self.plan.configs(&self.request.graph, &mesh)?;
@@ -66,6 +74,11 @@ impl Planned {
         let mut text = Vec::new();
         summarise(&mut text, &self.plan, detail)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// The report: a page of HTML.
+    fn report(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| self.page()).map_err(failed)
     }
 
     /// How the values of the program lie: JSON.
