@@ -88,7 +88,12 @@ def test_an_interrupt_returns_the_best_so_far():
             os.kill(os.getpid(), signal.SIGINT)
 
     told: list[float] = []
-    plan = shardwright.plan("alexnet", machine="p100x16", batch=512, solver="mcmc", time=300, progress=interrupt)
+    # Processes in the background may have been started deaf to interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        plan = shardwright.plan("alexnet", machine="p100x16", batch=512, solver="mcmc", time=300, progress=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
     if not told:
         pytest.skip("the search was over before it could be interrupted")
     assert plan.step_seconds > 0
