@@ -23,9 +23,9 @@ def run_json(program, *args):
     return json.loads(run.stdout)
 
 
-def plan(model, machine, batch, program):
+def plan(model, machine, batch, program, *more):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    answer = run_json(program, "plan", model, "--machine", machine, "--batch", batch, "--solver", "exact")
+    answer = run_json(program, "plan", model, "--machine", machine, "--batch", batch, "--solver", "exact", *more)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     answer["cpu"] = after.ru_utime - before.ru_utime
     return answer
@@ -86,9 +86,9 @@ def search(program):
     for model in models:
         cells = []
         for devices in [4, 16, 64, 512]:
-            p = plan(model, f"h100x4096:{devices}", 512, program)
+            p = plan(model, f"h100x4096:{devices}", 512, program, "--time", 20)
             cell = f"{p['search_seconds']:.2f} s ({p['cpu']:.2f})"
-            coarse = p["space"]["coarse"]
+            coarse = p["space"].get("coarse")
             if coarse:
                 gained = 1 - p["objective"] / coarse["objective"]
                 cell += f" g {coarse['gap']:.2%}, refined {-gained:.1%}, {p['gap']:.1%}"

@@ -16,8 +16,8 @@
 //! let graph = build("mlp:batch=64,hidden=1024,layers=3", &BuildOptions::default())?;
 //! let machine = builtin("flat:4")?;
 //! let problem = Problem::new(&graph, &machine, None)?;
-//! let all = |choice: &Vec<shardwright_plan::Choice>| choice.len() as u32 - 1;
-//! let repeated = problem.configs(&problem.choices.iter().map(all).collect::<Vec<_>>());
+//! let last = |choices: &shardwright_plan::Choices| choices.len() as u32 - 1;
+//! let repeated = problem.configs(&problem.choices.iter().map(last).collect::<Vec<_>>());
 //! let mut delta = Delta::new(&problem, &repeated)?;
 //! let before = delta.makespan();
 //! // The first layer's ops, split in the first way that there is.
