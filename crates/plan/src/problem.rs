@@ -78,6 +78,34 @@ pub struct Near {
     pub candidates: Vec<Vec<Config>>,
 }
 
+/// What every problem starts from, whatever its mesh.
+struct Ground {
+    device: Device,
+    shapes: Vec<OpShapes>,
+    layers: Groups,
+    variables: Groups,
+}
+
+impl Ground {
+    fn of(
+        graph: &Graph,
+        machine: &Machine,
+        costs: Option<&CostFile>,
+        untied: bool,
+    ) -> Result<Self, PlanError> {
+        if graph.ops.is_empty() {
+            return Err(PlanError::Empty { model: graph.name.clone() });
+        }
+        let device = machine.slowest();
+        // Costs of another device are refused before anything is priced.
+        OperatorTimes::new(&device, costs)?;
+        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
+        let layers = Groups::layers(graph, &shapes);
+        let variables = if untied { Groups::ops(graph, &shapes) } else { layers.clone() };
+        Ok(Self { device, shapes, layers, variables })
+    }
+}
+
 impl<'a> Problem<'a> {
     /// The problem of choosing per layer; operator times are measured ones where `costs` has them.
     pub fn new(
@@ -120,17 +148,11 @@ impl<'a> Problem<'a> {
         mesh: Mesh,
         untied: bool,
     ) -> Result<Self, PlanError> {
-        if graph.ops.is_empty() {
-            return Err(PlanError::Empty { model: graph.name.clone() });
-        }
-        let device = machine.slowest();
-        OperatorTimes::new(&device, costs)?;
-        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-        let layers = Groups::layers(graph, &shapes);
+        let Ground { device, shapes, layers, variables } = Ground::of(graph, machine, costs, untied)?;
         Ok(Self {
             graph,
             machine,
-            variables: if untied { Groups::ops(graph, &shapes) } else { layers.clone() },
+            variables,
             layers,
             untied,
             transfers: Transfers::of(graph),
@@ -151,14 +173,7 @@ impl<'a> Problem<'a> {
         untied: bool,
         near: Option<Near>,
     ) -> Result<Self, PlanError> {
-        if graph.ops.is_empty() {
-            return Err(PlanError::Empty { model: graph.name.clone() });
-        }
-        let device = machine.slowest();
-        OperatorTimes::new(&device, costs)?;
-        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-        let layers = Groups::layers(graph, &shapes);
-        let variables = if untied { Groups::ops(graph, &shapes) } else { layers.clone() };
+        let Ground { device, shapes, layers, variables } = Ground::of(graph, machine, costs, untied)?;
         let rule_of = |op: OpId| &shapes[op.index()].rule;
         let mut seen = BTreeSet::new();
         let rules: Vec<&Rule> = variables
