@@ -4,8 +4,8 @@ use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A model whose search takes minutes without optimisation, and seconds with.
-const LONG: [&str; 6] = ["plan", "gpt:batch=64", "--machine", "h100x64", "--untied", "--json"];
+/// A model whose search takes most of a minute, even optimised.
+const LONG: [&str; 6] = ["plan", "densenet121:batch=64", "--machine", "h100x64", "--untied", "--json"];
 
 #[cfg(unix)]
 #[test]
@@ -33,5 +33,5 @@ fn an_interrupted_search_gives_its_best_plan() {
     }
     let stopped =
         plan["warnings"].as_array().unwrap().iter().any(|w| w.as_str().unwrap().contains("stopped"));
-    assert!(stopped || plan["proved_optimal"] == true, "{}", plan["warnings"]);
+    assert!(stopped && plan["proved_optimal"] == false, "{}", plan["warnings"]);
 }
