@@ -1,7 +1,7 @@
 //! The zoo against what is published, and against hostile requests.
 
 use shardwright_frontend::zoo::{BuildOptions, FAMILIES, build};
-use shardwright_graph::{Graph, Optimizer, Phase, Role, ops::Op, verify::verify};
+use shardwright_graph::{FactorKind, Graph, Optimizer, Phase, Role, factor_kinds, ops::Op, verify::verify};
 
 fn graph(spec: &str) -> Graph {
     build(spec, &BuildOptions::default()).unwrap_or_else(|e| panic!("{spec}: {e}"))
@@ -79,6 +79,26 @@ fn recurrent_and_recommendation_models_have_the_parameters_of_their_formulas() {
     let top = mlp(&[9 * 64, 1024, 1024, 1024, 1]);
     check("dlrm", 8 * 64_000_000 + mlp(&[64, 512, 512, 64]) + top);
     check("mlp", mlp(&[784, 1024, 1024, 1024, 10]));
+}
+
+#[test]
+fn every_input_begins_with_the_batch_and_layers_split_it_as_samples() {
+    for family in FAMILIES {
+        // A size that nothing else in the model has.
+        let spec = format!("{}:batch=1013", family.name);
+        let graph = forward(&spec);
+        for tensor in graph.tensors.iter().filter(|t| t.role == Role::Input) {
+            assert_eq!(tensor.ty.shape.first(), Some(&1013), "{spec}: {}", tensor.name);
+        }
+        let kinds = factor_kinds(&graph);
+        for id in graph.op_ids().filter(|&id| matches!(graph.node(id).op, Op::Lstm(_) | Op::Conv(_))) {
+            let rule = graph.rule(id);
+            let factors = rule.factors.iter().zip(&kinds[id.index()]);
+            let sizes: Vec<u64> =
+                factors.filter(|(_, k)| **k == FactorKind::Sample).map(|(f, _)| f.size).collect();
+            assert_eq!(sizes, [1013], "{spec}: {}", graph.node(id).name);
+        }
+    }
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub use loss::{bce_with_logits, cross_entropy, element_wise_loss, mse};
 pub use moe::{Moe, moe};
 pub use norm::{batch_norm, layer_norm, rms_norm};
 pub use position::{rotary, rotary_tables, sinusoids};
-pub use recurrent::{LstmOutput, LstmState, Sequence, attend, last, lstm};
+pub use recurrent::{LstmOutput, LstmState, Sequence, attend, ids_by_step, last, lstm};
 
 use shardwright_graph::{
     BuildError, DType, GraphBuilder, Init, Real, Role, Shape, TensorId, TensorType,

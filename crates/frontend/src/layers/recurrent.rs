@@ -3,11 +3,18 @@
 //! A layer is its input projection (for all steps at once, or step by step) and the recurrent op. Unrolled,
 //! all steps share the layer's weights, so their gradients add up.
 
-use super::{Built, add, concat, dense, einsum, fan_in, fill, parameter, reshape, slice, unary};
+use super::{Built, add, concat, dense, einsum, fan_in, fill, ids, parameter, reshape, slice, unary};
 use shardwright_graph::{
     BuildError, GraphBuilder, TensorId,
-    ops::{Lstm, Softmax, UnaryFn},
+    ops::{Lstm, Softmax, Transpose, UnaryFn},
 };
+
+/// Token ids or labels `[t, b]`, given sample by sample as every input is, so that the batch is known for the
+/// batch, and turned.
+pub fn ids_by_step(b: &mut GraphBuilder, name: &str, [steps, samples]: [u64; 2], below: u64) -> Built {
+    let given = ids(b, name, &[samples, steps], below)?;
+    b.emit(&format!("{name}.by_step"), Transpose { perm: [1, 0].into_iter().collect() }, &[given])
+}
 
 /// A sequence `[t, b, c]`: in one piece, or one tensor `[1, b, c]` per step.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use super::{
     options::{DTYPE, UNROLL, batch, hidden, layers, seq, vocab},
 };
 use crate::layers::{
-    LstmOutput, LstmState, Sequence, attend, cross_entropy, dense, embedding, ids, last, lstm,
+    LstmOutput, LstmState, Sequence, attend, cross_entropy, dense, embedding, ids_by_step, last, lstm,
 };
 use shardwright_graph::{BuildError, GraphBuilder, TensorId};
 
@@ -29,7 +29,7 @@ fn words(
     o: &Options,
     (steps, unrolled): (u64, bool),
 ) -> Result<Sequence, BuildError> {
-    let tokens = ids(b, &format!("{name}.tokens"), &[steps, o.batch()], o.count("vocab"))?;
+    let tokens = ids_by_step(b, &format!("{name}.tokens"), [steps, o.batch()], o.count("vocab"))?;
     let table = (o.count("vocab"), o.count("hidden"));
     let (x, _) = embedding(b, &format!("{name}.embedding"), o.dtype(), tokens, table, 0.1)?;
     if unrolled { Sequence::unroll(b, &format!("{name}.step"), x) } else { Ok(Sequence::Whole(x)) }
@@ -61,6 +61,6 @@ fn build(b: &mut GraphBuilder, o: &Options) -> Loss {
     let output: TensorId = x.whole(b, "decoder.outputs")?;
     let x = b.scoped("attention", |b| attend(b, output, memory))?;
     let logits = dense(b, "logits", "tbc,co->tbo", x, &[vocab], true)?;
-    let labels = ids(b, "labels", &[steps, o.batch()], vocab)?;
+    let labels = ids_by_step(b, "labels", [steps, o.batch()], vocab)?;
     Ok(cross_entropy(b, "loss", logits, labels)?)
 }

@@ -8,7 +8,7 @@ use super::{
     Family, Loss, Options,
     options::{DTYPE, UNROLL, batch, hidden, layers, seq, vocab},
 };
-use crate::layers::{Sequence, cross_entropy, dense, embedding, ids, lstm};
+use crate::layers::{Sequence, cross_entropy, dense, embedding, ids_by_step, lstm};
 use shardwright_graph::GraphBuilder;
 
 pub(super) const FAMILY: Family = Family {
@@ -23,7 +23,7 @@ fn build(b: &mut GraphBuilder, o: &Options) -> Loss {
     let (samples, hidden, vocab, layers) =
         (o.batch(), o.count("hidden"), o.count("vocab"), o.count("layers"));
     let (steps, unrolled) = o.steps(layers)?;
-    let tokens = ids(b, "tokens", &[steps, samples], vocab)?;
+    let tokens = ids_by_step(b, "tokens", [steps, samples], vocab)?;
     let (x, _) = embedding(b, "embedding", o.dtype(), tokens, (vocab, hidden), 0.1)?;
     let mut x = if unrolled { Sequence::unroll(b, "step", x)? } else { Sequence::Whole(x) };
     for i in 1..=layers {
@@ -31,6 +31,6 @@ fn build(b: &mut GraphBuilder, o: &Options) -> Loss {
     }
     let x = x.whole(b, "outputs")?;
     let logits = dense(b, "logits", "tbc,co->tbo", x, &[vocab], true)?;
-    let labels = ids(b, "labels", &[steps, samples], vocab)?;
+    let labels = ids_by_step(b, "labels", [steps, samples], vocab)?;
     Ok(cross_entropy(b, "loss", logits, labels)?)
 }

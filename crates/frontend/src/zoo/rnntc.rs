@@ -6,7 +6,7 @@ use super::{
     Family, Loss, Options,
     options::{DTYPE, UNROLL, batch, classes, hidden, layers, seq, vocab},
 };
-use crate::layers::{Sequence, cross_entropy, dense, embedding, ids, last, lstm};
+use crate::layers::{Sequence, cross_entropy, dense, embedding, ids, ids_by_step, last, lstm};
 use shardwright_graph::GraphBuilder;
 
 pub(super) const FAMILY: Family = Family {
@@ -21,7 +21,7 @@ fn build(b: &mut GraphBuilder, o: &Options) -> Loss {
     let (samples, hidden, vocab, layers) =
         (o.batch(), o.count("hidden"), o.count("vocab"), o.count("layers"));
     let (steps, unrolled) = o.steps(layers)?;
-    let tokens = ids(b, "tokens", &[steps, samples], vocab)?;
+    let tokens = ids_by_step(b, "tokens", [steps, samples], vocab)?;
     let (x, _) = embedding(b, "embedding", o.dtype(), tokens, (vocab, hidden), 0.1)?;
     let mut x = if unrolled { Sequence::unroll(b, "step", x)? } else { Sequence::Whole(x) };
     for i in 1..=layers {
