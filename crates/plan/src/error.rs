@@ -1,7 +1,7 @@
 //! Why there is no plan.
 
 use shardwright_cost::{LayoutError, WrongDevice};
-use shardwright_search::NetworkError;
+use shardwright_search::{NetworkError, StopReason};
 use shardwright_soybean::SoyBeanError;
 
 fn smallest(least: Option<u64>, floor: u64) -> String {
@@ -68,6 +68,9 @@ pub enum PlanError {
     /// The search problem cannot be built.
     #[error("the search problem cannot be built: {0}")]
     Network(#[from] NetworkError),
+    /// Building the search problem took too long.
+    #[error("building the search problem was stopped: {0:?}")]
+    Stopped(StopReason),
     /// No strategy or solver has this name.
     #[error("there is no strategy `{name}`; there are {known}")]
     UnknownStrategy {

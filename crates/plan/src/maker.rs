@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 use shardwright_cost::{Layout, Relayouts, TensorShape};
 use shardwright_graph::Graph;
 use shardwright_machine::Mesh;
-use shardwright_search::{Interval, Network, NetworkBuilder, SharedTable, VarId};
+use shardwright_search::{Control, Interval, Network, NetworkBuilder, SharedTable, VarId};
 use shardwright_space::{Config, LayerSplit, OpShapes, configs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub(crate) struct Maker<'p> {
     pub mesh: &'p Mesh,
     pub relayouts: &'p Relayouts,
     pub times: OpTimes<'p>,
+    /// May stop the work, which is then lost.
+    pub control: &'p Control<'p>,
 }
 
 /// An end of transfers by class of variable: class, member, operand or result, which of the two.
@@ -92,6 +94,7 @@ impl Maker<'_> {
         let alike =
             Alike::new(self.graph, self.variables, self.times.kinds(), &inside, |v| (listed(v), also(v)));
         let class = |&variable: &u32| -> Result<Choices, PlanError> {
+            self.go_on()?;
             let (variable, inside) = (variable as usize, &inside[variable as usize]);
             let split = &self.variables.splits[variable];
             let all = match listed(variable) {
@@ -111,6 +114,10 @@ impl Maker<'_> {
         };
         let choices: Vec<Choices> = alike.first.par_iter().map(class).collect::<Result<_, _>>()?;
         Ok((alike.share(&choices), alike))
+    }
+
+    fn go_on(&self) -> Result<(), PlanError> {
+        self.control.stop(0).map_or(Ok(()), |reason| Err(PlanError::Stopped(reason)))
     }
 
     fn choice(
@@ -166,6 +173,7 @@ impl Maker<'_> {
         let layouts: Vec<Distinct<Layout>> =
             ends.all.par_iter().map(|end| self.layouts(end, choices, alike)).collect();
         let price = |(&(_, from, to), transfer): (&(TensorShape, u32, u32), &&Transfer)| {
+            self.go_on()?;
             let times = tables.table(transfer.tensor, &layouts[from as usize], &layouts[to as usize])?;
             Ok(Priced { from, to, times })
         };
@@ -188,6 +196,7 @@ impl Maker<'_> {
         let mut shared: Vec<SharedTable> = Vec::with_capacity(kinds.all.len());
         let spread = |kind: &Vec<TransferKind>| sum(kind, &priced, &layouts);
         for batch in kinds.all.chunks(BATCH) {
+            self.go_on()?;
             for table in batch.par_iter().map(spread).collect::<Vec<_>>() {
                 shared.push(builder.table(&table)?);
             }

@@ -18,7 +18,7 @@ use crate::{
 use shardwright_cost::{CostFile, OperatorTimes, Relayouts};
 use shardwright_graph::{Graph, OpId, Rule};
 use shardwright_machine::{Device, Machine, Mesh};
-use shardwright_search::{Network, NetworkBuilder};
+use shardwright_search::{Control, Network, NetworkBuilder};
 use shardwright_space::{Config, Grain, OpShapes};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ impl<'a> Problem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
-        Self::build(graph, machine, costs, false, None)
+        Self::build(graph, machine, costs, false, None, &Control::new())
     }
 
     /// The problem of choosing per op: weights, gradients and optimizer state find their own layouts.
@@ -122,12 +122,12 @@ impl<'a> Problem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
-        Self::build(graph, machine, costs, true, None)
+        Self::build(graph, machine, costs, true, None, &Control::new())
     }
 
-    /// The same problem on another mesh with only some configs.
-    pub fn near(&self, near: Near) -> Result<Self, PlanError> {
-        Self::build(self.graph, self.machine, self.costs, self.untied, Some(near))
+    /// The same problem on another mesh with only some configs, unless `control` stops the building.
+    pub fn near(&self, near: Near, control: &Control<'_>) -> Result<Self, PlanError> {
+        Self::build(self.graph, self.machine, self.costs, self.untied, Some(near), control)
     }
 
     /// The machine's prime axes with nothing to choose from: all that strategies need which do not search the
@@ -172,6 +172,7 @@ impl<'a> Problem<'a> {
         costs: Option<&'a CostFile>,
         untied: bool,
         near: Option<Near>,
+        control: &Control<'_>,
     ) -> Result<Self, PlanError> {
         let Ground { device, shapes, layers, variables } = Ground::of(graph, machine, costs, untied)?;
         let rule_of = |op: OpId| &shapes[op.index()].rule;
@@ -210,6 +211,7 @@ impl<'a> Problem<'a> {
                 mesh: &grain.mesh,
                 relayouts: &relayouts,
                 times,
+                control,
             };
             let tables = Tables::new(graph, &relayouts);
             let (choices, alike) = make.choices(&tables, candidates.as_deref(), &tied)?;

@@ -11,6 +11,7 @@
 //! left as soon as its bound says so, and one that gains as soon as what more it could gain is too little.
 
 use crate::{
+    error::PlanError,
     planner::{Demands, Found, attempt},
     problem::{Near, Problem},
     strategy::{Space, Strategy},
@@ -95,7 +96,14 @@ fn step<'a>(
         }
         refinement.meshes += 1;
         let candidates = near(problem, mesh, &found.configs, &finer);
-        let Ok(near) = problem.near(Near { mesh: finer, candidates }) else { continue };
+        let near = match problem.near(Near { mesh: finer, candidates }, &control) {
+            Ok(near) => near,
+            Err(PlanError::Stopped(reason)) => {
+                refinement.cut_short = Some(reason);
+                return None;
+            }
+            Err(_) => continue,
+        };
         // The coarse plan is no worse than any baseline: no need to look at those again.
         let Ok(better) = attempt(&near, strategy, demands, &control) else { continue };
         if better.objective < target {
@@ -234,7 +242,7 @@ mod tests {
             found
         };
         let candidates = (0..problem.variables.splits.len()).map(all).collect();
-        let fine = problem.near(Near { mesh: mesh.clone(), candidates }).unwrap();
+        let fine = problem.near(Near { mesh: mesh.clone(), candidates }, &Control::new()).unwrap();
         search(&fine, strategy::find("exact").unwrap(), &Demands::default(), &Control::new()).unwrap()
     }
 
@@ -307,6 +315,10 @@ mod tests {
         let cancelled = Control { cancel: Some(&flag), ..Control::new() };
         let late = Control::new().time_limit(std::time::Duration::ZERO);
         for (control, reason) in [(cancelled, StopReason::Cancelled), (late, StopReason::Deadline)] {
+            let mesh = machine.mesh().clone();
+            let candidates = near(&problem, problem.mesh(), &coarse.configs, &mesh);
+            let stopped = problem.near(Near { mesh, candidates }, &control).err();
+            assert_eq!(stopped, Some(PlanError::Stopped(reason.clone())));
             let refinement = refine(&problem, exact, &Demands::default(), &coarse, &control);
             assert!(refinement.best.is_none() && refinement.meshes == 0);
             assert_eq!(refinement.cut_short, Some(reason));
