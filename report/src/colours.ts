@@ -12,6 +12,7 @@ export const WAYS: { way: Way; colour: string; ink: string; text: string }[] = [
   { way: "repeated", colour: "#8a8f98", ink: "#000", text: "repeated on every device" },
 ];
 
+export const COMPUTING = { colour: "#0072b2", ink: "#fff", text: "computing" };
 export const MOVE = { colour: "#56b4e9", ink: "#000", text: "communication" };
 
 export function wayOf(split: string[]): Way {
@@ -21,4 +22,12 @@ export function wayOf(split: string[]): Way {
 
 export function colourOf(way: Way): { colour: string; ink: string; text: string } {
   return WAYS.find((own) => own.way === way) ?? WAYS[WAYS.length - 1]!;
+}
+
+/** Lines of a plot, told apart by colour, dashes and marks together. */
+const LINES = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8f98"];
+const DASHES = [undefined, "8 4", "2 3"];
+
+export function lineOf(at: number): { colour: string; dash: string | undefined } {
+  return { colour: LINES[at % LINES.length]!, dash: DASHES[Math.floor(at / LINES.length) % DASHES.length] };
 }

@@ -39,3 +39,12 @@ export function legend(entries: { colour: string; text: string }[]): HTMLElement
   return el("ul", { class: "legend" }, ...entries.map((entry) =>
     el("li", {}, el("span", { class: "swatch", style: `background:${entry.colour}` }), entry.text)));
 }
+
+/** A table of figures: the first column are the rows' names, the others numbers. */
+export function figures(caption: string, head: string[], rows: { own?: boolean; cells: string[] }[]): HTMLElement {
+  const table = el("table", { class: "figures" }, el("caption", {}, caption),
+    el("thead", {}, el("tr", {}, ...head.map((title, at) => el("th", { scope: "col", class: at ? "number" : "" }, title)))),
+    el("tbody", {}, ...rows.map((row) => el("tr", row.own ? { class: "own" } : {}, ...row.cells.map((text, at) =>
+      at ? el("td", { class: "number" }, text) : el("th", { scope: "row" }, text))))));
+  return el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": caption }, table);
+}

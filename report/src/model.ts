@@ -175,3 +175,34 @@ export function stepTitle(step: Step): string {
 export function classTitle(own: DeviceClass): string {
   return own.size > 1 ? `device ${own.device} and ${own.size - 1} alike` : `device ${own.device}`;
 }
+
+/** What came of a strategy, as `compare --json` says it. */
+export interface ComparisonRow {
+  solver: string;
+  step_seconds: number | null;
+  speedup_over_data: number | null;
+  traffic_bytes: number | null;
+  peak_memory_bytes: number | null;
+  search_seconds: number;
+  /** Picoseconds if nothing overlapped. */
+  objective: number | null;
+  proved_optimal: boolean;
+  failure?: string;
+}
+
+export interface Limited extends ComparisonRow {
+  memory_limit_bytes: number | null;
+  on_front: boolean;
+}
+
+/** The page of `compare`. */
+export interface Comparison {
+  model: string;
+  machine: string;
+  devices: number;
+  device_memory_bytes: number;
+  rows: ComparisonRow[];
+  scaling?: { devices: number; batch: number | null; rows: ComparisonRow[] }[];
+  pareto?: Limited[];
+  notes: string[];
+}

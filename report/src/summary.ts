@@ -1,7 +1,8 @@
 // The summary: what the plan takes, against the classics, how well it is proved, what it holds and sends.
 
+import { bars, BarRow, tile } from "./bars";
+import { COMPUTING, MOVE } from "./colours";
 import { el, legend, panel } from "./dom";
-import { MOVE } from "./colours";
 import * as show from "./format";
 import { Baseline, Plan, Report } from "./model";
 
@@ -13,49 +14,20 @@ export function verdict(plan: Plan): string {
   return `at most ${show.percent(above)} above the ${plan.space.coarse ? "best on any axes" : "optimum"}`;
 }
 
-function tile(title: string, value: string, note: string): HTMLElement {
-  return el("div", { class: "tile" }, el("dt", {}, title), el("dd", {}, el("strong", {}, value), el("span", {}, note)));
-}
-
-interface Row {
-  name: string;
-  own?: boolean;
-  parts: { value: number; colour: string; text: string }[];
-  text: string;
-}
-
-/**
- * Horizontal bars on one scale, as a table, so that they are read out too. What is more than `cap` times as long as the
- * plan's bar is cut off, so that a bad classic does not flatten all others.
- */
-function bars(caption: string, rows: Row[], cap = Infinity): HTMLElement {
-  const total = (row: Row) => row.parts.reduce((sum, part) => sum + part.value, 0);
-  const own = Math.max(...rows.filter((row) => row.own).map(total));
-  const most = Math.max(Math.min(Math.max(...rows.map(total)), own > 0 ? cap * own : Infinity), Number.MIN_VALUE);
-  return el("table", { class: "bars" }, el("caption", {}, caption), el("tbody", {}, ...rows.map((row) =>
-    el("tr", row.own ? { class: "own" } : {},
-      el("th", { scope: "row" }, row.name),
-      el("td", { class: "track" }, el("div", { class: total(row) > most * 1.0001 ? "bar cut" : "bar" }, ...row.parts.map((part) =>
-        el("span", { style: `width:${(100 * part.value) / most}%;background:${part.colour}`, title: part.text })))),
-      el("td", { class: "value" }, row.text)))));
-}
-
-const COMPUTE = "#0072b2";
-
 function steps(report: Report): HTMLElement {
   const { plan } = report;
   const own = plan.simulated;
   const times = (value: number, base: number) => `${show.seconds(value)} (${(value / Math.max(base, 1e-300)).toFixed(2)}x)`;
-  const simulated = (name: string, step: number, compute: number, mine: boolean): Row => ({
+  const simulated = (name: string, step: number, compute: number, mine: boolean): BarRow => ({
     name,
     own: mine,
     parts: [
-      { value: compute, colour: COMPUTE, text: `computing ${show.seconds(compute)}` },
+      { value: compute, colour: COMPUTING.colour, text: `computing ${show.seconds(compute)}` },
       { value: Math.max(step - compute, 0), colour: MOVE.colour, text: `waiting for communication ${show.seconds(step - compute)}` },
     ],
     text: mine ? show.seconds(step) : times(step, own.step_seconds),
   });
-  const sum = (name: string, objective: number, mine: boolean): Row => ({
+  const sum = (name: string, objective: number, mine: boolean): BarRow => ({
     name,
     own: mine,
     parts: [{ value: objective, colour: "#8a8f98", text: show.seconds(objective / 1e12) }],
@@ -68,7 +40,7 @@ function steps(report: Report): HTMLElement {
       simulated("this plan", own.step_seconds, own.compute_seconds, true),
       ...by((cost) => cost.step_seconds).map(([name, cost]) => simulated(name, cost.step_seconds, cost.compute_seconds, false)),
     ], 3),
-    legend([{ colour: COMPUTE, text: "computing" }, { colour: MOVE.colour, text: "waiting for communication" }]),
+    legend([{ colour: COMPUTING.colour, text: "computing" }, { colour: MOVE.colour, text: "waiting for communication" }]),
     bars("The same if nothing overlapped: what proofs speak of", [
       sum("this plan", plan.objective, true),
       ...by((cost) => cost.objective).map(([name, cost]) => sum(name, cost.objective, false)),
@@ -76,7 +48,7 @@ function steps(report: Report): HTMLElement {
 }
 
 function traffic(plan: Plan): HTMLElement {
-  const row = (name: string, bytes: number, own: boolean): Row => ({
+  const row = (name: string, bytes: number, own: boolean): BarRow => ({
     name, own, parts: [{ value: bytes, colour: MOVE.colour, text: show.bytes(bytes) }], text: show.bytes(bytes),
   });
   const others = Object.entries(plan.baselines).sort((a, b) => a[1].traffic_bytes - b[1].traffic_bytes);

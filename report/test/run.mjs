@@ -43,10 +43,15 @@ after(async () => {
   rmSync(folder, { recursive: true, force: true });
 });
 
-/** Plans, and opens the report; fails at the end if the page complained or asked for anything outside of it. */
-async function open(name, args, options = {}) {
+/** Plans, and opens the report. */
+function open(name, args, options) {
+  return openPage(name, ["plan", ...args, "-o", join(folder, `${name}.json`)], options);
+}
+
+/** Opens what a command writes; fails at the end if the page complained or asked for anything outside of it. */
+async function openPage(name, args, options = {}) {
   const path = join(folder, `${name}.html`);
-  const json = JSON.parse(shardwright("plan", ...args, "--report", path, "-o", join(folder, `${name}.json`), "--json"));
+  const json = JSON.parse(shardwright(...args, "--report", path, "--json"));
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   const page = await context.newPage();
   const complaints = [];
@@ -67,9 +72,28 @@ async function everyPanelIsThere(page) {
   assert.ok((await page.locator("#timeline canvas").evaluate(painted)) > 500, "the timeline is drawn");
   assert.ok((await page.locator("#network .layer").count()) > 0);
   assert.ok((await page.locator("#memory path").count()) >= 2);
+  await fits(page);
+}
+
+/** Nothing has to be scrolled sideways to be seen, and no label of a chart lies on another or outside of it. */
+async function fits(page) {
   const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
+  const overlaps = await page.locator(".chart").evaluateAll((charts) => charts.flatMap((chart) => {
+    const frame = chart.getBoundingClientRect();
+    const texts = [...chart.querySelectorAll("text")].map((own) => ({ text: own.textContent, box: own.getBoundingClientRect() }));
+    const apart = (a, b) => a.right <= b.left || b.right <= a.left || a.bottom <= b.top + 1 || b.bottom <= a.top + 1;
+    return texts.flatMap((own, at) => [
+      ...(own.box.left < frame.left - 1 || own.box.right > frame.right + 1 ? [`${own.text} leaves the chart`] : []),
+      ...texts.slice(at + 1).filter((other) => !apart(own.box, other.box)).map((other) => `${own.text} lies on ${other.text}`),
+    ]);
+  }));
+  assert.deepEqual(overlaps, []);
 }
+
+/** Numbers as the page writes them. */
+const seconds = (value) => (value >= 1 ? `${value.toFixed(2)} s` : value >= 1e-3 ? `${(value * 1e3).toFixed(2)} ms` : `${(value * 1e6).toFixed(1)} us`);
+const bytes = (value) => (value >= 1e9 ? `${(value / 1e9).toFixed(2)} GB` : value >= 1e6 ? `${(value / 1e6).toFixed(1)} MB` : `${(value / 1e3).toFixed(1)} kB`);
 
 /** How many pixels of a canvas are not empty. */
 function painted(canvas) {
@@ -203,6 +227,40 @@ describe("reports", () => {
     assert.ok((await rails()) > 10 * folded, "a fold opens");
     assert.ok((await page.locator("#network .layer").count()) < 100);
     await picture(page, "large-1280-light");
+    await close();
+  });
+
+  test("a comparison: strategies, device counts and limits of memory, as --json has them", async () => {
+    const args = ["compare", "vgg16", "--machine", "flat:4", "--batch", "64", "--optimizer", "adam", "--solver", "auto,exact,data,owt,model", "--devices", "1,2,4", "--pareto", "3", "--time", "3"];
+    const { page, json, data, close } = await openPage("compare", args);
+    assert.deepEqual(data, json);
+    await fits(page);
+    await picture(page, "compare-1280-light");
+    const planned = json.rows.filter((row) => row.step_seconds !== null).sort((a, b) => a.step_seconds - b.step_seconds);
+    const bars = page.locator("#solvers .bars");
+    assert.equal(await bars.count(), 5);
+    assert.deepEqual(await bars.first().locator("th").allTextContents(), planned.map((row) => row.solver));
+    const values = await bars.first().locator(".value").allTextContents();
+    planned.forEach((row, at) => assert.ok(values[at].startsWith(seconds(row.step_seconds)), `${row.solver}: ${values[at]}`));
+    assert.deepEqual(await bars.nth(2).locator(".value").allTextContents(), planned.map((row) => bytes(row.peak_memory_bytes)));
+    assert.deepEqual(await bars.nth(4).locator(".value").allTextContents(), planned.map((row) => `${row.search_seconds.toFixed(2)} s`));
+
+    // Every strategy at every count is a mark and a cell.
+    const points = json.scaling.flatMap((own) => own.rows).filter((row) => row.step_seconds !== null).length;
+    assert.equal(await page.locator("#scaling .plot").first().locator(".mark").count(), points);
+    const cells = await page.locator("#scaling .figures tbody tr").last().locator("td").allTextContents();
+    assert.deepEqual(cells, [json.scaling[2].batch, ...json.scaling[2].rows.map((row) => seconds(row.step_seconds))].map(String));
+    await page.locator("#scaling .plot g").last().hover();
+    assert.ok((await page.locator(".tip").textContent()).includes("device"));
+
+    const held = await page.locator("#pareto .figures tbody tr td:nth-child(2)").allTextContents();
+    assert.deepEqual(held, json.pareto.map((plan) => (plan.peak_memory_bytes === null ? "-" : bytes(plan.peak_memory_bytes))));
+    await checkAxe(page);
+    await page.emulateMedia({ colorScheme: "dark" });
+    await page.setViewportSize({ width: 1920, height: 1080 });
+    await fits(page);
+    await picture(page, "compare-1920-dark");
+    await checkAxe(page);
     await close();
   });
 

@@ -1,6 +1,7 @@
-//! The page's file: its style, its data and the program that draws them, in one.
+//! A page's file: its style, its data and the program that draws them, in one.
 
 use crate::page::Page;
+use serde::Serialize;
 use std::io::{self, Write};
 
 /// Made by `scripts/build-report`.
@@ -10,20 +11,25 @@ const STYLE: &str = include_str!("../page/report.css");
 impl Page<'_> {
     /// Writes the page as one HTML file.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let title = escaped(&format!("{} on {}", self.plan.model, self.plan.machine));
-        write!(
-            out,
-            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
-             script-src 'unsafe-inline'; img-src data:\">\n\
-             <title>{title} - Shardwright</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
-             <noscript>This report is drawn by a program inside it: allow scripts to see it.</noscript>\n\
-             <script type=\"application/json\" id=\"data\">"
-        )?;
-        serde_json::to_writer(Harmless(&mut *out), self)?;
-        write!(out, "</script>\n<script>\n{PROGRAM}</script>\n</body>\n</html>\n")
+        write_page(out, &format!("{} on {}", self.plan.model, self.plan.machine), self)
     }
+}
+
+/// Writes data with the program that draws them; which page it is the program sees from the data.
+pub(crate) fn write_page(out: &mut dyn Write, title: &str, data: &impl Serialize) -> io::Result<()> {
+    let title = escaped(title);
+    write!(
+        out,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
+         script-src 'unsafe-inline'; img-src data:\">\n\
+         <title>{title} - Shardwright</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+         <noscript>This report is drawn by a program inside it: allow scripts to see it.</noscript>\n\
+         <script type=\"application/json\" id=\"data\">"
+    )?;
+    serde_json::to_writer(Harmless(&mut *out), data)?;
+    write!(out, "</script>\n<script>\n{PROGRAM}</script>\n</body>\n</html>\n")
 }
 
 /// Text as HTML shows it.

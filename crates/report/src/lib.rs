@@ -23,12 +23,14 @@
 //! # }
 //! ```
 
+mod comparison;
 mod explain;
 mod html;
 mod ops;
 mod page;
 mod step;
 
+pub use comparison::{Comparison, Limited, Row, Scale, mark_front};
 pub use explain::{Choice, Explainer, Explanation};
 pub use ops::OpFacts;
 pub use page::{Improvement, Page, ReportError};

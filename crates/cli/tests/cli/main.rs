@@ -1,5 +1,6 @@
 //! The program from outside, as users and scripts meet it: output, files and exit status. One file per command.
 
+mod compare;
 mod export;
 mod interrupt;
 mod machines;
