@@ -35,6 +35,7 @@
 //! A [`Network`] is built through a [`NetworkBuilder`], which validates everything it is given, or read by
 //! [`mod@format`]. Every solver implements [`Solver`], takes its limits from a [`Control`] and reports
 //! incumbent, lower bound and the reason for stopping as an [`Outcome`]; [`registry`] lists them by name.
+//! [`min_marginals`] says what every single choice costs at best.
 
 pub mod brute;
 pub mod exact;
@@ -45,9 +46,11 @@ pub mod outcome;
 pub mod pase;
 pub mod registry;
 
+mod marginals;
 mod minsum;
 mod pairwise;
 
+pub use marginals::{MinMarginals, min_marginals};
 pub use network::{
     Evaluation, FORBIDDEN, Interval, Limits, Network, NetworkBuilder, NetworkError, SharedTable, VarId,
     is_forbidden,

@@ -159,6 +159,20 @@ impl Network {
         Network { usage_limit: limit.map(|l| l.max(0)), ..self.clone() }
     }
 
+    /// The same network in which all other choices of a variable are forbidden.
+    ///
+    /// # Panics
+    /// If the choice does not exist.
+    #[must_use]
+    pub fn with_choice(&self, v: VarId, choice: u32) -> Self {
+        let mut fixed = self.clone();
+        let own = &mut fixed.unary[self.span(v)];
+        let kept = own[choice as usize];
+        own.fill(FORBIDDEN);
+        own[choice as usize] = kept;
+        fixed
+    }
+
     /// All edges, sorted by `(u, v)`, at most one per pair.
     pub fn edges(&self) -> &[Edge] {
         &self.edges

@@ -58,14 +58,14 @@ pub(crate) fn work(costs: &Pairwise, control: &Control<'_>) -> Option<f64> {
 }
 
 /// One vertex of the sequence and its dependent set, the vertex that is taken last first.
-struct Step {
-    vertex: u32,
-    dependent: Vec<u32>,
+pub(crate) struct Step {
+    pub vertex: u32,
+    pub dependent: Vec<u32>,
 }
 
 /// `GenerateSeq`: vertices in min-degree order, ties to the lowest number. Refuses where the tables will
 /// not fit the memory.
-fn generate_sequence(costs: &Pairwise, control: &Control<'_>) -> Result<Vec<Step>, StopReason> {
+pub(crate) fn generate_sequence(costs: &Pairwise, control: &Control<'_>) -> Result<Vec<Step>, StopReason> {
     let count = costs.unary.len();
     let mut neighbours: Vec<Vec<u32>> = vec![Vec::new(); count];
     for pair in &costs.pairs {
@@ -129,20 +129,22 @@ fn union_without(a: &[u32], b: &[u32], without: [u32; 2]) -> Vec<u32> {
 }
 
 /// A table that takes part in minimising over a vertex: that vertex is the last of its scope.
-struct Factor {
+pub(crate) struct Factor {
     /// All but the vertex itself, in the order of the step's dependent set.
-    scope: Vec<u32>,
-    cells: Arc<[i64]>,
+    pub scope: Vec<u32>,
+    pub cells: Arc<[i64]>,
+    /// The step that made it; none for a pair's own table.
+    pub made_by: Option<usize>,
 }
 
 /// The tables that wait for each vertex.
-struct Program<'p> {
+pub(crate) struct Program<'p> {
     costs: &'p Pairwise,
-    waiting: Vec<Vec<Factor>>,
+    pub waiting: Vec<Vec<Factor>>,
 }
 
 impl<'p> Program<'p> {
-    fn new(costs: &'p Pairwise, sequence: &[Step]) -> Self {
+    pub fn new(costs: &'p Pairwise, sequence: &[Step]) -> Self {
         let mut position = vec![0; costs.unary.len()];
         for (index, step) in sequence.iter().enumerate() {
             position[step.vertex as usize] = index;
@@ -158,14 +160,20 @@ impl<'p> Program<'p> {
                 let turn = || transpose(&pair.cells, costs.choices(pair.v)).into();
                 (pair.u, pair.v, turned.or_insert_with(turn).clone())
             };
-            waiting[first as usize].push(Factor { scope: vec![later], cells });
+            waiting[first as usize].push(Factor { scope: vec![later], cells, made_by: None });
         }
         Program { costs, waiting }
     }
 
     fn run(mut self, sequence: &[Step], control: &Control<'_>) -> Result<(i64, Vec<u32>), StopReason> {
+        let optimum = self.eliminate(sequence, control)?;
+        Ok((optimum, self.choices(sequence)))
+    }
+
+    /// Fills all tables; the optimum.
+    pub fn eliminate(&mut self, sequence: &[Step], control: &Control<'_>) -> Result<i64, StopReason> {
         let mut optimum = 0;
-        for step in sequence {
+        for (at, step) in sequence.iter().enumerate() {
             if let Some(reason) = control.stop(0) {
                 return Err(reason);
             }
@@ -173,11 +181,12 @@ impl<'p> Program<'p> {
             match step.dependent.split_last() {
                 None => optimum = minsum::add(optimum, table[0]),
                 Some((&next, scope)) => {
-                    self.waiting[next as usize].push(Factor { scope: scope.to_vec(), cells: table.into() });
+                    let (scope, cells) = (scope.to_vec(), table.into());
+                    self.waiting[next as usize].push(Factor { scope, cells, made_by: Some(at) });
                 }
             }
         }
-        Ok((optimum, self.choices(sequence)))
+        Ok(optimum)
     }
 
     /// `R(i, φ)` for all `φ` over the dependent set.
