@@ -78,6 +78,17 @@ export interface DeviceClass {
   peak_memory_bytes: number;
   memory_ps: number[];
   memory_bytes: number[];
+  peak: Peak;
+}
+
+/** What holds the memory when it is fullest. */
+export interface Peak {
+  at_ps: number;
+  op: number | null;
+  kinds: { kind: string; bytes: number }[];
+  largest: { tensor: string; kind: string; bytes: number }[];
+  /** How many more tensors are held. */
+  others: number;
 }
 
 export interface Move {
@@ -117,6 +128,8 @@ export interface Choice {
   compute_ps: number;
   inside_ps: number;
   neighbours_ps: number;
+  /** What the plan's sum would become longer by with everything else chosen anew. */
+  reoptimised_ps: number | null;
 }
 
 export interface Explanation {
@@ -125,6 +138,8 @@ export interface Explanation {
   ops: number[];
   /** How many configs there are; zero where they are too many. */
   configs: number;
+  /** How `reoptimised_ps` is meant; none where it is not known. */
+  reoptimised: "exact" | "at-least" | "at-most" | null;
   /** What the plan does, then the best of the others. */
   options: Choice[];
 }
@@ -142,6 +157,7 @@ export interface Report {
   ops: OpFacts[];
   steps: Step[];
   explanations: Explanation[];
+  not_reoptimised: string | null;
   search: Improvement[];
 }
 
@@ -169,6 +185,11 @@ export function opCosts(report: Report): OpCost[] {
 /** Whom a step belongs to, in words. */
 export function stepTitle(step: Step): string {
   return step.name === "plan" ? "This plan" : step.name === "data" ? "Data parallelism" : step.name;
+}
+
+/** The kind of device that holds most. */
+export function fullest(step: Step): DeviceClass {
+  return step.classes.reduce((a, b) => (b.peak_memory_bytes > a.peak_memory_bytes ? b : a));
 }
 
 /** Which devices a class stands for, in words. */

@@ -91,6 +91,33 @@ async function fits(page) {
   assert.deepEqual(overlaps, []);
 }
 
+/** The panel of memory says what the data say of the fullest devices. */
+async function memoryIsTold(page, data) {
+  const fullest = data.steps.map((step) => step.classes.reduce((a, b) => (b.peak_memory_bytes > a.peak_memory_bytes ? b : a)));
+  const bars = page.locator("#memory .bars tr");
+  assert.deepEqual(await bars.locator(".value").allTextContents(), fullest.map((own) => bytes(own.peak_memory_bytes)));
+  for (const [at, own] of fullest.entries()) {
+    assert.deepEqual(await bars.nth(at).locator(".bar span").evaluateAll((all) => all.map((part) => part.title)),
+      own.peak.kinds.map(({ kind, bytes: held }) => `${kind}: ${bytes(held)}`));
+    const rows = await page.locator("#memory .figures").nth(at).locator("tbody tr").evaluateAll((all) => all.map((row) => [...row.cells].slice(0, 3).map((cell) => cell.textContent)));
+    assert.deepEqual(rows, own.peak.largest.map((held) => [held.tensor, held.kind, bytes(held.bytes)]));
+  }
+}
+
+/** The open drawer explains an op with the figures of the data. */
+async function explanationIsTold(page, data, op) {
+  const explanation = data.explanations.find((own) => own.ops.includes(op));
+  const change = (ps) => (ps === null ? "-" : ps === 0 ? "0" : `${ps > 0 ? "+" : "−"}${seconds(Math.abs(ps) / 1e12)}`);
+  const total = (own) => own.compute_ps + own.inside_ps + own.neighbours_ps;
+  const orZero = (ps) => (ps === 0 ? "0" : seconds(ps / 1e12));
+  const rows = await page.locator(".explain tbody tr").evaluateAll((all) => all.map((row) => [...row.cells].map((cell) => cell.textContent)));
+  assert.deepEqual(rows, explanation.options.map((own, at) => [
+    own.config, orZero(own.compute_ps), orZero(own.inside_ps), orZero(own.neighbours_ps),
+    at === 0 ? "chosen" : change(total(own) - total(explanation.options[0])),
+    ...(explanation.reoptimised === null ? [] : [change(own.reoptimised_ps)]),
+  ]));
+}
+
 /** Numbers as the page writes them. */
 const seconds = (value) => (value >= 1 ? `${value.toFixed(2)} s` : value >= 1e-3 ? `${(value * 1e3).toFixed(2)} ms` : `${(value * 1e6).toFixed(1)} us`);
 const bytes = (value) => (value >= 1e9 ? `${(value / 1e9).toFixed(2)} GB` : value >= 1e6 ? `${(value / 1e6).toFixed(1)} MB` : `${(value / 1e3).toFixed(1)} kB`);
@@ -156,6 +183,13 @@ describe("reports", () => {
     await page.keyboard.press("Enter");
     assert.equal(await page.locator(".detail h2").textContent(), "fc6");
     assert.ok((await page.locator(".detail").textContent()).includes(json.ops.find((op) => op.name === "fc6").config));
+    const fc6 = json.ops.findIndex((op) => op.name === "fc6");
+    await explanationIsTold(page, data, fc6);
+    const told = JSON.parse(shardwright("explain", join(folder, "vgg16.json"), "fc6", "--most", "6", "--json")).choices[0];
+    const shown = data.explanations.find((own) => own.op === fc6);
+    assert.equal(told.reoptimised, "exact");
+    assert.deepEqual([told.chosen, ...told.alternatives].map((own) => [own.config, own.reoptimised_change_seconds]), shown.options.map((own) => [own.config, own.reoptimised_ps / 1e12]));
+    await memoryIsTold(page, data);
     await checkAxe(page);
     await page.keyboard.press("Escape");
     assert.ok(await page.locator(".detail").isHidden());
@@ -227,6 +261,30 @@ describe("reports", () => {
     assert.ok((await rails()) > 10 * folded, "a fold opens");
     assert.ok((await page.locator("#network .layer").count()) < 100);
     await picture(page, "large-1280-light");
+    await close();
+  });
+
+  test("GPT-125M from JAX: a step of thousands of ops, proved, with limits of memory", async (own) => {
+    const model = join(process.env.SHARDWRIGHT_SHARED ?? "../shared", "models/gpt_125m_adam.mlir");
+    if (!existsSync(model)) return own.skip("the file is not here");
+    const { page, json, data, paint, close } = await open("gpt125m", [model, "--machine", "flat:4", "--memory", "64GB"]);
+    console.log(`first paint of ${json.ops.length} ops of StableHLO after ${Math.round(paint)} ms`);
+    await everyPanelIsThere(page);
+    assert.deepEqual(data.plan, json);
+    assert.equal(data.ops.length, json.ops.length);
+    const tiles = await page.locator(".tile strong").allTextContents();
+    assert.equal(tiles[0], seconds(json.simulated.step_seconds));
+    await memoryIsTold(page, data);
+
+    // Its largest product, found by its time, explained.
+    await page.locator("#ops th button", { hasText: "computing" }).click();
+    const slowest = data.steps[0].compute_ps.indexOf(Math.max(...data.steps[0].compute_ps));
+    await page.locator("#ops .link").first().click();
+    assert.equal(await page.locator(".detail h2").textContent(), json.ops[slowest].name);
+    await explanationIsTold(page, data, slowest);
+    await checkAxe(page);
+    await page.keyboard.press("Escape");
+    await picture(page, "gpt125m-1280-light");
     await close();
   });
 

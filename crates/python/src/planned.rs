@@ -8,6 +8,11 @@ use shardwright_machine::Mesh;
 use shardwright_plan::Plan;
 use shardwright_report::Page;
 use shardwright_request::{Detail, Program, Request, summarise};
+use shardwright_search::Control;
+use std::time::Duration;
+
+/// The longest that a page is worked on for what alternatives cost with everything else chosen anew.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A plan and the request that it answers.
 #[pyclass(frozen, module = "shardwright._native")]
@@ -41,7 +46,7 @@ impl Planned {
     fn page(&self) -> anyhow::Result<String> {
         let problem = self.request.bare(self.plan.mesh(&self.request.machine)?, self.plan.space.untied)?;
         let mut page = Vec::new();
-        Page::new(&problem, &self.plan, &[])?.write(&mut page)?;
+        Page::new(&problem, &self.plan, &[], &Control::new().time_limit(PATIENCE))?.write(&mut page)?;
         Ok(String::from_utf8(page)?)
     }
 

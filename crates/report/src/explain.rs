@@ -1,10 +1,14 @@
-//! Why a layer (untied: an op) is split as it is: what it would cost otherwise, everything else staying as it is.
+//! Why a layer (untied: an op) is split as it is: what it would cost otherwise, everything else staying as it is, and, where
+//! that is known ([`crate::reoptimise`]), with everything else chosen anew.
 //!
 //! A cost has three parts: computing, communication among the layer's own ops (windows' rows, a gradient on its way to
 //! the update), and what is fetched from and for its neighbours. They add up as the search's objective does, so that
 //! the difference of two options is what the step would gain or lose. Limits of memory are not looked at.
 
-use crate::page::ReportError;
+use crate::{
+    page::ReportError,
+    reoptimise::{Certainty, Reoptimised},
+};
 use serde::Serialize;
 use shardwright_cost::{Layout, TensorShape};
 use shardwright_graph::OpId;
@@ -21,7 +25,10 @@ pub struct Explanation {
     pub ops: Vec<u32>,
     /// How many configs there are; zero where they are too many to be looked at.
     pub configs: usize,
-    /// What the plan does, then the best of what it could do instead, best first.
+    /// How [`Choice::reoptimised_ps`] is meant; none where it is not known.
+    pub reoptimised: Option<Certainty>,
+    /// What the plan does, then the best of what it could do instead, best first: with everything else chosen anew where
+    /// that is known, else with everything staying as it is.
     pub options: Vec<Choice>,
 }
 
@@ -36,6 +43,9 @@ pub struct Choice {
     pub inside_ps: i64,
     /// Communication with its neighbours as they are.
     pub neighbours_ps: i64,
+    /// What the plan's sum would become longer by with this config and everything else chosen anew; none where that is not
+    /// known, or nothing goes with it.
+    pub reoptimised_ps: Option<i64>,
 }
 
 impl Choice {
@@ -100,27 +110,54 @@ impl<'p> Explainer<'p> {
         self.groups.part(op)
     }
 
+    /// The configs of a part's leading op that are looked at, those first that would cost least with everything else as it
+    /// is.
+    ///
+    /// # Errors
+    /// Where a tensor cannot be laid out.
+    pub fn leads(&mut self, part: usize) -> Result<Vec<Config>, ReportError> {
+        let (problem, split) = (self.problem, &self.groups.splits[part]);
+        let mut priced = Vec::new();
+        for config in self.listed(part) {
+            let own = split.configs(&problem.shapes, problem.mesh(), &config);
+            priced.push((self.price(part, &own)?.total_ps(), config));
+        }
+        priced.sort();
+        Ok(priced.into_iter().map(|(_, config)| config).collect())
+    }
+
+    /// All configs of a part's leading op, unless they are too many.
+    fn listed(&self, part: usize) -> Vec<Config> {
+        let rule = &self.problem.shapes[self.groups.splits[part].forward().index()].rule;
+        let mesh = self.problem.mesh();
+        if count_configs(rule, mesh, MOST_CONFIGS) > MOST_CONFIGS { Vec::new() } else { configs(rule, mesh) }
+    }
+
     /// What a part does, and the best `most` configs that it could have instead.
     ///
     /// # Errors
     /// Where a tensor cannot be laid out.
-    pub fn explain(&mut self, part: usize, most: usize) -> Result<Explanation, ReportError> {
+    pub fn explain(
+        &mut self,
+        part: usize,
+        most: usize,
+        reoptimised: Option<&Reoptimised>,
+    ) -> Result<Explanation, ReportError> {
         let (problem, split) = (self.problem, &self.groups.splits[part]);
         let (shapes, mesh) = (&problem.shapes[..], problem.mesh());
         let lead = split.forward();
-        let rule = &shapes[lead.index()].rule;
         let own: Vec<Config> = split.ops.iter().map(|op| self.chosen[op.index()].clone()).collect();
-        let chosen = self.price(part, &own)?;
-        let listed = if count_configs(rule, mesh, MOST_CONFIGS) > MOST_CONFIGS {
-            Vec::new()
-        } else {
-            configs(rule, mesh)
-        };
+        let mut chosen = self.price(part, &own)?;
+        chosen.reoptimised_ps = reoptimised.and_then(|known| known.own_change(part));
+        let listed = self.listed(part);
         let mut others: Vec<Choice> = Vec::with_capacity(listed.len());
         for config in &listed {
-            others.push(self.price(part, &split.configs(shapes, mesh, config))?);
+            let mut other = self.price(part, &split.configs(shapes, mesh, config))?;
+            other.reoptimised_ps = reoptimised.and_then(|known| known.change(part, config));
+            others.push(other);
         }
-        others.sort_by(|a, b| (a.total_ps(), &a.config).cmp(&(b.total_ps(), &b.config)));
+        let key = |own: &Choice| (own.reoptimised_ps.is_none(), own.reoptimised_ps, own.total_ps());
+        others.sort_by(|a, b| (key(a), &a.config).cmp(&(key(b), &b.config)));
         let mut options = vec![chosen];
         for other in others {
             // Configs that only differ in which axis splits what read the same: the best of them counts.
@@ -129,7 +166,8 @@ impl<'p> Explainer<'p> {
             }
         }
         let ops = split.ops.iter().map(|op| op.0).collect();
-        Ok(Explanation { op: lead.0, ops, configs: listed.len(), options })
+        let reoptimised = reoptimised.map(|known| known.certainty);
+        Ok(Explanation { op: lead.0, ops, configs: listed.len(), reoptimised, options })
     }
 
     /// What a part costs when its ops have these configs, in their order.
@@ -163,7 +201,7 @@ impl<'p> Explainer<'p> {
         let rule = &shapes[lead.index()].rule;
         let (_, member) = groups.place[lead.index()];
         let config = configs[member as usize].show(rule, mesh);
-        Ok(Choice { config, compute_ps, inside_ps, neighbours_ps })
+        Ok(Choice { config, compute_ps, inside_ps, neighbours_ps, reoptimised_ps: None })
     }
 
     /// Picoseconds of a re-layout.

@@ -17,7 +17,7 @@
 //! let plan = plan(&problem, strategy::find("auto")?, &Demands::default(), &Control::new())?;
 //!
 //! let mut html = Vec::new();
-//! Page::new(&problem, &plan, &[])?.write(&mut html)?;
+//! Page::new(&problem, &plan, &[], &Control::new())?.write(&mut html)?;
 //! assert!(html.starts_with(b"<!doctype html>"));
 //! # Ok(())
 //! # }
@@ -28,10 +28,14 @@ mod explain;
 mod html;
 mod ops;
 mod page;
+mod peak;
+mod reoptimise;
 mod step;
 
 pub use comparison::{Comparison, Limited, Row, Scale, mark_front};
 pub use explain::{Choice, Explainer, Explanation};
 pub use ops::OpFacts;
 pub use page::{Improvement, Page, ReportError};
+pub use peak::{Held, KINDS, KindOfUse, Peak};
+pub use reoptimise::{Alternatives, Certainty, Reoptimised};
 pub use step::{Bars, DeviceClass, Move, Step, Track};

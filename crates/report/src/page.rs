@@ -3,6 +3,7 @@
 use crate::{
     explain::{Explainer, Explanation},
     ops::OpFacts,
+    reoptimise::Reoptimised,
     step::Step,
 };
 use serde::Serialize;
@@ -43,6 +44,8 @@ pub struct Page<'p> {
     pub steps: Vec<Step>,
     /// Why the layers (untied: the ops) are split as they are.
     pub explanations: Vec<Explanation>,
+    /// Why nothing is said of what everything else chosen anew would change, where nothing is.
+    pub not_reoptimised: Option<String>,
     /// How the search went; empty where nobody watched.
     pub search: Vec<Improvement>,
 }
@@ -60,18 +63,27 @@ pub struct Improvement {
 
 impl<'p> Page<'p> {
     /// The page of a plan; the problem is any of its model, machine and costs that has the plan's axes and is untied if
-    /// the plan is.
+    /// the plan is. What alternatives cost with everything else chosen anew is left out where `control` stops it.
     ///
     /// # Errors
     /// Where the plan is of another model or machine, or cannot be simulated.
-    pub fn new(problem: &Problem<'_>, plan: &'p Plan, log: &[LogEntry]) -> Result<Self, ReportError> {
+    pub fn new(
+        problem: &Problem<'_>,
+        plan: &'p Plan,
+        log: &[LogEntry],
+        control: &Control<'_>,
+    ) -> Result<Self, ReportError> {
         let configs = plan.configs(problem.graph, problem.mesh())?;
         let data = search(problem, strategy::find("data")?, &Demands::default(), &Control::new())?;
         let steps =
             vec![Step::simulate("plan", problem, &configs)?, Step::simulate("data", problem, &data.configs)?];
         let mut explainer = Explainer::new(problem, &configs)?;
-        let explanations =
-            (0..explainer.parts()).map(|part| explainer.explain(part, OPTIONS)).collect::<Result<_, _>>()?;
+        let (reoptimised, not_reoptimised) = match Reoptimised::of(problem, plan, &configs, control) {
+            Ok(reoptimised) => (Some(reoptimised), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let explain = |part| explainer.explain(part, OPTIONS, reoptimised.as_ref());
+        let explanations = (0..problem.variables.splits.len()).map(explain).collect::<Result<_, _>>()?;
         let improvement = |entry: &LogEntry| Improvement {
             seconds: entry.elapsed.as_secs_f64(),
             best: entry.best,
@@ -84,6 +96,7 @@ impl<'p> Page<'p> {
             ops: OpFacts::all(problem, &configs),
             steps,
             explanations,
+            not_reoptimised,
             search: log.iter().map(improvement).collect(),
         })
     }

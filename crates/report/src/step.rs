@@ -2,7 +2,7 @@
 //!
 //! Tables are written column by column, so that ten thousand ops stay a few megabytes; times are whole picoseconds.
 
-use crate::page::ReportError;
+use crate::{page::ReportError, peak::Peak};
 use serde::Serialize;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work, lower};
@@ -55,6 +55,8 @@ pub struct DeviceClass {
     pub memory_ps: Vec<u64>,
     /// What it holds from then on.
     pub memory_bytes: Vec<u64>,
+    /// What holds the memory when it is fullest.
+    pub peak: Peak,
 }
 
 /// A device's compute units, or its port to a level's links.
@@ -129,6 +131,7 @@ impl Step {
         step.draw(&schedule, &line, &whats);
         for (class, usage) in schedule.classes.ids().zip(usages(&schedule, &line)).take(step.shown()) {
             let memory = Memory::of(graph, &program, &schedule, &line, class);
+            let peak = Peak::of(graph, &program, &memory, |time| step.running(class, time));
             step.classes.push(DeviceClass {
                 device: schedule.classes.device(class).0,
                 size: schedule.classes.size(&program.mesh, class),
@@ -139,10 +142,27 @@ impl Step {
                 peak_memory_bytes: memory.peak().0,
                 memory_ps: memory.levels.iter().map(|level| level.0).collect(),
                 memory_bytes: memory.levels.iter().map(|level| level.1.0).collect(),
+                peak,
             });
         }
         step.more_classes = schedule.classes.len() - step.classes.len();
         Ok(step)
+    }
+
+    /// The op that a class of devices computes at a time.
+    fn running(&self, class: u32, time: u64) -> Option<u32> {
+        let own = |at: &usize| {
+            let Track { class: owner, level } = self.tracks[self.bars.track[*at] as usize];
+            let start = self.bars.start[*at];
+            owner == class && level.is_none() && start <= time && time < start + self.bars.duration[*at]
+        };
+        let bar = (0..self.bars.what.len()).find(own)?;
+        u32::try_from(self.bars.what[bar]).ok()
+    }
+
+    /// The class of devices that holds most, of those that are shown.
+    pub fn fullest(&self) -> Option<&DeviceClass> {
+        self.classes.iter().max_by_key(|class| (class.peak_memory_bytes, std::cmp::Reverse(class.device)))
     }
 
     /// How many classes have tracks.

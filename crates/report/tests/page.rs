@@ -3,9 +3,9 @@
 use serde_json::Value;
 use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::Graph;
-use shardwright_machine::{Machine, builtin};
-use shardwright_plan::{Demands, Plan, Problem, evaluate, plan, strategy};
-use shardwright_report::{Explainer, Page};
+use shardwright_machine::{Bytes, Machine, builtin};
+use shardwright_plan::{Demands, Plan, Problem, Wish, evaluate, plan, search, strategy};
+use shardwright_report::{Alternatives, Certainty, Explainer, Page, Reoptimised};
 use shardwright_search::Control;
 use shardwright_space::configs;
 
@@ -38,7 +38,7 @@ fn a_page_holds_the_plan_and_every_byte_that_is_sent() {
         let (graph, machine) = open(model, machine);
         let problem = Problem::new(&graph, &machine, None).unwrap();
         let plan = planned(&problem, "auto");
-        let page = Page::new(&problem, &plan, &[]).unwrap();
+        let page = Page::new(&problem, &plan, &[], &Control::new()).unwrap();
         let data = data(&page);
         assert_eq!(data["plan"], serde_json::to_value(&plan).unwrap());
         let step = &page.steps[0];
@@ -67,7 +67,7 @@ fn explanations_add_up_to_the_objective() {
         let mut explainer = Explainer::new(&problem, &configs).unwrap();
         let (mut own, mut shared) = (0, 0);
         for part in 0..explainer.parts() {
-            let explanation = explainer.explain(part, 3).unwrap();
+            let explanation = explainer.explain(part, 3, None).unwrap();
             let chosen = &explanation.options[0];
             own += chosen.compute_ps + chosen.inside_ps;
             shared += chosen.neighbours_ps;
@@ -88,7 +88,7 @@ fn an_option_costs_what_the_plan_with_it_costs() {
     let chosen = plan.configs(&graph, problem.mesh()).unwrap();
     let mut explainer = Explainer::new(&problem, &chosen).unwrap();
     for part in 0..explainer.parts() {
-        let explanation = explainer.explain(part, usize::MAX - 1).unwrap();
+        let explanation = explainer.explain(part, usize::MAX - 1, None).unwrap();
         let split = &problem.layers.splits[part];
         let rule = &problem.shapes[split.forward().index()].rule;
         for option in &explanation.options[1..] {
@@ -114,5 +114,114 @@ fn a_plan_of_another_model_is_refused() {
     let (other, _) = open("mlp:batch=64", "flat:2");
     let problem = Problem::new(&graph, &machine, None).unwrap();
     let others = Problem::new(&other, &machine, None).unwrap();
-    assert!(Page::new(&others, &planned(&problem, "data"), &[]).is_err());
+    assert!(Page::new(&others, &planned(&problem, "data"), &[], &Control::new()).is_err());
+}
+
+#[test]
+fn what_holds_the_memory_at_the_peak_is_all_of_it() {
+    for (model, machine) in MODELS {
+        let (graph, machine) = open(model, machine);
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let plan = planned(&problem, "auto");
+        let page = Page::new(&problem, &plan, &[], &Control::new()).unwrap();
+        for class in page.steps.iter().flat_map(|step| &step.classes) {
+            let peak = &class.peak;
+            assert_eq!(
+                peak.kinds.iter().map(|own| own.bytes).sum::<u64>(),
+                class.peak_memory_bytes,
+                "{model}"
+            );
+            let at = class.memory_ps.iter().position(|&time| time == peak.at_ps).unwrap();
+            assert_eq!(class.memory_bytes[at], class.peak_memory_bytes);
+            assert!(peak.largest.is_sorted_by_key(|held| std::cmp::Reverse(held.bytes)));
+            let named: u64 = peak.largest.iter().map(|held| held.bytes).sum();
+            assert!(if peak.others == 0 {
+                named == class.peak_memory_bytes
+            } else {
+                named < class.peak_memory_bytes
+            });
+            // All weights are there, in all.
+            let weights = |held: &&shardwright_report::KindOfUse| held.kind == "weights";
+            assert!(peak.kinds.iter().find(weights).is_some_and(|own| own.bytes > 0));
+        }
+    }
+}
+
+/// What a wish makes of the sum: all configs of the same degrees are as good.
+fn wished(problem: &Problem<'_>, name: &str, config: &str, demands: &Demands) -> Option<i64> {
+    let wishes = vec![Wish::parse(&format!("{name}={config}")).unwrap()];
+    let demands = Demands { wishes, ..demands.clone() };
+    search(problem, strategy::find("exact").unwrap(), &demands, &Control::new()).ok().map(|found| {
+        assert!(found.objective <= found.bound, "proved");
+        found.objective
+    })
+}
+
+/// A config's degrees in any order.
+fn degrees(config: &str) -> Vec<&str> {
+    let mut parts: Vec<&str> = config.split('\u{b7}').collect();
+    parts.sort_unstable();
+    parts
+}
+
+#[test]
+fn everything_else_chosen_anew_costs_what_a_search_with_the_config_given_finds() {
+    for (model, machine) in MODELS {
+        let (graph, machine) = open(model, machine);
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let plan = planned(&problem, "exact");
+        let chosen = plan.configs(&graph, problem.mesh()).unwrap();
+        let known = Reoptimised::of(&problem, &plan, &chosen, &Control::new()).unwrap();
+        assert_eq!(known.certainty, Certainty::Exact);
+        let mut explainer = Explainer::new(&problem, &chosen).unwrap();
+        for part in 0..explainer.parts() {
+            let all = explainer.explain(part, usize::MAX - 1, Some(&known)).unwrap();
+            assert_eq!(all.options[0].reoptimised_ps, Some(0), "{model}: nothing is better than the optimum");
+            let alone = |at: usize| all.options[at].total_ps() - all.options[0].total_ps();
+            for at in 1..all.options.len() {
+                assert!(
+                    all.options[at].reoptimised_ps.unwrap() <= alone(at),
+                    "{model}: {:?}",
+                    all.options[at]
+                );
+            }
+            let name = &graph.node(shardwright_graph::OpId(all.op)).name;
+            for option in all.options.iter().skip(1).step_by(7) {
+                let same =
+                    |other: &&shardwright_report::Choice| degrees(&other.config) == degrees(&option.config);
+                let least =
+                    all.options.iter().filter(same).filter_map(|own| own.reoptimised_ps).min().unwrap();
+                let found = wished(&problem, name, &option.config, &Demands::default());
+                assert_eq!(found, Some(plan.objective + least), "{model}: {name}={}", option.config);
+            }
+        }
+    }
+}
+
+#[test]
+fn under_a_limit_of_memory_alternatives_are_searched_one_by_one() {
+    let (graph, machine) = open("mlp:batch=64,hidden=256,layers=1", "flat:4");
+    let problem = Problem::untied(&graph, &machine, None).unwrap();
+    let free = planned(&problem, "exact");
+    let demands = Demands { memory: Some(Bytes(free.peak_memory_bytes * 9 / 10)), ..Demands::default() };
+    let plan =
+        plan(&problem, strategy::find("exact").unwrap(), &demands, &Control::new().iteration_limit(400))
+            .unwrap();
+    assert!(plan.proved_optimal && plan.objective > free.objective, "the limit costs something");
+    let chosen = plan.configs(&graph, problem.mesh()).unwrap();
+    let alternatives = Alternatives::new(&problem, &plan, &chosen, &Control::new()).unwrap();
+    let all = alternatives.all(&Control::new()).unwrap();
+    assert_eq!(all.certainty, Certainty::AtLeast, "elimination does not know of memory");
+    let mut explainer = Explainer::new(&problem, &chosen).unwrap();
+    let part = explainer.part(graph.layers[0].forward);
+    let leads = explainer.leads(part).unwrap();
+    let leads = &leads[..leads.len().min(6)];
+    let one = alternatives.one(part, leads, &Control::new()).unwrap().unwrap();
+    assert_eq!((one.certainty, one.own_change(part)), (Certainty::Exact, Some(0)));
+    for lead in leads {
+        let (Some(with), Some(without)) = (one.change(part, lead), all.change(part, lead)) else { continue };
+        assert!(with >= without, "a limit saves nothing");
+    }
+    let free = (0..explainer.parts()).filter_map(|part| all.own_change(part)).min();
+    assert!(free < Some(0), "without the limit the plan could be better");
 }

@@ -55,7 +55,7 @@ pub use classes::Classes;
 pub use delta::{Delta, DeltaError};
 pub use error::SimError;
 pub use mcmc::{Best, Limits, mcmc};
-pub use memory::Memory;
+pub use memory::{Memory, Stay};
 pub use moves::Moves;
 pub use planning::{MCMC, find, plan, search, strategies};
 pub use schedule::{Links, MOST_TASKS, Schedule, Stream, TooManyTasks};

@@ -7,7 +7,7 @@
 
 use crate::{schedule::Schedule, timeline::Timeline};
 use shardwright_graph::Graph;
-use shardwright_lower::{InstructionId, ParallelGraph, Work};
+use shardwright_lower::{InstructionId, ParallelGraph, ValueId, Work};
 use shardwright_machine::Bytes;
 
 /// How much is held from a moment on, in order of time: the first entry is the start of the step.
@@ -15,12 +15,38 @@ use shardwright_machine::Bytes;
 pub struct Memory {
     /// Picoseconds from the start of the step, and bytes.
     pub levels: Vec<(u64, Bytes)>,
+    /// Everything that is ever held, in the order of values.
+    pub stays: Vec<Stay>,
+}
+
+/// A value in a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// Which.
+    pub value: ValueId,
+    /// How much of it.
+    pub bytes: Bytes,
+    /// From when on, in picoseconds.
+    pub from: u64,
+    /// From when on it is gone; none where it outlives the step.
+    pub until: Option<u64>,
 }
 
 impl Memory {
     /// The most that is held at once.
     pub fn peak(&self) -> Bytes {
         self.levels.iter().map(|(_, bytes)| *bytes).max().unwrap_or_default()
+    }
+
+    /// When the most is held for the first time, in picoseconds.
+    pub fn fullest(&self) -> u64 {
+        let peak = self.peak();
+        self.levels.iter().find(|(_, bytes)| *bytes == peak).map_or(0, |(time, _)| *time)
+    }
+
+    /// What is held at a moment.
+    pub fn held(&self, time: u64) -> impl Iterator<Item = &Stay> {
+        self.stays.iter().filter(move |stay| stay.from <= time && stay.until.is_none_or(|until| until > time))
     }
 
     /// What a class of devices holds over time.
@@ -60,17 +86,20 @@ impl Memory {
                 held[carry.new.index()] = 0;
             }
         }
-        // What is given back at a moment is given back before more is asked for.
-        let mut changes: Vec<(u64, bool, u64)> = Vec::new();
+        let mut stays = Vec::new();
         for (at, value) in program.values.iter().enumerate() {
             let made = value.made_by.and_then(|by| task(by.index()));
             let from = made.map_or(0, |task| line.start[task]);
             if held[at] > 0 && (last[at] > from || value.kept) {
-                changes.push((from, true, held[at]));
-                if !value.kept {
-                    changes.push((last[at], false, held[at]));
-                }
+                let until = (!value.kept).then_some(last[at]);
+                stays.push(Stay { value: ValueId(at as u32), bytes: Bytes(held[at]), from, until });
             }
+        }
+        // What is given back at a moment is given back before more is asked for.
+        let mut changes: Vec<(u64, bool, u64)> = Vec::new();
+        for stay in &stays {
+            changes.push((stay.from, true, stay.bytes.0));
+            changes.extend(stay.until.map(|until| (until, false, stay.bytes.0)));
         }
         changes.sort_unstable();
         let mut levels: Vec<(u64, Bytes)> = vec![(0, Bytes(0))];
@@ -83,6 +112,6 @@ impl Memory {
                 _ => levels.push((time, Bytes(now))),
             }
         }
-        Self { levels }
+        Self { levels, stays }
     }
 }

@@ -101,8 +101,12 @@ fn overlap_never_costs_time() {
                 assert_eq!(usage.busy as i64, computing, "{spec} {name}");
                 assert_eq!(usage.busy + usage.idle, line.makespan());
                 assert!(line.makespan() as i64 <= found.objective, "{spec} {name}");
-                let peak = Memory::of(&graph, &program, &schedule, &line, 0).peak();
-                assert!(peak.0 > 0);
+                let memory = Memory::of(&graph, &program, &schedule, &line, 0);
+                assert!(memory.peak().0 > 0);
+                for &(time, bytes) in &memory.levels {
+                    let held: u64 = memory.held(time).map(|stay| stay.bytes.0).sum();
+                    assert_eq!(held, bytes.0, "{spec} {name}: what is held is all that is held");
+                }
             }
         }
     }
@@ -131,7 +135,7 @@ fn memory_follows_what_is_alive() {
     let bytes: Vec<u64> = memory.levels.iter().map(|(_, bytes)| bytes.0).collect();
     let expected = [sources + partial, sources + partial + half, sources + 2 * half];
     assert_eq!(bytes[..3], expected, "{memory:?}");
-    assert_eq!(memory.peak().0, expected[1]);
+    assert_eq!((memory.peak().0, memory.fullest()), (expected[1], memory.levels[1].0));
 }
 
 #[test]

@@ -3,13 +3,18 @@
 use crate::Verdict;
 use crate::commands::run::{read_plan, reopen};
 use crate::files::write_atomically;
+use crate::interrupt;
 use crate::planning::{PlanningArgs, Request};
 use anyhow::Context;
 use shardwright_plan::Plan;
 use shardwright_report::Page;
-use shardwright_search::LogEntry;
+use shardwright_search::{Control, LogEntry};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The longest that is worked on what alternatives cost with everything else chosen anew.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Writes a plan's report: one HTML page that needs nothing else.
 #[derive(clap::Args)]
@@ -34,6 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
 /// Writes the page of a plan.
 pub fn write(path: &Path, request: &Request, plan: &Plan, log: &[LogEntry]) -> anyhow::Result<()> {
     let problem = request.bare(plan.mesh(&request.machine)?, plan.space.untied)?;
-    let page = Page::new(&problem, plan, log)?;
+    let control = Control { cancel: Some(interrupt::flag()), ..Control::new() }.time_limit(PATIENCE);
+    let page = Page::new(&problem, plan, log, &control)?;
     write_atomically(path, |out| page.write(out))
 }

@@ -54,6 +54,95 @@ fn explanations_name_the_op_and_what_else_it_could_do() {
     }
 }
 
+/// Seconds as the whole picoseconds that they come from.
+fn picoseconds(value: &Value) -> i64 {
+    (value.as_f64().unwrap() * 1e12).round() as i64
+}
+
+#[test]
+fn explanations_add_up_and_are_those_of_the_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plan, page) = (path(&folder, "p.json"), path(&folder, "p.html"));
+    let args =
+        ["plan", MODEL, "--machine", "flat:4", "--solver", "owt", "-o", &plan, "--report", &page, "--json"];
+    let made = json(&args);
+    let all = json(&["explain", &plan, "--most", "6", "--json"]);
+    let rows = all["choices"].as_array().unwrap();
+    let shown = data(&page);
+    let explanations = shown["explanations"].as_array().unwrap();
+    assert_eq!(rows.len(), explanations.len());
+    let (mut own, mut shared, mut differ) = (0, 0, 0);
+    for (row, explanation) in rows.iter().zip(explanations) {
+        let op = &made["ops"][explanation["op"].as_u64().unwrap() as usize];
+        assert_eq!((&row["op"], &row["reoptimised"]), (&op["name"], &explanation["reoptimised"]));
+        let options: Vec<&Value> =
+            std::iter::once(&row["chosen"]).chain(row["alternatives"].as_array().unwrap()).collect();
+        let drawn = explanation["options"].as_array().unwrap();
+        assert_eq!(options.len(), drawn.len());
+        for (option, drawn) in options.iter().zip(drawn) {
+            let part = |name: &str| {
+                assert_eq!(
+                    picoseconds(&option[format!("{name}_seconds")]),
+                    drawn[format!("{name}_ps")].as_i64().unwrap()
+                );
+                drawn[format!("{name}_ps")].as_i64().unwrap()
+            };
+            let total = part("compute") + part("inside") + part("neighbours");
+            assert_eq!((picoseconds(&option["seconds"]), &option["config"]), (total, &drawn["config"]));
+            let change = total - picoseconds(&row["chosen"]["seconds"]);
+            assert_eq!(picoseconds(&option["change_seconds"]), change);
+            let anew = picoseconds(&option["reoptimised_change_seconds"]);
+            assert_eq!(Some(anew), drawn["reoptimised_ps"].as_i64());
+            assert!(anew <= change, "what else is chosen anew cannot be worse");
+            differ += usize::from(anew < change);
+        }
+        let chosen = |name: &str| picoseconds(&row["chosen"][name]);
+        own += chosen("compute_seconds") + chosen("inside_seconds");
+        shared += chosen("neighbours_seconds");
+    }
+    assert!(differ > 0, "a recipe can be improved by more than one change");
+    assert_eq!(
+        Some(own + shared / 2),
+        made["objective"].as_i64(),
+        "every transfer between layers has two ends"
+    );
+
+    // What holds the memory, here, in the page and in the simulator.
+    let simulated = json(&["simulate", &plan, "--json"]);
+    let class = &shown["steps"][0]["classes"][0];
+    let memory = &all["memory"];
+    assert_eq!(memory["peak_memory_bytes"], simulated["devices"][0]["peak_memory_bytes"]);
+    assert_eq!(memory["peak_memory_bytes"], class["peak_memory_bytes"]);
+    assert_eq!((&memory["kinds"], &memory["largest"]), (&class["peak"]["kinds"], &class["peak"]["largest"]));
+    assert_eq!(picoseconds(&memory["at_seconds"]), class["peak"]["at_ps"].as_i64().unwrap());
+    let bytes =
+        |list: &Value| list.as_array().unwrap().iter().map(|own| own["bytes"].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(bytes(&memory["kinds"]), memory["peak_memory_bytes"].as_u64().unwrap());
+    let text = String::from_utf8(shardwright(&["explain", &plan]).stdout).unwrap();
+    assert!(text.contains("holds most after") && text.contains("weights"), "{text}");
+}
+
+#[test]
+fn one_op_is_explained_under_the_plans_limit_of_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = path(&folder, "p.json");
+    let model = ["mlp:batch=64,hidden=256,layers=1", "--machine", "flat:4", "--untied"];
+    let make = |limit: &str| {
+        let more = ["--solver", "exact", "--memory", limit, "-o", &plan, "--json"];
+        json(&[&["plan"][..], &model, &more].concat())
+    };
+    let free = make("1GB");
+    let limit = free["peak_memory_bytes"].as_u64().unwrap() * 9 / 10;
+    let made = make(&format!("{limit}B"));
+    let op = made["layers"][0]["name"].as_str().unwrap();
+    let row = &json(&["explain", &plan, op, "--most", "3", "--json"])["choices"][0];
+    assert_eq!(row["reoptimised"], "exact", "{row}");
+    assert_eq!(row["chosen"]["reoptimised_change_seconds"], 0.0);
+    for other in row["alternatives"].as_array().unwrap() {
+        assert!(other["reoptimised_change_seconds"].as_f64().is_none_or(|change| change >= 0.0), "{other}");
+    }
+}
+
 #[test]
 fn a_difference_says_what_each_change_is_worth() {
     let folder = tempfile::tempdir().unwrap();

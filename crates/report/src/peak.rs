@@ -1,0 +1,87 @@
+//! What holds a device's memory when it is fullest.
+
+use serde::Serialize;
+use shardwright_graph::{Graph, Role};
+use shardwright_lower::{ParallelGraph, Value, Work};
+use shardwright_sim::Memory;
+
+/// How many tensors are named.
+const LARGEST: usize = 12;
+
+/// The fullest moment of a device's step.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Peak {
+    /// When it begins.
+    pub at_ps: u64,
+    /// The op that is computed then, if one is.
+    pub op: Option<u32>,
+    /// What the memory is used for; together all that is held.
+    pub kinds: Vec<KindOfUse>,
+    /// The largest tensors, largest first.
+    pub largest: Vec<Held>,
+    /// How many more there are.
+    pub others: usize,
+}
+
+/// Bytes of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct KindOfUse {
+    /// See [`KINDS`].
+    pub kind: &'static str,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// A tensor in memory.
+#[derive(Clone, Debug, Serialize)]
+pub struct Held {
+    /// Its name.
+    pub tensor: String,
+    /// What it is for: see [`KINDS`].
+    pub kind: &'static str,
+    /// What one device holds of it.
+    pub bytes: u64,
+}
+
+/// What memory is used for. A copy is what a re-layout or a window's fetch made: a gathered weight, a gradient that was
+/// added up.
+pub const KINDS: [&str; 6] = ["weights", "gradients", "optimizer state", "activations", "data", "copies"];
+
+fn kind(graph: &Graph, program: &ParallelGraph, value: &Value) -> &'static str {
+    let made = value.made_by.map(|by| &program.instruction(by).work);
+    if matches!(made, Some(Work::Relayout(_) | Work::Window { .. })) {
+        return "copies";
+    }
+    match graph.tensor(value.tensor).role {
+        Role::Parameter => "weights",
+        Role::Gradient => "gradients",
+        Role::OptimizerState => "optimizer state",
+        Role::Activation => "activations",
+        Role::Input | Role::Constant => "data",
+    }
+}
+
+impl Peak {
+    /// The first of the fullest moments; `running` says which op is computed at a time.
+    pub fn of(
+        graph: &Graph,
+        program: &ParallelGraph,
+        memory: &Memory,
+        running: impl Fn(u64) -> Option<u32>,
+    ) -> Self {
+        let at_ps = memory.fullest();
+        let held = memory.held(at_ps).map(|stay| {
+            let value = program.value(stay.value);
+            let tensor = graph.tensor(value.tensor).name.clone();
+            Held { tensor, kind: kind(graph, program, value), bytes: stay.bytes.0 }
+        });
+        let mut held: Vec<Held> = held.collect();
+        let bytes_of = |kind: &str| held.iter().filter(|own| own.kind == kind).map(|own| own.bytes).sum();
+        let kinds = KINDS.map(|kind| KindOfUse { kind, bytes: bytes_of(kind) });
+        let kinds = kinds.into_iter().filter(|own| own.bytes > 0).collect();
+        held.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.tensor.cmp(&b.tensor)));
+        let others = held.len().saturating_sub(LARGEST);
+        held.truncate(LARGEST);
+        Self { at_ps, op: running(at_ps), kinds, largest: held, others }
+    }
+}
