@@ -1,7 +1,8 @@
-// Puts the page together: a plan's, or a comparison's.
+// Puts the page together: a plan's, two plans', or a comparison's.
 
 import { comparison } from "./comparison";
 import { detail } from "./detail";
+import { difference } from "./difference";
 import { el } from "./dom";
 import { memory } from "./memory";
 import { Comparison, opCosts, Report } from "./model";
@@ -28,12 +29,13 @@ function planned(report: Report): Content {
   const { plan } = report;
   const costs = opCosts(report);
   const { drawer, select } = detail(report, costs);
-  return {
-    title: `${plan.model} on ${plan.machine}`,
-    about: `${plan.devices} devices, solver ${plan.solver}, Shardwright ${plan.shardwright_version}`,
-    panels: [summary(report), network(report, costs, select), timeline(report, select), memory(report), table(report, costs, select), search(report)],
-    drawer,
-  };
+  const panels = [summary(report), network(report, costs, select), timeline(report, select), memory(report), table(report, costs, select)];
+  const about = `${plan.devices} devices, solver ${plan.solver}, Shardwright ${plan.shardwright_version}`;
+  if (report.difference) {
+    const title = `${plan.model} on ${plan.machine}: two plans`;
+    return { title, about, panels: [difference(report, report.difference, select), ...panels], drawer };
+  }
+  return { title: `${plan.model} on ${plan.machine}`, about, panels: [...panels, search(report)], drawer };
 }
 
 function start(): void {

@@ -159,6 +159,30 @@ export interface Report {
   explanations: Explanation[];
   not_reoptimised: string | null;
   search: Improvement[];
+  /** Where the page is about two plans: this one is the second. */
+  difference?: Difference;
+}
+
+/** A layer (untied: an op) that is split otherwise. */
+export interface Change {
+  op: string;
+  index: number;
+  before: string;
+  after: string;
+  ops: number;
+  alone_seconds: number;
+  undone_seconds: number;
+}
+
+/** Two plans, the first one's figures first. */
+export interface Difference {
+  step_seconds: [number, number];
+  /** Picoseconds if nothing overlapped. */
+  objective: [number, number];
+  peak_memory_bytes: [number, number];
+  traffic_bytes: [number, number];
+  solvers: [string, string];
+  changes: Change[];
 }
 
 /** What an op costs in the plan's simulated step: its own work, and what is moved for it. */
@@ -184,7 +208,8 @@ export function opCosts(report: Report): OpCost[] {
 
 /** Whom a step belongs to, in words. */
 export function stepTitle(step: Step): string {
-  return step.name === "plan" ? "This plan" : step.name === "data" ? "Data parallelism" : step.name;
+  const titles: Record<string, string> = { plan: "This plan", data: "Data parallelism", before: "The first plan" };
+  return titles[step.name] ?? step.name;
 }
 
 /** The kind of device that holds most. */

@@ -59,13 +59,20 @@ async function openPage(name, args, options = {}) {
   page.on("pageerror", (error) => complaints.push(String(error)));
   page.on("request", (request) => request.url().startsWith("file:") || complaints.push(`asks for ${request.url()}`));
   await page.goto(pathToFileURL(path).href);
-  const paint = await page.evaluate(() => performance.getEntriesByType("paint").find((entry) => entry.name === "first-contentful-paint")?.startTime);
+  const paint = await page.evaluate(() => new Promise((done) => {
+    const look = () => {
+      const [entry] = performance.getEntriesByName("first-contentful-paint");
+      if (entry) done(entry.startTime);
+      else requestAnimationFrame(look);
+    };
+    look();
+  }));
   const data = JSON.parse(await page.locator("#data").textContent());
   return { page, json, data, paint, path, close: async () => { await context.close(); assert.deepEqual(complaints, []); } };
 }
 
-async function everyPanelIsThere(page) {
-  for (const id of PANELS) {
+async function everyPanelIsThere(page, panels = PANELS) {
+  for (const id of panels) {
     const box = await page.locator(`#${id}`).boundingBox();
     assert.ok(box && box.height > 80 && box.width > 600, `${id}: ${JSON.stringify(box)}`);
   }
@@ -319,6 +326,34 @@ describe("reports", () => {
     await fits(page);
     await picture(page, "compare-1920-dark");
     await checkAxe(page);
+    await close();
+  });
+
+  test("two plans: what changed, with the figures of --json, and both steps on one axis", async () => {
+    const plan = (solver) => {
+      const path = join(folder, `diff-${solver}.json`);
+      shardwright("plan", "vgg16", "--machine", "p100x16", "--batch", "512", "--solver", solver, "-o", path, "-q");
+      return path;
+    };
+    const { page, json, data, close } = await openPage("diff", ["diff", plan("data"), plan("exact")]);
+    assert.deepEqual(data.difference, json);
+    await everyPanelIsThere(page, ["difference", ...PANELS.filter((id) => id !== "search")]);
+    await picture(page, "diff-1280-light");
+    const tiles = await page.locator("#difference .tile strong").allTextContents();
+    assert.deepEqual(tiles, [seconds(json.step_seconds[1]), seconds(json.objective[1] / 1e12), bytes(json.peak_memory_bytes[1]), bytes(json.traffic_bytes[1])]);
+    const signed = (value) => (value === 0 ? "0" : `${value > 0 ? "+" : "−"}${seconds(Math.abs(value))}`);
+    const rows = await page.locator(".changes tbody tr").evaluateAll((all) => all.map((row) => [...row.cells].map((cell) => cell.textContent)));
+    assert.deepEqual(rows, json.changes.map((own) => [own.op, own.before, own.after, String(own.ops), signed(own.alone_seconds), "", signed(own.undone_seconds)]));
+    assert.ok((await page.locator("#timeline").textContent()).includes("The first plan"));
+    await page.locator(".changes .link").first().click();
+    assert.equal(await page.locator(".detail h2").textContent(), json.changes[0].op);
+    await page.keyboard.press("Escape");
+    await checkAxe(page);
+    await page.emulateMedia({ colorScheme: "dark" });
+    await page.setViewportSize({ width: 1920, height: 1080 });
+    await fits(page);
+    await checkAxe(page);
+    await picture(page, "diff-1920-dark");
     await close();
   });
 

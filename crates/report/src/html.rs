@@ -11,7 +11,8 @@ const STYLE: &str = include_str!("../page/report.css");
 impl Page<'_> {
     /// Writes the page as one HTML file.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        write_page(out, &format!("{} on {}", self.plan.model, self.plan.machine), self)
+        let two = if self.difference.is_some() { ": two plans" } else { "" };
+        write_page(out, &format!("{} on {}{two}", self.plan.model, self.plan.machine), self)
     }
 }
 

@@ -24,6 +24,7 @@
 //! ```
 
 mod comparison;
+mod difference;
 mod explain;
 mod html;
 mod ops;
@@ -33,6 +34,7 @@ mod reoptimise;
 mod step;
 
 pub use comparison::{Comparison, Limited, Row, Scale, mark_front};
+pub use difference::{Change, Difference};
 pub use explain::{Choice, Explainer, Explanation};
 pub use ops::OpFacts;
 pub use page::{Improvement, Page, ReportError};

@@ -1,6 +1,7 @@
 //! Everything that the page shows, gathered.
 
 use crate::{
+    difference::Difference,
     explain::{Explainer, Explanation},
     ops::OpFacts,
     reoptimise::Reoptimised,
@@ -11,6 +12,7 @@ use shardwright_lower::LowerError;
 use shardwright_plan::{Demands, Plan, PlanError, Problem, search, strategy};
 use shardwright_search::{Control, LogEntry};
 use shardwright_sim::TooManyTasks;
+use shardwright_space::Config;
 
 /// How many other configs of a layer are shown.
 const OPTIONS: usize = 6;
@@ -40,7 +42,7 @@ pub struct Page<'p> {
     pub levels: Vec<String>,
     /// Per op of the plan: what the plan does not say.
     pub ops: Vec<OpFacts>,
-    /// The simulated steps: the plan's, then data parallelism's.
+    /// The simulated steps: the plan's, then data parallelism's, or the other plan's.
     pub steps: Vec<Step>,
     /// Why the layers (untied: the ops) are split as they are.
     pub explanations: Vec<Explanation>,
@@ -48,6 +50,9 @@ pub struct Page<'p> {
     pub not_reoptimised: Option<String>,
     /// How the search went; empty where nobody watched.
     pub search: Vec<Improvement>,
+    /// What another plan does differently, where the page is about two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub difference: Option<Difference>,
 }
 
 /// The search had something better.
@@ -73,10 +78,43 @@ impl<'p> Page<'p> {
         log: &[LogEntry],
         control: &Control<'_>,
     ) -> Result<Self, ReportError> {
-        let configs = plan.configs(problem.graph, problem.mesh())?;
         let data = search(problem, strategy::find("data")?, &Demands::default(), &Control::new())?;
+        let mut page = Self::beside(problem, plan, ("data", &data.configs), control)?;
+        let improvement = |entry: &LogEntry| Improvement {
+            seconds: entry.elapsed.as_secs_f64(),
+            best: entry.best,
+            bound: entry.bound,
+        };
+        page.search = log.iter().map(improvement).collect();
+        Ok(page)
+    }
+
+    /// The page of two plans on the same axes: the second in full, beside the first.
+    ///
+    /// # Errors
+    /// As [`Page::new`]; and where the plans have other axes.
+    pub fn of_two(
+        problem: &Problem<'_>,
+        before: &Plan,
+        after: &'p Plan,
+        control: &Control<'_>,
+    ) -> Result<Self, ReportError> {
+        let difference = Difference::of(problem, before, after)?;
+        let old = before.configs(problem.graph, problem.mesh())?;
+        let page = Self::beside(problem, after, ("before", &old), control)?;
+        Ok(Self { difference: Some(difference), ..page })
+    }
+
+    /// The page of a plan, its step beside another.
+    fn beside(
+        problem: &Problem<'_>,
+        plan: &'p Plan,
+        other: (&'static str, &[Config]),
+        control: &Control<'_>,
+    ) -> Result<Self, ReportError> {
+        let configs = plan.configs(problem.graph, problem.mesh())?;
         let steps =
-            vec![Step::simulate("plan", problem, &configs)?, Step::simulate("data", problem, &data.configs)?];
+            vec![Step::simulate("plan", problem, &configs)?, Step::simulate(other.0, problem, other.1)?];
         let mut explainer = Explainer::new(problem, &configs)?;
         let (reoptimised, not_reoptimised) = match Reoptimised::of(problem, plan, &configs, control) {
             Ok(reoptimised) => (Some(reoptimised), None),
@@ -84,11 +122,6 @@ impl<'p> Page<'p> {
         };
         let explain = |part| explainer.explain(part, OPTIONS, reoptimised.as_ref());
         let explanations = (0..problem.variables.splits.len()).map(explain).collect::<Result<_, _>>()?;
-        let improvement = |entry: &LogEntry| Improvement {
-            seconds: entry.elapsed.as_secs_f64(),
-            best: entry.best,
-            bound: entry.bound,
-        };
         Ok(Self {
             plan,
             device_memory_bytes: problem.machine.slowest().memory.0,
@@ -97,7 +130,8 @@ impl<'p> Page<'p> {
             steps,
             explanations,
             not_reoptimised,
-            search: log.iter().map(improvement).collect(),
+            search: Vec::new(),
+            difference: None,
         })
     }
 }

@@ -5,7 +5,7 @@ use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::Graph;
 use shardwright_machine::{Bytes, Machine, builtin};
 use shardwright_plan::{Demands, Plan, Problem, Wish, evaluate, plan, search, strategy};
-use shardwright_report::{Alternatives, Certainty, Explainer, Page, Reoptimised};
+use shardwright_report::{Alternatives, Certainty, Difference, Explainer, Page, Reoptimised};
 use shardwright_search::Control;
 use shardwright_space::configs;
 
@@ -224,4 +224,39 @@ fn under_a_limit_of_memory_alternatives_are_searched_one_by_one() {
     }
     let free = (0..explainer.parts()).filter_map(|part| all.own_change(part)).min();
     assert!(free < Some(0), "without the limit the plan could be better");
+}
+
+#[test]
+fn a_change_is_worth_what_the_plan_with_it_costs_more() {
+    for (model, machine) in MODELS {
+        let (graph, machine) = open(model, machine);
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let (before, after) = (planned(&problem, "data"), planned(&problem, "exact"));
+        let difference = Difference::of(&problem, &before, &after).unwrap();
+        let [old, new] = [&before, &after].map(|plan| plan.configs(&graph, problem.mesh()).unwrap());
+        let mut changed = 0;
+        for change in &difference.changes {
+            let part = problem.variables.part(shardwright_graph::OpId(change.index));
+            let ops = &problem.variables.splits[part].ops;
+            let with = |from: &[shardwright_space::Config], to: &[shardwright_space::Config]| {
+                let mut all = from.to_vec();
+                ops.iter().for_each(|op| all[op.index()] = to[op.index()].clone());
+                evaluate(&problem, &all).unwrap().objective()
+            };
+            let picoseconds = |seconds: f64| (seconds * 1e12).round() as i64;
+            assert_eq!(
+                picoseconds(change.alone_seconds),
+                with(&old, &new) - before.objective,
+                "{model}: {change:?}"
+            );
+            assert_eq!(
+                picoseconds(change.undone_seconds),
+                with(&new, &old) - after.objective,
+                "{model}: {change:?}"
+            );
+            assert!(change.undone_seconds >= 0.0, "nothing improves the optimum");
+            changed += change.ops;
+        }
+        assert_eq!(changed, old.iter().zip(&new).filter(|(old, new)| old != new).count(), "{model}");
+    }
 }

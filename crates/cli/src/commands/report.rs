@@ -39,7 +39,11 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
 /// Writes the page of a plan.
 pub fn write(path: &Path, request: &Request, plan: &Plan, log: &[LogEntry]) -> anyhow::Result<()> {
     let problem = request.bare(plan.mesh(&request.machine)?, plan.space.untied)?;
-    let control = Control { cancel: Some(interrupt::flag()), ..Control::new() }.time_limit(PATIENCE);
-    let page = Page::new(&problem, plan, log, &control)?;
+    let page = Page::new(&problem, plan, log, &control())?;
     write_atomically(path, |out| page.write(out))
+}
+
+/// How long a page's alternatives are worked on: [`PATIENCE`], or until Ctrl-C.
+pub fn control() -> Control<'static> {
+    Control { cancel: Some(interrupt::flag()), ..Control::new() }.time_limit(PATIENCE)
 }

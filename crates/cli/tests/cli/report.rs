@@ -151,7 +151,19 @@ fn a_difference_says_what_each_change_is_worth() {
         json(&["plan", MODEL, "--machine", "flat:4", "--solver", solver, "-o", path, "--json"])
     };
     let (data, exact) = (plan("data", &a), plan("exact", &b));
-    let answer = json(&["diff", &a, &b, "--json"]);
+    let page = path(&folder, "d.html");
+    let answer = json(&["diff", &a, &b, "--report", &page, "--json"]);
+    assert_eq!(self::data(&page)["difference"], answer);
+    assert_eq!(self::data(&page)["plan"], exact);
+    let steps = self::data(&page)["steps"].clone();
+    for (at, plan) in [&exact, &data].into_iter().enumerate() {
+        assert_eq!(steps[at]["step_ps"].as_f64().unwrap() / 1e12, plan["simulated"]["step_seconds"]);
+    }
+    let back = json(&["diff", &b, &a, "--json"]);
+    let undone = |name: &Value| {
+        let all = back["changes"].as_array().unwrap();
+        all.iter().find(|change| change["op"] == *name).unwrap()["alone_seconds"].clone()
+    };
     assert_eq!(answer["objective"], serde_json::json!([data["objective"], exact["objective"]]));
     let changes = answer["changes"].as_array().unwrap();
     let of = |plan: &Value, name: &Value| {
@@ -162,6 +174,7 @@ fn a_difference_says_what_each_change_is_worth() {
     for change in changes {
         let op = &change["op"];
         assert_eq!((&change["before"], &change["after"]), (&of(&data, op), &of(&exact, op)));
+        assert_eq!(change["undone_seconds"], undone(op), "the way back is the other way's first step");
     }
     let same = String::from_utf8(shardwright(&["diff", &a, &a]).stdout).unwrap();
     assert!(same.contains("no op is split otherwise"), "{same}");

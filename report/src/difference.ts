@@ -1,0 +1,64 @@
+// Two plans: what they take, what changed, and what each change is worth.
+
+import { bars, tile } from "./bars";
+import { COMPUTING, MOVE } from "./colours";
+import { el, panel } from "./dom";
+import * as show from "./format";
+import { Change, Difference, Report } from "./model";
+
+/** The most changes that are listed. */
+const MOST = 300;
+
+/** A difference in seconds, with its sign. */
+function signed(seconds: number): string {
+  return seconds === 0 ? "0" : `${seconds > 0 ? "+" : "−"}${show.seconds(Math.abs(seconds))}`;
+}
+
+function percent([before, after]: [number, number]): string {
+  const change = (100 * (after - before)) / Math.max(Math.abs(before), Number.MIN_VALUE);
+  return `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)}%`;
+}
+
+function table(changes: Change[], select: (op: number) => void): HTMLElement {
+  const shown = changes.slice(0, MOST);
+  const most = Math.max(...shown.map((own) => Math.abs(own.alone_seconds)), Number.MIN_VALUE);
+  const row = (own: Change) => {
+    const wide = (50 * Math.abs(own.alone_seconds)) / most;
+    const style = own.alone_seconds < 0 ? `right:50%;width:${wide}%;background:${COMPUTING.colour}` : `left:50%;width:${wide}%;background:#d55e00`;
+    return el("tr", {},
+      el("th", { scope: "row" }, el("button", { type: "button", class: "link", click: () => select(own.index) }, own.op)),
+      el("td", {}, own.before), el("td", {}, own.after), el("td", { class: "number" }, String(own.ops)),
+      el("td", { class: "number" }, signed(own.alone_seconds)),
+      el("td", { class: "worth" }, el("div", { class: "middle" }, el("span", { style }))),
+      el("td", { class: "number" }, signed(own.undone_seconds)));
+  };
+  const head = ["op", "first plan", "second plan", "ops", "alone", "", "undone"];
+  return el("div", { class: "wide changes", tabindex: 0, role: "region", "aria-label": "changes" },
+    el("table", { class: "figures" },
+      el("thead", {}, el("tr", {}, ...head.map((title, at) => (title ? el("th", { scope: "col", class: [3, 4, 6].includes(at) ? "number" : "" }, title) : el("td"))))),
+      el("tbody", {}, ...shown.map(row))),
+    changes.length > MOST ? el("p", { class: "about" }, `and ${changes.length - MOST} more: \`diff --json\` has them all`) : null);
+}
+
+export function difference(report: Report, own: Difference, select: (op: number) => void): HTMLElement {
+  const { solvers, changes } = own;
+  const names = solvers.map((solver, at) => `${at === 0 ? "first" : "second"} plan (${solver})`);
+  const sums = own.objective.map((ps) => ps / 1e12) as [number, number];
+  const pair = (title: string, values: [number, number], text: (value: number) => string) =>
+    tile(title, text(values[1]), `${percent(values)}; the first plan: ${text(values[0])}`);
+  const chart = (caption: string, colour: string, values: [number, number], text: (value: number) => string) =>
+    bars(caption, values.map((value, at) => ({ name: names[at]!, own: at === 1, parts: [{ value, colour, text: text(value) }], text: text(value) })));
+  const alone = changes.reduce((sum, change) => sum + change.alone_seconds, 0);
+  const unit = report.plan.space.untied ? "op" : "layer";
+  return panel("difference", "Difference",
+    changes.length ? `${show.count(changes.length, unit)} of ${report.explanations.length} are split otherwise.` : "No op is split otherwise.",
+    el("dl", { class: "tiles" },
+      pair("step", own.step_seconds, show.seconds), pair("if nothing overlapped", sums, show.seconds),
+      pair("memory per device", own.peak_memory_bytes, show.bytes), pair("sent per step", own.traffic_bytes, show.bytes)),
+    el("div", { class: "columns" },
+      el("div", {}, chart("Time of a step, simulated", COMPUTING.colour, own.step_seconds, show.seconds), chart("The same if nothing overlapped", "#8a8f98", sums, show.seconds)),
+      el("div", {}, chart("Memory per device", "#e69f00", own.peak_memory_bytes, show.bytes), chart("Sent per step, all devices together", MOVE.colour, own.traffic_bytes, show.bytes))),
+    changes.length ? el("p", { class: "about" },
+      `alone: what the first plan's sum would become longer by, were this the only change. undone: the same for the second plan, were this alone taken back. Together the changes are worth ${signed(sums[1] - sums[0])}, one by one ${signed(alone)}: the rest is what neighbours do for each other.`) : null,
+    changes.length ? table(changes, select) : null);
+}
