@@ -70,7 +70,7 @@ function scaling(data: Comparison): HTMLElement {
   const held = series((row) => row.peak_memory_bytes, show.bytes);
   const values = (all: Series[]) => all.flatMap((own) => own.points.map((point) => point.y));
   const counts = points.map((point) => point.devices);
-  const x = powersOfTwo("devices", counts, String);
+  const x = { ...powersOfTwo("devices", counts, String), ticks: counts };
   const last = counts[counts.length - 1]!;
   const ideal = { text: `The thin line: speed grows as the number of devices does.`, points: [[first.devices, 1], [last, last / first.devices]] as [number, number][] };
   const cell = (point: (typeof points)[number], name: string) => {
@@ -80,8 +80,8 @@ function scaling(data: Comparison): HTMLElement {
   return panel("scaling", "Device counts",
     `${about} ${grows ? "The batch grows with the devices, so speed is samples per second." : "The batch is the same for all."} Speed is against the best plan on ${many}.`,
     el("div", { class: "columns" },
-      plot("speed over device counts", x, powersOfTwo("speed", [...values(speeds), 1, last / first.devices], (own) => `${own}x`), speeds, ideal),
-      plot("memory per device over device counts", x, powersOfTwo("memory per device", values(held), (own) => show.tickBytes(own, own), 1e9), held)),
+      plot("speed over device counts", x, powersOfTwo("speed", [...values(speeds), 1, last / first.devices], (own) => `${Number(own.toPrecision(3))}x`), speeds, ideal),
+      plot("memory per device over device counts", x, powersOfTwo("memory per device", values(held), (own) => show.tickBytes(own, own / 10), 1e9), held)),
     figures("Simulated step by device count", ["devices", ...(first.batch === null ? [] : ["batch"]), ...names],
       points.map((point) => ({ cells: [String(point.devices), ...(first.batch === null ? [] : [String(point.batch)]), ...names.map((name) => cell(point, name))] }))));
 }

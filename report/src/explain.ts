@@ -49,7 +49,11 @@ function notes(report: Report, explanation: Explanation): string {
   const alone = "alone: everything else stays as it is.";
   const others = report.plan.space.untied ? "ops" : "layers";
   switch (explanation.reoptimised) {
-    case "exact": return `${alone} anew: all other ${others} are chosen anew, as well as can be.`;
+    case "exact": {
+      const gain = -(explanation.options[0]?.reoptimised_ps ?? 0);
+      const kept = gain > 0 ? ` Kept as it is, with all others chosen anew, the sum would be ${show.seconds(gain / 1e12)} less.` : "";
+      return `${alone} anew: all other ${others} are chosen anew, as well as can be.${kept}`;
+    }
     case "at-least": return `${alone} anew: all other ${others} are chosen anew; at least, since limits of memory are not looked at.`;
     case "at-most": return `${alone} anew: all other ${others} are chosen anew; at most, since those with too many configs stay as they are.`;
     default: return `${alone} What choosing all others anew would change is not known${report.not_reoptimised ? `: ${report.not_reoptimised}` : ""}.`;

@@ -49,5 +49,5 @@ export function tickBytes(value: number, step: number): string {
   if (value === 0) return "0";
   const [scale, unit] = value >= 1e9 ? [1e9, "GB"] : value >= 1e6 ? [1e6, "MB"] : [1e3, "kB"];
   const digits = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
-  return `${(value / scale).toFixed(Math.min(digits, 6))} ${unit}`;
+  return `${Number((value / scale).toFixed(Math.min(digits, 6)))} ${unit}`;
 }

@@ -39,7 +39,13 @@ export function powersOfTwo(title: string, values: number[], text: (value: numbe
   const [low, high] = [Math.log2(Math.min(...values) / unit), Math.log2(Math.max(...values) / unit)];
   const room = Math.max(0.06 * (high - low), 0.1);
   const [first, last] = [Math.ceil(low - room), Math.floor(high + room)];
-  const ticks = Array.from({ length: Math.max(last - first + 1, 0) }, (_, at) => unit * 2 ** (first + at));
+  let ticks = Array.from({ length: Math.max(last - first + 1, 0) }, (_, at) => unit * 2 ** (first + at));
+  // Few powers lie in a narrow range: those times one and a half go between them.
+  if (ticks.length < 4) {
+    const [least, most] = [unit * 2 ** (low - room), unit * 2 ** (high + room)];
+    const between = [unit * 2 ** (first - 1), ...ticks].map((tick) => 1.5 * tick);
+    ticks = [...ticks, ...between.filter((tick) => tick >= least && tick <= most)].sort((a, b) => a - b);
+  }
   return { title, from: unit * 2 ** (low - room), to: unit * 2 ** (high + room), ticks, powers: true, text };
 }
 
@@ -98,9 +104,14 @@ export function plot(label: string, x: Axis, y: Axis, series: Series[], ideal?: 
     drawing.append(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(tick), y2: py(tick) }),
       svg("text", { x: LEFT - 8, y: py(tick) + 4, "text-anchor": "end" }, y.text(tick)));
   }
+  let free = 0;
   for (const tick of x.ticks) {
-    drawing.append(svg("line", { class: "grid", x1: px(tick), x2: px(tick), y1: TOP, y2: HEIGHT - BOTTOM }),
-      svg("text", { x: px(tick), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, x.text(tick)));
+    const text = x.text(tick);
+    drawing.append(svg("line", { class: "grid", x1: px(tick), x2: px(tick), y1: TOP, y2: HEIGHT - BOTTOM }));
+    // No label lies on the one before.
+    if (px(tick) - 4 * text.length < free) continue;
+    free = px(tick) + 4 * text.length + 6;
+    drawing.append(svg("text", { x: px(tick), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, text));
   }
   drawing.append(svg("text", { class: "axis", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, x.title));
   drawing.append(svg("text", { class: "axis", x: 0, y: 0, transform: `translate(14 ${(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, y.title));

@@ -168,7 +168,13 @@ describe("reports", () => {
       const step = name === "plan" ? json.simulated.step_seconds : json.baselines[name].step_seconds;
       assert.equal(data.steps.find((own) => own.name === name).step_ps / 1e12, step, name);
     }
-    assert.equal(tiles[3], `${(json.peak_memory_bytes / 1e9).toFixed(2)} GB`);
+    assert.equal(tiles[3], bytes(json.peak_memory_bytes));
+    assert.equal(tiles[4], bytes(json.traffic_bytes));
+    const classics = Object.entries(json.baselines).sort((a, b) => a[1].step_seconds - b[1].step_seconds);
+    const texts = await page.locator("#summary .bars").first().locator("tr").evaluateAll((rows) => rows.map((row) => [row.cells[0].textContent, row.cells[2].textContent]));
+    assert.deepEqual(texts, [["this plan", seconds(json.simulated.step_seconds)], ...classics.map(([name, cost]) => [name, `${seconds(cost.step_seconds)} (${(cost.step_seconds / json.simulated.step_seconds).toFixed(2)}x)`])]);
+    const levels = await page.locator("#summary .bars").nth(2).locator(".value").allTextContents();
+    assert.deepEqual(levels, json.traffic_per_level.map((level) => bytes(level.bytes)));
     assert.equal(await page.locator(".bars").first().locator("tr").count(), 1 + Object.keys(json.baselines).length);
 
     // Search and sort.
@@ -181,6 +187,11 @@ describe("reports", () => {
     await page.locator("#ops th button", { hasText: "computing" }).click();
     const slowest = data.steps[0].compute_ps.indexOf(Math.max(...data.steps[0].compute_ps));
     assert.equal(await page.locator("#ops .link").first().textContent(), json.ops[slowest].name);
+    const cells = await page.locator("#ops tbody tr").first().locator("td").allTextContents();
+    const sent = data.steps[0].moves.filter((move) => move.to === slowest);
+    const sum = (values) => values.reduce((a, b) => a + b, 0);
+    assert.deepEqual(cells.slice(1, 4), [json.ops[slowest].kind, data.ops[slowest].phase, json.ops[slowest].config]);
+    assert.deepEqual(cells.slice(5), [seconds(data.steps[0].compute_ps[slowest] / 1e12), seconds(sum(sent.map((move) => move.ps)) / 1e12), sent.some((move) => move.bytes) ? bytes(sum(sent.map((move) => move.bytes))) : "-"]);
     await page.locator("#ops th button", { hasText: "computing" }).click();
     assert.equal(await page.locator("#ops th[aria-sort]").getAttribute("aria-sort"), "ascending");
 

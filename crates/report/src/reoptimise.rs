@@ -163,9 +163,14 @@ impl<'p> Alternatives<'p> {
         let limited = self.memory.map(|limit| limited(&self.problem, limit)).transpose()?;
         let network = limited.as_ref().unwrap_or(&self.problem.network);
         let (mut proved, mut bounds) = (Vec::new(), Vec::new());
-        for lead in leads {
+        let choice_of = |lead: &Config| {
             let is = |choice: &u32| self.problem.forward_config(part, *choice) == lead;
-            let Some(choice) = (0..self.problem.choices[part].len() as u32).find(is) else { continue };
+            (0..self.problem.choices[part].len() as u32).find(is)
+        };
+        let mut choices: Vec<u32> = leads.iter().filter_map(choice_of).collect();
+        // Alternatives first: of what the plan does itself most is known already.
+        choices.sort_by_key(|&choice| self.chosen[part] == Some(choice));
+        for choice in choices {
             if control.stop(0).is_some() {
                 break;
             }

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 use shardwright_frontend::zoo::{BuildOptions, build};
-use shardwright_graph::Graph;
+use shardwright_graph::{Graph, Optimizer, Role};
 use shardwright_machine::{Bytes, Machine, builtin};
 use shardwright_plan::{Demands, Plan, Problem, Wish, evaluate, plan, search, strategy};
-use shardwright_report::{Alternatives, Certainty, Difference, Explainer, Page, Reoptimised};
+use shardwright_report::{Alternatives, Certainty, Difference, Explainer, KINDS, Page, Reoptimised};
 use shardwright_search::Control;
 use shardwright_space::configs;
 
@@ -140,11 +140,46 @@ fn what_holds_the_memory_at_the_peak_is_all_of_it() {
             } else {
                 named < class.peak_memory_bytes
             });
-            // All weights are there, in all.
-            let weights = |held: &&shardwright_report::KindOfUse| held.kind == "weights";
-            assert!(peak.kinds.iter().find(weights).is_some_and(|own| own.bytes > 0));
         }
+        // The op that is computed then is the one whose bar lies there.
+        let (step, peak) = (&page.steps[0], &page.steps[0].classes[0].peak);
+        let bars = &step.bars;
+        let lies = |at: &usize| {
+            bars.track[*at] == 0
+                && bars.start[*at] <= peak.at_ps
+                && peak.at_ps < bars.start[*at] + bars.duration[*at]
+        };
+        let running = (0..bars.what.len()).find(lies).map(|at| bars.what[at]);
+        assert_eq!(peak.op.map(i64::from), running, "{model}");
     }
+}
+
+#[test]
+fn memory_is_told_by_what_it_is_for() {
+    let options = BuildOptions { optimizer: Optimizer::adam(0.001), ..BuildOptions::default() };
+    let graph = build("mlp:batch=64,hidden=1024,layers=3", &options).unwrap();
+    let machine = builtin("flat:4").unwrap();
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let plan = planned(&problem, "data");
+    let page = Page::new(&problem, &plan, &[], &Control::new()).unwrap();
+    let total = |wanted: &dyn Fn(Role) -> bool| {
+        let own = graph.tensors.iter().filter(|t| t.producer.is_none() && wanted(t.role));
+        own.map(|t| t.ty.bytes()).sum::<u64>()
+    };
+    let held = |kind: &str| {
+        let kinds = &page.steps[0].classes[0].peak.kinds;
+        kinds.iter().find(|own| own.kind == kind).map_or(0, |own| own.bytes)
+    };
+    // Data parallelism keeps all weights and states on every device, and a quarter of the data.
+    assert_eq!(held("weights"), total(&|role| role == Role::Parameter));
+    assert_eq!(held("optimizer state"), total(&|role| role == Role::OptimizerState));
+    assert!(
+        held("data") >= total(&|role| role == Role::Input) / 4
+            && held("data") < total(&|role| role == Role::Input)
+    );
+    // At the end of the backward pass gradients are there, as they were made and as they were added up.
+    assert!(held("gradients") > 0 && held("copies") > 0);
+    assert!(KINDS.iter().map(|kind| held(kind)).sum::<u64>() == page.steps[0].classes[0].peak_memory_bytes);
 }
 
 /// What a wish makes of the sum: all configs of the same degrees are as good.

@@ -2,6 +2,7 @@
 
 use crate::{json, refused, shardwright};
 use serde_json::Value;
+use shardwright_request::{show_bytes, show_seconds};
 
 const MODEL: &str = "mlp:batch=64,hidden=512,layers=3";
 
@@ -47,8 +48,26 @@ fn a_comparison_comes_with_its_page() {
     let steps: Vec<&Value> = list(&scaling[0]["rows"]).iter().map(|row| &row["objective"]).collect();
     assert!(steps.iter().all(|step| *step == steps[0]), "one device has nothing to choose: {steps:?}");
 
+    // In words: steps of rows and of every device count.
     let text = String::from_utf8(shardwright(&args).stdout).unwrap();
-    assert!(text.contains("devices") && text.contains("memory limit"), "{text}");
+    let lines: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split("  ").map(str::trim).filter(|word| !word.is_empty()).collect())
+        .collect();
+    let step = |row: &Value| show_seconds(row["step_seconds"].as_f64().unwrap());
+    for row in list(&answer["rows"]) {
+        let own = lines.iter().find(|line| line.first() == row["solver"].as_str().as_ref()).unwrap();
+        assert!(own.contains(&&step(row)[..]), "{own:?}");
+        assert!(own.contains(&&show_bytes(row["peak_memory_bytes"].as_u64().unwrap())[..]), "{own:?}");
+    }
+    for scale in scaling {
+        let steps: Vec<String> = list(&scale["rows"]).iter().map(step).collect();
+        assert!(
+            lines.iter().any(|line| line.ends_with(&steps.iter().map(|s| &s[..]).collect::<Vec<_>>())),
+            "{text}"
+        );
+    }
+    assert!(text.contains("memory limit"), "{text}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use crate::{json, refused, shardwright};
 use serde_json::Value;
+use shardwright_request::{show_bytes, show_seconds};
 use std::path::Path;
 
 const MODEL: &str = "mlp:batch=64,hidden=512,layers=3";
@@ -57,6 +58,12 @@ fn explanations_name_the_op_and_what_else_it_could_do() {
 /// Seconds as the whole picoseconds that they come from.
 fn picoseconds(value: &Value) -> i64 {
     (value.as_f64().unwrap() * 1e12).round() as i64
+}
+
+/// A difference as people read it.
+fn signed(value: &Value) -> String {
+    let seconds = value.as_f64().unwrap();
+    format!("{}{}", if seconds < 0.0 { '-' } else { '+' }, show_seconds(seconds.abs()))
 }
 
 #[test]
@@ -118,8 +125,32 @@ fn explanations_add_up_and_are_those_of_the_page() {
     let bytes =
         |list: &Value| list.as_array().unwrap().iter().map(|own| own["bytes"].as_u64().unwrap()).sum::<u64>();
     assert_eq!(bytes(&memory["kinds"]), memory["peak_memory_bytes"].as_u64().unwrap());
+
+    // And in words.
     let text = String::from_utf8(shardwright(&["explain", &plan]).stdout).unwrap();
-    assert!(text.contains("holds most after") && text.contains("weights"), "{text}");
+    for (row, line) in rows.iter().zip(text.lines().skip(1)) {
+        let (own, next) = (&row["chosen"], &row["alternatives"][0]);
+        let words = [&row["op"], &own["config"]].map(|own| own.as_str().unwrap().to_string());
+        let figures =
+            [show_seconds(own["seconds"].as_f64().unwrap()), next["config"].as_str().unwrap().into()];
+        let changes = [signed(&next["change_seconds"]), signed(&next["reoptimised_change_seconds"])];
+        let expected = [&words[..], &figures, &changes].concat().join(" ");
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), expected);
+    }
+    let told = |own: &Value, name: &str| {
+        format!("{} {}", own["kind"].as_str().unwrap(), show_bytes(own["bytes"].as_u64().unwrap())) + name
+    };
+    let lines: Vec<String> =
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for own in memory["kinds"].as_array().unwrap() {
+        assert!(lines.contains(&told(own, "")), "{own}: {text}");
+    }
+    for own in memory["largest"].as_array().unwrap() {
+        assert!(
+            lines.contains(&told(own, &format!(" {}", own["tensor"].as_str().unwrap()))),
+            "{own}: {text}"
+        );
+    }
 }
 
 #[test]
@@ -180,6 +211,14 @@ fn a_difference_says_what_each_change_is_worth() {
     assert!(same.contains("no op is split otherwise"), "{same}");
     let text = String::from_utf8(shardwright(&["diff", &a, &b]).stdout).unwrap();
     assert!(text.contains("alone") && text.contains("simulated step"), "{text}");
+    for change in changes {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("{} ", change["op"].as_str().unwrap())))
+            .unwrap();
+        let ends = format!("{} {}", signed(&change["alone_seconds"]), signed(&change["undone_seconds"]));
+        assert!(line.split_whitespace().collect::<Vec<_>>().join(" ").ends_with(&ends), "{line}: {ends}");
+    }
     json(&["plan", MODEL, "--machine", "flat:2", "--solver", "data", "-o", &b, "--json"]);
     refused(&["diff", &a, &b], "different devices");
 }
