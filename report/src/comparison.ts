@@ -4,7 +4,7 @@ import { bars, BarRow, tile } from "./bars";
 import { COMPUTING, MOVE } from "./colours";
 import { el, figures, panel } from "./dom";
 import * as show from "./format";
-import { Comparison, ComparisonRow, Limited } from "./model";
+import { Comparison, ComparisonRow, Content, Limited, Part } from "./model";
 import { even, plot, powersOfTwo, Series } from "./plot";
 
 /** A row that has a plan. */
@@ -128,10 +128,13 @@ function pareto(data: Comparison): HTMLElement {
     ...all.filter((plan) => plan.failure).map((plan) => el("p", { class: "about" }, `${limit(plan)}: ${plan.failure}`)));
 }
 
-export function comparison(data: Comparison): { title: string; about: string; panels: HTMLElement[] } {
-  const panels = [solvers(data)];
-  if (data.scaling?.length) panels.push(scaling(data));
-  if (data.pareto?.length) panels.push(pareto(data));
-  panels.push(panel("notes", "Notes", "", el("ul", {}, ...data.notes.map((note) => el("li", {}, note)))));
-  return { title: `${data.model} on ${data.machine}`, about: `${show.count(data.devices, "device")}, strategies compared`, panels };
+export function comparison(data: Comparison): Content {
+  const notes = () => panel("notes", "Notes", "", el("ul", {}, ...data.notes.map((note) => el("li", {}, note))));
+  const parts: (Part | null)[] = [
+    { id: "solvers", title: "Strategies", make: () => solvers(data) },
+    data.scaling?.length ? { id: "scaling", title: "Device counts", make: () => scaling(data) } : null,
+    data.pareto?.length ? { id: "pareto", title: "Time against memory", make: () => pareto(data) } : null,
+    { id: "notes", title: "Notes", make: notes },
+  ];
+  return { title: `${data.model} on ${data.machine}`, about: `${show.count(data.devices, "device")}, strategies compared`, parts: parts.filter((part) => part !== null) };
 }

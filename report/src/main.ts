@@ -1,25 +1,19 @@
 // Puts the page together: a plan's, two plans', or a comparison's.
+//
+// What comes first is painted first; the other panels are made after that.
 
 import { comparison } from "./comparison";
 import { detail } from "./detail";
 import { difference } from "./difference";
 import { el } from "./dom";
 import { memory } from "./memory";
-import { Comparison, opCosts, Report } from "./model";
+import { Comparison, Content, opCosts, Part, Report } from "./model";
 import { network } from "./network";
 import { search } from "./search";
 import { summary } from "./summary";
 import { table } from "./table";
 import { timeline } from "./timeline";
 import { mountTip } from "./tip";
-
-interface Content {
-  title: string;
-  about: string;
-  panels: HTMLElement[];
-  /** What lies over the panels. */
-  drawer?: HTMLElement;
-}
 
 function read(): Report | Comparison {
   return JSON.parse(document.getElementById("data")?.textContent ?? "") as Report | Comparison;
@@ -29,24 +23,40 @@ function planned(report: Report): Content {
   const { plan } = report;
   const costs = opCosts(report);
   const { drawer, select } = detail(report, costs);
-  const panels = [summary(report), network(report, costs, select), timeline(report, select), memory(report), table(report, costs, select)];
-  const about = `${plan.devices} devices, solver ${plan.solver}, Shardwright ${plan.shardwright_version}`;
-  if (report.difference) {
-    const title = `${plan.model} on ${plan.machine}: two plans`;
-    return { title, about, panels: [difference(report, report.difference, select), ...panels], drawer };
-  }
-  return { title: `${plan.model} on ${plan.machine}`, about, panels: [...panels, search(report)], drawer };
+  const two = report.difference;
+  const parts: (Part | null)[] = [
+    two ? { id: "difference", title: "Difference", make: () => difference(report, two, select) } : null,
+    { id: "summary", title: "Summary", make: () => summary(report) },
+    { id: "network", title: "Network", make: () => network(report, costs, select) },
+    { id: "timeline", title: "Timeline", make: () => timeline(report, select) },
+    { id: "memory", title: "Memory", make: () => memory(report) },
+    { id: "ops", title: "Ops", make: () => table(report, costs, select) },
+    two ? null : { id: "search", title: "Search", make: () => search(report) },
+  ];
+  return {
+    title: `${plan.model} on ${plan.machine}${two ? ": two plans" : ""}`,
+    about: `${plan.devices} devices, solver ${plan.solver}, Shardwright ${plan.shardwright_version}`,
+    parts: parts.filter((part) => part !== null),
+    drawer,
+  };
 }
 
 function start(): void {
   const data = read();
-  const content: Content = "plan" in data ? planned(data) : comparison(data);
-  const { title, about, panels, drawer } = content;
-  const menu = el("nav", { "aria-label": "panels" }, ...panels.map((panel) =>
-    el("a", { href: `#${panel.id}` }, panel.querySelector("h2")?.textContent ?? panel.id)));
-  document.body.append(el("header", {}, el("h1", {}, title), el("p", {}, about), menu), el("main", {}, ...panels));
+  const { title, about, parts, drawer } = "plan" in data ? planned(data) : comparison(data);
+  const menu = el("nav", { "aria-label": "panels" }, ...parts.map((part) => el("a", { href: `#${part.id}` }, part.title)));
+  const [first, ...others] = parts;
+  const main = el("main", { "aria-busy": "true" }, first?.make());
+  document.body.append(el("header", {}, el("h1", {}, title), el("p", {}, about), menu), main);
   if (drawer) document.body.append(drawer);
   mountTip();
+  // Frames are not asked for in windows out of sight, where nothing is to be waited for.
+  const painted = (then: () => void) => (document.hidden ? then() : requestAnimationFrame(() => setTimeout(then)));
+  painted(() => {
+    main.append(...others.map((part) => part.make()));
+    main.removeAttribute("aria-busy");
+    if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
+  });
 }
 
 start();

@@ -252,3 +252,18 @@ export interface Comparison {
   pareto?: Limited[];
   notes: string[];
 }
+
+/** A panel before it is made. */
+export interface Part {
+  id: string;
+  title: string;
+  make: () => HTMLElement;
+}
+
+export interface Content {
+  title: string;
+  about: string;
+  parts: Part[];
+  /** What lies over the panels. */
+  drawer?: HTMLElement;
+}

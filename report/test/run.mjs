@@ -67,6 +67,7 @@ async function openPage(name, args, options = {}) {
     };
     look();
   }));
+  await page.locator("main:not([aria-busy])").waitFor();
   const data = JSON.parse(await page.locator("#data").textContent());
   return { page, json, data, paint, path, close: async () => { await context.close(); assert.deepEqual(complaints, []); } };
 }
@@ -259,6 +260,7 @@ describe("reports", () => {
     await picture(page, "inception-1920-dark");
     shardwright("report", join(folder, "inception.json"), "-o", path);
     await page.reload();
+    await page.locator("main:not([aria-busy])").waitFor();
     await everyPanelIsThere(page);
     assert.deepEqual(JSON.parse(await page.locator("#data").textContent()).plan, json);
     assert.ok((await page.locator("#search").textContent()).includes("Nothing was recorded"));
@@ -381,6 +383,20 @@ describe("reports", () => {
     assert.equal(await page.evaluate(() => window.hacked), undefined);
     assert.equal(await page.locator("img").count(), 0);
     assert.equal(json.ops[0].name, EVIL);
+    assert.ok((await page.locator("#memory").textContent()).includes(`w ${EVIL}`));
     await close();
+
+    const plan = (solver) => {
+      shardwright("plan", model, "--machine", "flat:2", "--solver", solver, "-o", join(folder, `evil-plan-${solver}.json`), "-q");
+      return join(folder, `evil-plan-${solver}.json`);
+    };
+    for (const args of [["compare", model, "--machine", "flat:2", "--solver", "exact,data", "--devices", "1,2", "--pareto", "1", "--time", "1"], ["diff", plan("data"), plan("model")]]) {
+      const other = await openPage(`evil-${args[0]}`, args);
+      assert.ok((await other.page.title()).startsWith(`${EVIL} on`));
+      assert.ok((await other.page.locator("h1").textContent()).startsWith(EVIL));
+      assert.equal(await other.page.evaluate(() => window.hacked), undefined);
+      assert.equal(await other.page.locator("img").count(), 0);
+      await other.close();
+    }
   });
 });
