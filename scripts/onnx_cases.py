@@ -330,8 +330,22 @@ def unet(out):
     b.finish(out, b.op("Conv", b.op("Pad", x, b.ints(0, 0, 1, 1, 0, 0, 1, 1), mode="reflect"), b.weight(2, 24, 3, 3)))
 
 
+def picks(out):
+    """A gate that picks: the largest and smallest scores, what lies there, and whole numbers."""
+    b = Builder("picks", 11)
+    x = b.op("MatMul", b.input("x", (4, 5, 6)), b.weight(6, 8))
+    most, at = b.op("TopK", x, b.ints(3), outputs=2, axis=-1)
+    least, _ = b.op("TopK", x, b.ints(2), outputs=2, axis=1, largest=0)
+    first = b.op("GatherElements", x, b.op("ArgMax", x, axis=2, keepdims=1), axis=2)
+    last = b.op("Cast", b.op("ArgMin", x, axis=0, keepdims=0), to=TensorProto.FLOAT)
+    fewer = b.op("GatherElements", x, b.constant(np.array([[[7, -8, 3]]], np.int64)), axis=2)
+    whole = b.op("Add", b.op("Floor", x), b.op("Mul", b.op("Ceil", x), b.number(10.0)))
+    whole = b.op("Add", whole, b.op("Mul", b.op("Round", b.op("Mul", x, b.number(4.0))), b.op("Sign", x)))
+    b.finish(out, most, b.op("Cast", at, to=TensorProto.FLOAT), least, first, last, fewer, whole)
+
+
 def models(out):
-    for build in (resnet, densenet, efficientnet, vit, gpt, bert, llama, convnext, swin, unet):
+    for build in (resnet, densenet, efficientnet, vit, gpt, bert, llama, convnext, swin, unet, picks):
         build(out)
 
 

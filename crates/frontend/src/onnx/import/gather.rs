@@ -9,11 +9,15 @@ use crate::onnx::{
     proto::Node,
     view::View,
 };
-use shardwright_graph::{Init, Real, ops::Gather};
+use shardwright_graph::{
+    Init, Real,
+    ops::{Gather, TakeAlong},
+};
 
 pub(super) fn find(op: &str) -> Option<Import> {
     Some(match op {
         "Gather" => gather,
+        "GatherElements" => gather_elements,
         _ => return None,
     })
 }
@@ -31,17 +35,7 @@ fn gather(cx: &mut Importer<'_>, node: &Node) -> Tried {
         return Ok(());
     }
     let extent = x.size(dim);
-    let ids = match cx.literal(node, 1)? {
-        Some(literal) if literal.as_ints()?.iter().any(|&i| i < 0) => {
-            let positive = literal.as_ints()?.iter().map(|&i| Ok(index_into(i, extent)? as i64));
-            let literal =
-                Literal::ints(literal.dtype, literal.shape.clone(), positive.collect::<Tried<_>>()?);
-            let name = format!("{}.ids", cx.name);
-            cx.constant(&name, &literal)?
-        }
-        _ => cx.view(node, 1)?,
-    };
-    cx.indexes(&ids, extent);
+    let ids = indices(cx, node, extent)?;
     cx.starts_as(&x, Init::Normal(Real(EMBEDDING_DEVIATION)));
     let table = cx.plain(&x)?;
     let (shape, _) = cx.natural(&ids);
@@ -65,6 +59,50 @@ fn gather(cx: &mut Importer<'_>, node: &Node) -> Tried {
             cx.output(node, 0, y);
         }
     }
+    Ok(())
+}
+
+/// The second input, which counts along a dimension of this size; negative numbers that are known count from its end.
+fn indices(cx: &mut Importer<'_>, node: &Node, extent: u64) -> Tried<View> {
+    let ids = match cx.literal(node, 1)? {
+        Some(literal) if literal.as_ints()?.iter().any(|&i| i < 0) => {
+            let positive = literal.as_ints()?.iter().map(|&i| Ok(index_into(i, extent)? as i64));
+            let literal =
+                Literal::ints(literal.dtype, literal.shape.clone(), positive.collect::<Tried<_>>()?);
+            let name = format!("{}.ids", cx.name);
+            cx.constant(&name, &literal)?
+        }
+        _ => cx.view(node, 1)?,
+    };
+    cx.indexes(&ids, extent);
+    Ok(ids)
+}
+
+/// Every index takes from its own row.
+fn gather_elements(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let mut x = cx.view(node, 0)?;
+    let axis = axis_of(node.int("axis", 0)?, x.rank())?;
+    let extent = x.size(axis);
+    let ids = indices(cx, node, extent)?;
+    if ids.rank() != x.rank() {
+        return Err(Trouble::wrong(format!(
+            "indices of rank {} for a tensor of rank {}",
+            ids.rank(),
+            x.rank()
+        )));
+    }
+    // In other dimensions there may be fewer indices than rows: the first rows are meant.
+    for dim in (0..x.rank()).filter(|&dim| dim != axis) {
+        if ids.size(dim) > x.size(dim) {
+            return Err(Trouble::wrong(format!("more indices than rows in dimension {dim}")));
+        }
+        if ids.size(dim) < x.size(dim) {
+            x = take(cx, "rows", &x, dim, 0, ids.size(dim))?;
+        }
+    }
+    let (x, ids) = (cx.plain(&x)?, cx.plain(&ids)?);
+    let y = cx.emit("", TakeAlong { axis, base: 0, extent }, &[x, ids])?;
+    cx.output(node, 0, y);
     Ok(())
 }
 

@@ -5,6 +5,7 @@ mod attention;
 mod control;
 mod elementwise;
 mod gather;
+mod largest;
 mod loss;
 mod movement;
 mod norm;
@@ -32,6 +33,7 @@ const FAMILIES: &[Family] = &[
     control::find,
     elementwise::find,
     gather::find,
+    largest::find,
     loss::find,
     movement::find,
     norm::find,

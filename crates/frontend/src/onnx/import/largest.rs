@@ -1,0 +1,82 @@
+//! The largest or smallest elements along a dimension, and where they are.
+//!
+//! Positions come from sorting; elements are then taken by their positions, which has a gradient.
+
+use super::{Import, elementwise::apply};
+use crate::onnx::{
+    error::{Tried, Trouble},
+    fold::axis_of,
+    importer::Importer,
+    proto::Node,
+    view::View,
+};
+use shardwright_graph::{
+    DType, TensorId,
+    ops::{Cast, TakeAlong, TopK, UnaryFn},
+};
+
+pub(super) fn find(op: &str) -> Option<Import> {
+    Some(match op {
+        "TopK" => top_k,
+        "ArgMax" => |cx, node| arg(cx, node, true),
+        "ArgMin" => |cx, node| arg(cx, node, false),
+        _ => return None,
+    })
+}
+
+/// A view with one dimension last, and the order that puts it back.
+fn with_last(x: &View, axis: usize) -> (View, Vec<usize>) {
+    let last = x.rank() - 1;
+    let order: Vec<usize> = (0..x.rank()).filter(|&dim| dim != axis).chain([axis]).collect();
+    let place = |dim: usize| match dim.cmp(&axis) {
+        std::cmp::Ordering::Less => dim,
+        std::cmp::Ordering::Equal => last,
+        std::cmp::Ordering::Greater => dim - 1,
+    };
+    (x.transpose(&order), (0..x.rank()).map(place).collect())
+}
+
+/// The positions of the `k` largest or smallest elements of each row, those first that come first.
+fn positions(cx: &mut Importer<'_>, x: &View, k: u64, largest: bool) -> Tried<TensorId> {
+    let x = if largest { x.clone() } else { apply(cx, "negated", UnaryFn::Neg, x)? };
+    let x = cx.plain(&x)?;
+    Ok(cx.add("largest", TopK { k }, &[x])?[1])
+}
+
+fn top_k(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let axis = axis_of(node.int("axis", -1)?, x.rank())?;
+    let k = cx.known(node, 1, "numbers of elements")?.scalar().unwrap_or(0.0);
+    if !(1.0..=x.size(axis) as f64).contains(&k) {
+        return Err(Trouble::wrong(format!("{k} elements of {} along dimension {axis}", x.size(axis))));
+    }
+    let (rows, back) = with_last(&x, axis);
+    let at = positions(cx, &rows, k as u64, node.flag("largest", true)?)?;
+    let tensor = cx.plain(&rows)?;
+    let op = TakeAlong { axis: x.rank() - 1, base: 0, extent: x.size(axis) };
+    let values = cx.emit("", op, &[tensor, at])?;
+    let at = cx.emit("positions", Cast { dtype: DType::I64 }, &[at])?;
+    for (i, tensor) in [values, at].into_iter().enumerate() {
+        let seen = cx.seen(tensor).transpose(&back);
+        cx.output_view(node, i, seen);
+    }
+    Ok(())
+}
+
+fn arg(cx: &mut Importer<'_>, node: &Node, largest: bool) -> Tried {
+    let x = cx.view(node, 0)?;
+    let axis = axis_of(node.int("axis", 0)?, x.rank())?;
+    if node.flag("select_last_index", false)? {
+        return Err(Trouble::unsupported("the last of equal elements"));
+    }
+    let (rows, back) = with_last(&x, axis);
+    let at = positions(cx, &rows, 1, largest)?;
+    let at = cx.emit("", Cast { dtype: DType::I64 }, &[at])?;
+    let mut seen = cx.seen(at).transpose(&back);
+    if !node.flag("keepdims", true)? {
+        // The dimension has one position, and so no atom.
+        seen.dims.remove(axis);
+    }
+    cx.output_view(node, 0, seen);
+    Ok(())
+}
