@@ -1,0 +1,63 @@
+//! Whole layers on devices: partitions of a training step that keep devices evenly busy and little data on the way.
+//!
+//! The paper that this stands for ("Automatic Model Parallelism for Deep Neural Networks with Compiler and Hardware
+//! Support", arXiv 1906.08168) says in its abstract that costs are modelled and the graph is partitioned by heuristics for
+//! little communication and good balance; the details here are ours. [`candidates`] makes placements in several
+//! ways, the plain ones that others are measured by among them. Which is best only a simulation can say.
+//!
+//! ```
+//! use shardwright_place::{Axis, Devices, Flow, Items, Link, candidates, measure};
+//!
+//! // Two towers of three items that meet at the end.
+//! let items: Vec<(Vec<u64>, u64)> = vec![(vec![1000], 1); 7];
+//! let flow = |from, to| Flow { from, to, bytes: 10 };
+//! let items = Items::new(&items, [flow(0, 2), flow(2, 4), flow(1, 3), flow(3, 5), flow(4, 6), flow(5, 6)]);
+//! let link = Link { latency: 5, per_byte: 1.0 };
+//! let devices = Devices::new(&[Axis { size: 2, link }], |_| (0, u64::MAX));
+//! let all = candidates(&items, &devices, 0.2);
+//! let bisection = all.iter().find(|c| c.name == "bisection").unwrap();
+//! assert_eq!(measure(&items, &devices, &bisection.place).cut_bytes, 10);
+//! ```
+
+mod items;
+mod multilevel;
+mod orders;
+mod refine;
+mod schedule;
+mod tally;
+
+pub use items::{Axis, Devices, Flow, Items, Link};
+pub use refine::refine;
+pub use tally::{Measure, Tally};
+
+/// A placement and how it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// How.
+    pub name: &'static str,
+    /// Whether it is one of the plain ones that others are measured by.
+    pub baseline: bool,
+    /// Per item: its device.
+    pub place: Vec<u32>,
+}
+
+/// Placements made in several ways; `balance` is by how much a device may have more than its share of the work.
+pub fn candidates(items: &Items, devices: &Devices, balance: f64) -> Vec<Candidate> {
+    let plain = |name, place| Candidate { name, baseline: true, place };
+    let ours =
+        |name, place| Candidate { name, baseline: false, place: refine(items, devices, balance, place) };
+    vec![
+        plain("single", orders::single(items, devices)),
+        plain("round-robin", orders::round_robin(items, devices)),
+        plain("chunks", orders::chunks(items, devices)),
+        Candidate { name: "heft", baseline: false, place: schedule::earliest_finish(items, devices) },
+        ours("heft, refined", schedule::earliest_finish(items, devices)),
+        ours("linear", orders::linear(items, devices, balance)),
+        ours("bisection", multilevel::bisection(items, devices, balance)),
+    ]
+}
+
+/// What can be said of a placement without simulating it.
+pub fn measure(items: &Items, devices: &Devices, place: &[u32]) -> Measure {
+    Tally::new(items, devices, 0.0, place.to_vec()).measure()
+}
