@@ -6,7 +6,9 @@ use shardwright_frontend::onnx;
 use shardwright_graph::{Optimizer, Role};
 use shardwright_machine::Bytes;
 use shardwright_plan::{Demands, PlanRequest, Wish, strategy::Strategy};
-use shardwright_request::{Ask, Search, parse_optimizer, parse_role, parse_seconds, parse_size};
+use shardwright_request::{
+    Ask, Search, parse_balance, parse_optimizer, parse_role, parse_seconds, parse_size,
+};
 use shardwright_search::Control;
 use std::time::Duration;
 
@@ -58,7 +60,10 @@ pub struct PlanningArgs {
     /// Stop searching after this many seconds with the best found
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub time: Duration,
-    /// For --solver mcmc: end every chain after this many proposals, whatever the time
+    /// For --solver place: by how much a device may have more than its share of the work, `0.1` by default
+    #[arg(long, value_name = "SHARE", value_parser = parse_balance)]
+    pub balance: Option<f64>,
+    /// For --solver mcmc and place: end every chain after this many proposals, whatever the time
     #[arg(long, value_name = "N")]
     pub proposals: Option<u64>,
     /// How many threads to use; all cores by default
@@ -88,6 +93,7 @@ impl PlanningArgs {
             fix: Vec::new(),
             time: Duration::from_secs(60),
             proposals: None,
+            balance: None,
             threads: 0,
             seed: 0,
         }
@@ -120,8 +126,8 @@ impl PlanningArgs {
 
     /// What the plan has to keep, and what the search may take.
     pub fn search(&self) -> Search {
-        let Self { memory, time, proposals, threads, seed, .. } = *self;
-        Search { memory, fix: self.fix.clone(), time, proposals, threads, seed }
+        let Self { memory, time, proposals, balance, threads, seed, .. } = *self;
+        Search { memory, fix: self.fix.clone(), time, proposals, balance, threads, seed }
     }
 
     /// What the plan has to keep.

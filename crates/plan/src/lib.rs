@@ -53,8 +53,8 @@ pub use floor::floor;
 pub use groups::Groups;
 pub use memory::{limited, peak};
 pub use plan::{
-    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, Plan, PlanAxis,
-    PlanLayer, PlanOp, PlanRequest, SpaceUsed, StageTimes, StepTimes,
+    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, PlacementRow, Plan,
+    PlanAxis, PlanLayer, PlanOp, PlanRequest, SpaceUsed, StageTimes, StepTimes,
 };
 pub use planner::{Demands, Found, baseline_costs, describe_found, plan, search};
 pub use problem::{Choice, Choices, MOST_AXES, MOST_CONFIGS, Near, Problem};

@@ -23,9 +23,9 @@ use crate::{
 };
 use shardwright_cost::{Layout, Lifetimes, Placement};
 use shardwright_graph::TensorId;
-use shardwright_machine::Bytes;
+use shardwright_machine::{Bytes, Mesh};
 use shardwright_search::{FORBIDDEN, Interval, Network, NetworkBuilder, VarId};
-use shardwright_space::Config;
+use shardwright_space::{AxisUse, Config};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -63,27 +63,64 @@ fn copies(problem: &Problem<'_>, lifetimes: &Lifetimes) -> Vec<Copied> {
     made.chain(delivered).collect()
 }
 
-/// The most bytes that one device holds at once under one config per op.
+/// The most bytes that one device holds at once under one config per op. Where ops are pinned, devices hold different
+/// things, and the one that holds most counts.
 pub fn peak(problem: &Problem<'_>, configs: &[Config]) -> Bytes {
     let (graph, mesh) = (problem.graph, problem.mesh());
     let lifetimes = Lifetimes::of(graph);
     let layout = |end: &End| end.layout(&problem.shapes, &configs[end.op.index()], mesh);
-    let mut extra = vec![0u64; graph.ops.len()];
+    let mut made: Vec<(Range<u32>, u64, Layout)> = Vec::new();
     for Copied { transfer, held } in copies(problem, &lifetimes) {
         let to = layout(&transfer.to);
         if layout(&transfer.from) != to {
-            let bytes = local_bytes(problem, transfer.tensor, &to);
-            for at in &mut extra[held.start as usize..held.end as usize] {
-                *at = at.saturating_add(bytes);
-            }
+            made.push((held, local_bytes(problem, transfer.tensor, &to), to));
         }
     }
-    let held = |t: TensorId| {
+    let home = |t: TensorId| {
         let layout = problem.transfers.homes[t.index()].map(|home| layout(&home));
-        Bytes(local_bytes(problem, t, &layout.unwrap_or(Layout::replicated(mesh.len()))))
+        let layout = layout.unwrap_or(Layout::replicated(mesh.len()));
+        (local_bytes(problem, t, &layout), layout)
     };
-    let peak = lifetimes.peak(graph, held, |op| Bytes(extra[op.index()]));
-    peak.map_or(Bytes(0), |peak| peak.held.total())
+    let homes: Vec<(u64, Layout)> = graph.tensor_ids().map(home).collect();
+    let of_device = |digits: &Vec<u32>| {
+        let here = |layout: &Layout| {
+            layout
+                .absent()
+                .iter()
+                .all(|axis| layout.get(axis) == Placement::Absent(digits[axis.index()] as u16))
+        };
+        let mut extra = vec![0u64; graph.ops.len()];
+        for (held, bytes, _) in made.iter().filter(|(.., layout)| here(layout)) {
+            for at in &mut extra[held.start as usize..held.end as usize] {
+                *at = at.saturating_add(*bytes);
+            }
+        }
+        let held = |t: TensorId| {
+            let (bytes, layout) = &homes[t.index()];
+            Bytes(if here(layout) { *bytes } else { 0 })
+        };
+        let peak = lifetimes.peak(graph, held, |op| Bytes(extra[op.index()]));
+        peak.map_or(Bytes(0), |peak| peak.held.total())
+    };
+    told_apart(mesh, configs).iter().map(of_device).max().unwrap_or(Bytes(0))
+}
+
+/// Devices, as digits, that stand for all: every digit that an op is pinned to stands for itself, the others for each other.
+fn told_apart(mesh: &Mesh, configs: &[Config]) -> Vec<Vec<u32>> {
+    let mut devices = vec![Vec::new()];
+    for (at, axis) in mesh.axes().iter().enumerate() {
+        let pin = |config: &Config| match config.uses()[at] {
+            AxisUse::Pin(digit) => Some(u32::from(digit)),
+            _ => None,
+        };
+        let mut digits: BTreeSet<u32> = configs.iter().filter_map(pin).collect();
+        digits.extend((0..axis.size).find(|digit| !digits.contains(digit)));
+        let with = |device: &Vec<u32>| -> Vec<Vec<u32>> {
+            digits.iter().map(|&digit| device.iter().copied().chain([digit]).collect()).collect()
+        };
+        devices = devices.iter().flat_map(with).collect();
+    }
+    devices
 }
 
 /// What a variable holds under each of its choices, by when.

@@ -65,6 +65,9 @@ pub struct Plan {
     /// For SoyBean's plans: what they move by its own measure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soybean: Option<Moved>,
+    /// For `place`: the plan's placement first, then those that it was compared with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placements: Vec<PlacementRow>,
     /// What the classics would cost.
     pub baselines: BTreeMap<String, BaselineCost>,
     /// The mesh axes that configs speak of, outermost first.
@@ -259,6 +262,23 @@ pub struct PlanOp {
     pub degrees: BTreeMap<String, u64>,
     /// Per mesh axis: the factor that it splits, `@` and the digit that it pins the op to, null where it repeats the op.
     pub axes: Vec<Option<String>>,
+}
+
+/// Whole layers on devices, in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlacementRow {
+    /// How it was made.
+    pub name: String,
+    /// Whether it is one of the plain ones that others are measured by.
+    pub baseline: bool,
+    /// Of the simulated step.
+    pub step_seconds: f64,
+    /// Bytes that flow between devices, there and back.
+    pub cut_bytes: u64,
+    /// The work of the device that has most of it, in relation to work shared without loss.
+    pub imbalance: f64,
+    /// The most that one device holds at once.
+    pub peak_memory_bytes: u64,
 }
 
 impl Plan {

@@ -33,6 +33,8 @@ pub struct Demands {
     pub memory: Option<Bytes>,
     /// Configs that somebody wants.
     pub wishes: Vec<Wish>,
+    /// Where whole layers are placed on devices: by how much one may have more than its share of the work.
+    pub balance: Option<f64>,
 }
 
 /// What a strategy found.
@@ -146,7 +148,7 @@ pub(crate) fn attempt(
             }
             Ok(Found { moved: Some(least), ..given(problem, strategy, configs, demands)? })
         }
-        Space::All | Space::Outputs => solve(problem, strategy, demands, control),
+        Space::All | Space::Outputs | Space::Whole => solve(problem, strategy, demands, control),
     }
 }
 
@@ -426,6 +428,7 @@ fn describe(
         optimised: match strategy.space {
             Space::All | Space::Outputs => Optimised::Sum,
             Space::Tilings(_) => Optimised::Moves,
+            Space::Whole => Optimised::Simulated,
             Space::Fixed(_) => Optimised::Nothing,
         },
         seed,
@@ -453,6 +456,7 @@ fn describe(
         traffic_bytes: costs.traffic.total().0,
         traffic_per_level: levels.collect(),
         soybean: found.moved.clone(),
+        placements: Vec::new(),
         baselines: baselines.into_iter().map(|(name, cost)| (name.to_string(), cost)).collect(),
         axes: mesh.axes().iter().map(|a| PlanAxis { name: a.name.clone(), size: a.size }).collect(),
         layers: layers.collect(),

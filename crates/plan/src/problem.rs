@@ -248,7 +248,7 @@ impl<'a> Problem<'a> {
     /// Times of ops.
     pub fn times(&self) -> Result<OpTimes<'_>, PlanError> {
         let times = OperatorTimes::new(&self.device, self.costs)?;
-        Ok(OpTimes::new(times, self.graph, &self.shapes, &self.grain.mesh))
+        Ok(OpTimes::new(times, self.graph, &self.shapes, &self.grain.mesh).on(self.machine, self.costs))
     }
 
     /// The config of a variable's leading op (a layer's forward op) under a choice.

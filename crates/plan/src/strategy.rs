@@ -30,6 +30,8 @@ pub enum Space {
     Outputs,
     /// A tiling of every tensor for every binary axis; its own measure decides, not the network's objective.
     Tilings(Objective),
+    /// Every layer whole on some device; simulated steps decide, not the network's objective.
+    Whole,
     /// One config per op, by rule.
     Fixed(Baseline),
 }
@@ -160,7 +162,7 @@ impl Space {
                 };
                 Some(variables.map(|v| all(v).filter(|&c| fits(v, c)).collect()).collect())
             }
-            Space::Tilings(_) | Space::Fixed(_) => None,
+            Space::Tilings(_) | Space::Whole | Space::Fixed(_) => None,
         }
     }
 }

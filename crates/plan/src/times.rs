@@ -1,13 +1,14 @@
 //! What the parts of an op cost: its time on one device, and the exchange of its windows' rows.
 //!
 //! Only the number of parts of each factor decides an op's time, not which axes make them, and identical ops
-//! (deep models are full of them) share their times.
+//! (deep models are full of them) share their times. Where devices differ, an op waits for the slowest of those that it
+//! runs on: of all of them, unless it is pinned.
 
 use rustc_hash::FxHashMap;
-use shardwright_cost::{Comm, Estimate, OperatorTimes, TimeSource};
+use shardwright_cost::{Comm, CostFile, Estimate, OperatorTimes, TimeSource};
 use shardwright_graph::{Graph, Op, OpId, Region, TensorType, Workload};
-use shardwright_machine::{Mesh, Seconds};
-use shardwright_space::{Config, OpShapes, halos};
+use shardwright_machine::{AxisId, DeviceId, Machine, Mesh, Seconds};
+use shardwright_space::{AxisUse, Config, OpShapes, halos};
 use smallvec::SmallVec;
 use std::sync::RwLock;
 
@@ -22,6 +23,9 @@ type Kind = u32;
 
 type Parts = SmallVec<[u64; 6]>;
 
+/// The outermost units that an op is pinned to where devices differ; none if it runs on all.
+type Units = Option<SmallVec<[u32; 4]>>;
+
 /// Times of all ops of a graph under any config.
 pub struct OpTimes<'a> {
     times: OperatorTimes<'a>,
@@ -29,7 +33,9 @@ pub struct OpTimes<'a> {
     shapes: &'a [OpShapes],
     mesh: &'a Mesh,
     kinds: Vec<Kind>,
-    known: RwLock<FxHashMap<(Kind, Parts), i64>>,
+    /// Where devices differ: what pinned ops run on, and measured times.
+    mixed: Option<(&'a Machine, Option<&'a CostFile>)>,
+    known: RwLock<FxHashMap<(Kind, Parts, Units), i64>>,
 }
 
 impl<'a> OpTimes<'a> {
@@ -43,7 +49,50 @@ impl<'a> OpTimes<'a> {
                 *kinds.entry((&graph.node(op).op, &shapes[op.index()])).or_insert(next)
             })
             .collect();
-        Self { times, graph, shapes, mesh, kinds, known: RwLock::default() }
+        Self { times, graph, shapes, mesh, kinds, mixed: None, known: RwLock::default() }
+    }
+
+    /// The same for a machine whose devices may differ: ops that are pinned take the time of the devices that they are
+    /// pinned to.
+    #[must_use]
+    pub fn on(mut self, machine: &'a Machine, costs: Option<&'a CostFile>) -> Self {
+        self.mixed = (!machine.is_homogeneous()).then_some((machine, costs));
+        self
+    }
+
+    /// The outermost units that a pinned op runs in, where that matters.
+    fn units(&self, config: &Config) -> Units {
+        let (machine, _) = self.mixed?;
+        let outermost = |axis: &AxisId| self.mesh.axis(*axis).level.0 == 0;
+        let pin = |axis: AxisId| match config.get(axis) {
+            AxisUse::Pin(digit) => Some((axis, u32::from(digit))),
+            _ => None,
+        };
+        let pins: SmallVec<[(AxisId, u32); 4]> =
+            self.mesh.all().iter().filter(outermost).filter_map(pin).collect();
+        if pins.is_empty() {
+            return None;
+        }
+        let first_of = |unit: u32| DeviceId(unit * machine.devices_per_unit(0));
+        let keeps =
+            |unit: &u32| pins.iter().all(|&(axis, digit)| self.mesh.digit(first_of(*unit), axis) == digit);
+        Some((0..machine.levels()[0].count).filter(keeps).collect())
+    }
+
+    /// How long a workload takes on the slowest device of some units, or of all.
+    fn slowest(&self, workload: &Workload, units: &Units) -> Estimate {
+        let (Some((machine, costs)), Some(units)) = (self.mixed, units) else {
+            return self.times.estimate(workload);
+        };
+        let on = |unit: &u32| {
+            let device = machine.device(DeviceId(unit * machine.devices_per_unit(0)));
+            // Measurements of one kind of device say nothing about the others.
+            let times =
+                OperatorTimes::new(device, costs).or_else(|_| OperatorTimes::new(device, None)).ok()?;
+            Some(times.estimate(workload))
+        };
+        let slowest = units.iter().filter_map(on).max_by(|a, b| a.seconds.0.total_cmp(&b.seconds.0));
+        slowest.unwrap_or_else(|| self.times.estimate(workload))
     }
 
     /// Per op: which of the graph's distinct ops it is.
@@ -53,7 +102,8 @@ impl<'a> OpTimes<'a> {
 
     /// How long one device works on its part of an op.
     pub fn compute(&self, op: OpId, config: &Config) -> i64 {
-        let key = (self.kinds[op.index()], config.parts(&self.shapes[op.index()].rule, self.mesh));
+        let parts = config.parts(&self.shapes[op.index()].rule, self.mesh);
+        let key = (self.kinds[op.index()], parts, self.units(config));
         if let Some(&time) = self.known.read().ok().as_ref().and_then(|known| known.get(&key)) {
             return time;
         }
@@ -82,7 +132,7 @@ impl<'a> OpTimes<'a> {
         let estimate = if local.operator().is_view() {
             Estimate { seconds: Seconds::ZERO, source: TimeSource::Roofline }
         } else {
-            self.times.estimate(&workload)
+            self.slowest(&workload, &self.units(config))
         };
         (workload, estimate)
     }

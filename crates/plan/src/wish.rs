@@ -82,7 +82,7 @@ impl Wish {
     }
 
     /// Whether configs that are given keep the wish.
-    pub(crate) fn check(&self, problem: &Problem<'_>, configs: &[Config]) -> Result<(), PlanError> {
+    pub fn check(&self, problem: &Problem<'_>, configs: &[Config]) -> Result<(), PlanError> {
         for op in self.ops(problem)? {
             let shown = configs[op.index()].show(&problem.shapes[op.index()].rule, problem.mesh());
             if parts(&shown) != self.degrees {

@@ -110,6 +110,19 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is not a time that can be waited"))
 }
 
+/// By how much a device may have more than its share: a number from 0 on.
+///
+/// # Errors
+/// Where it is none.
+pub fn parse_balance(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("{text} is not a number"))?;
+    if share.is_finite() && share >= 0.0 {
+        Ok(share)
+    } else {
+        Err(format!("{text} is not a share: give 0.1 for a tenth"))
+    }
+}
+
 impl Ask {
     /// A model on a machine, all else as usual.
     pub fn of(model: &str, machine: &str) -> Self {
@@ -260,13 +273,14 @@ impl Request {
         Ok(Problem::bare(&self.graph, &self.machine, self.costs.as_ref(), mesh, untied)?)
     }
 
-    /// Builds what a strategy needs: SoyBean cuts prime axes and searches no network.
+    /// Builds what a strategy needs: SoyBean and `place` work on prime axes and search no network.
     ///
     /// # Errors
     /// As [`Request::problem`].
     pub fn problem_of(&self, strategy: &Strategy) -> anyhow::Result<Problem<'_>> {
         match strategy.space {
             Space::Tilings(_) => self.prime(),
+            Space::Whole => self.bare(self.machine.mesh().clone(), self.untied),
             _ => self.problem(),
         }
     }

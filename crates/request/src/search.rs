@@ -4,7 +4,7 @@ use crate::ask::Request;
 use shardwright_machine::Bytes;
 use shardwright_plan::{Demands, Plan, Wish, strategy::Strategy};
 use shardwright_search::{Control, LogEntry, Progress};
-use shardwright_sim::{MCMC, SimError, find, plan};
+use shardwright_sim::{MCMC, PLACE, SimError, find, plan};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -17,8 +17,10 @@ pub struct Search {
     pub fix: Vec<Wish>,
     /// Stop with the best found after this long.
     pub time: Duration,
-    /// For `mcmc`: end every chain after so many proposals.
+    /// For `mcmc` and `place`: end every chain after so many proposals.
     pub proposals: Option<u64>,
+    /// For `place`: by how much a device may have more than its share of the work.
+    pub balance: Option<f64>,
     /// How many threads; zero: all cores.
     pub threads: usize,
     /// Seed of all randomness.
@@ -32,6 +34,7 @@ impl Default for Search {
             fix: Vec::new(),
             time: Duration::from_secs(60),
             proposals: None,
+            balance: None,
             threads: 0,
             seed: 0,
         }
@@ -50,7 +53,7 @@ pub enum Event<'e> {
 impl Search {
     /// What the plan has to keep.
     pub fn demands(&self) -> Demands {
-        Demands { memory: self.memory, wishes: self.fix.clone() }
+        Demands { memory: self.memory, wishes: self.fix.clone(), balance: self.balance }
     }
 
     /// Limits of a strategy's search; it stops when `cancel` turns true.
@@ -58,7 +61,7 @@ impl Search {
         Control {
             deadline: request.start.checked_add(self.time),
             cancel: Some(cancel),
-            iterations: self.proposals.filter(|_| strategy.name == MCMC.name),
+            iterations: self.proposals.filter(|_| [MCMC.name, PLACE.name].contains(&strategy.name)),
             seed: self.seed,
             threads: self.threads,
             start: request.start,

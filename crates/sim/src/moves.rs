@@ -3,7 +3,7 @@
 use shardwright_graph::OpId;
 use shardwright_machine::{AxisId, AxisSet};
 use shardwright_plan::Problem;
-use shardwright_space::{AxisUse, Config, configs, configs_with_pins, count_configs};
+use shardwright_space::{AxisUse, Config, LayerSplit, configs, configs_with_pins, count_configs};
 
 /// The most configs of an op that are all listed, on axes that the problem was not priced for.
 const MOST_LISTED: usize = 1024;
@@ -16,6 +16,8 @@ const MOST_PINNED_AXES: usize = 4;
 /// The choices of every variable.
 pub struct Moves<'p> {
     problem: &'p Problem<'p>,
+    /// Whether the problem's own choices are among them.
+    own: bool,
     /// Per variable: choices beyond the problem's, each with one config per op.
     more: Vec<Vec<Vec<Config>>>,
 }
@@ -47,7 +49,35 @@ impl<'p> Moves<'p> {
             };
             leading.iter().map(|config| split.configs(&problem.shapes, mesh, config)).collect()
         };
-        Self { problem, more: (0..problem.variables.splits.len()).map(listed).collect() }
+        Self { problem, own: true, more: (0..problem.variables.splits.len()).map(listed).collect() }
+    }
+
+    /// Every variable on any one device, and nothing else: choice `d` is device `d`, of which `on` gives the config.
+    pub fn whole(problem: &'p Problem<'p>, on: impl Fn(u32) -> Config) -> Self {
+        let devices: Vec<Config> = (0..problem.mesh().devices()).map(on).collect();
+        let (shapes, mesh) = (&problem.shapes, problem.mesh());
+        let all = |split: &LayerSplit| devices.iter().map(|d| split.configs(shapes, mesh, d)).collect();
+        Self { problem, own: false, more: problem.variables.splits.iter().map(all).collect() }
+    }
+
+    /// The config of every op under one choice per variable.
+    pub fn plan(&self, choices: &[u32]) -> Vec<Config> {
+        let chosen = |&(variable, member): &(u32, u32)| {
+            self.configs(variable as usize, choices[variable as usize] as usize)[member as usize].clone()
+        };
+        self.problem.variables.place.iter().map(chosen).collect()
+    }
+
+    /// The choice of every variable under one config per op; the first where its config is none of them.
+    pub fn choices(&self, configs: &[Config]) -> Vec<u32> {
+        let choice = |variable: usize| {
+            let ops = self.ops(variable);
+            let same = |&choice: &usize| {
+                ops.iter().zip(self.configs(variable, choice)).all(|(op, own)| configs[op.index()] == *own)
+            };
+            (0..self.count(variable)).find(same).unwrap_or(0) as u32
+        };
+        (0..self.more.len()).map(choice).collect()
     }
 
     /// The same, and configs that pin ops to one side of some axes, down to single devices.
@@ -74,7 +104,7 @@ impl<'p> Moves<'p> {
     }
 
     fn listed(&self, variable: usize) -> usize {
-        self.problem.choices.get(variable).map_or(0, |choices| choices.len())
+        if self.own { self.problem.choices.get(variable).map_or(0, |choices| choices.len()) } else { 0 }
     }
 
     /// How many choices a variable has.

@@ -10,6 +10,7 @@ use crate::{
     delta::DeltaError,
     error::SimError,
     mcmc::mcmc,
+    placing::{self, PLACE, Placed},
     step::{Step, simulate_step},
 };
 use rand::{RngExt, SeedableRng};
@@ -48,7 +49,7 @@ const RANDOM_STARTS: usize = 2;
 pub fn strategies() -> impl Iterator<Item = &'static Strategy> {
     // After those that search, before SoyBean's and the recipes.
     let split = STRATEGIES.iter().position(|s| s.solver.is_none()).unwrap_or(STRATEGIES.len());
-    STRATEGIES[..split].iter().chain([&MCMC]).chain(&STRATEGIES[split..])
+    STRATEGIES[..split].iter().chain([&MCMC, &PLACE]).chain(&STRATEGIES[split..])
 }
 
 /// The strategy of a name.
@@ -75,6 +76,9 @@ pub fn search(
     if strategy.name == MCMC.name {
         return walk(problem, demands, control);
     }
+    if strategy.name == PLACE.name {
+        return placing::place(problem, demands, control).map(|placed| placed.found);
+    }
     let found = shardwright_plan::search(problem, strategy, demands, control)?;
     if strategy.name == "auto"
         && let Some(configs) = polish(problem, &found.configs, demands, control)?
@@ -96,11 +100,17 @@ pub fn plan(
     demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Plan, SimError> {
-    let mut plan = if strategy.name == MCMC.name {
-        let found = walk(problem, demands, control)?;
+    let simulated = [MCMC.name, PLACE.name].contains(&strategy.name);
+    let mut plan = if simulated {
+        let Placed { found, rows } = if strategy.name == PLACE.name {
+            placing::place(problem, demands, control)?
+        } else {
+            Placed { found: walk(problem, demands, control)?, rows: Vec::new() }
+        };
         let mut plan = describe_found(problem, strategy, &found, control)?;
         plan.optimised = Optimised::Simulated;
         plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
+        plan.placements = rows;
         plan
     } else {
         shardwright_plan::plan(problem, strategy, demands, control)?
@@ -310,7 +320,12 @@ fn walk(problem: &Problem<'_>, demands: &Demands, control: &Control<'_>) -> Resu
         limits.pins = apart;
         limits.proposals /= lanes;
         let pinned = moves.with_pins(apart);
-        match mcmc(problem, &pinned, std::slice::from_ref(&best.configs), &limits, control) {
+        let mut starts = vec![best.configs.clone()];
+        // Whole layers on devices, to be split from there.
+        if apart == problem.mesh().all() {
+            starts.extend(placing::start(problem, demands).ok().filter(|plan| fits(plan)));
+        }
+        match mcmc(problem, &pinned, &starts, &limits, control) {
             Ok(found) => chains.extend(found),
             // More levels than can be told apart with pins: what was found without stays.
             Err(DeltaError::Lanes { .. }) => {}

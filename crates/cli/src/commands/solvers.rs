@@ -3,7 +3,7 @@
 use crate::Verdict;
 use serde::Serialize;
 use shardwright_search::registry::SOLVERS;
-use shardwright_sim::{MCMC, strategies};
+use shardwright_sim::{MCMC, PLACE, strategies};
 use std::io::{self, Write};
 
 /// Lists the built-in solvers.
@@ -39,7 +39,7 @@ fn rows() -> Vec<Row> {
     let strategies = others.map(|strategy| Row {
         name: strategy.name,
         about: strategy.about,
-        respects_memory: respects_memory(strategy.solver) || strategy.name == MCMC.name,
+        respects_memory: respects_memory(strategy.solver) || [MCMC.name, PLACE.name].contains(&strategy.name),
         commands: vec!["plan"],
     });
     solvers.chain(strategies).collect()

@@ -98,8 +98,18 @@ impl<'r> Race<'r> {
         let limit = demands.memory.map_or_else(String::new, |limit| format!(", {} bytes at most", limit.0));
         self.line.say(&format!("searching on {}: {}{limit}", devices(self.request), strategy.name));
         let control = self.control(strategy);
+        let whole = match strategy.space {
+            Space::Whole => Some(self.request.problem_of(strategy)?),
+            _ => None,
+        };
         let tilings = matches!(strategy.space, Space::Tilings(_));
-        let problem = if tilings { &self.prime } else { &self.problem };
+        let problem = if let Some(whole) = &whole {
+            whole
+        } else if tilings {
+            &self.prime
+        } else {
+            &self.problem
+        };
         let mut row = Row { solver: strategy.name, ..Row::default() };
         match search(problem, strategy, demands, &control) {
             Ok(found) => {

@@ -1,0 +1,258 @@
+//! `place`: whole layers on single devices, partitioned by their costs, then improved on the simulated step.
+//!
+//! [`shardwright_place`] makes placements in several ways from what layers compute, hold and exchange. The simulator says
+//! which of them are short steps; from the shortest, layers move from device to device as FlexFlow's search would move
+//! them, where every choice of a layer is a device. The plain placements that others are measured by (everything on one
+//! device, layers in turn, pieces of the order) are among those that are compared, so that none is ever better.
+
+use crate::{
+    delta::DeltaError,
+    error::SimError,
+    mcmc::{Limits, mcmc},
+    moves::Moves,
+    step::simulate_step,
+};
+use rayon::prelude::*;
+use shardwright_cost::Collective;
+use shardwright_graph::{Phase, Role};
+use shardwright_machine::{AxisSet, Bytes, DeviceId};
+use shardwright_place::{Axis, Candidate, Devices, Flow, Items, Link, candidates, measure};
+use shardwright_plan::{
+    Demands, Found, PlacementRow, PlanError, Problem, evaluate, peak, picoseconds,
+    strategy::{Space, Strategy},
+};
+use shardwright_search::{Control, StopReason};
+use shardwright_space::{AxisUse, Config};
+
+/// Whole layers on devices.
+pub static PLACE: Strategy = Strategy {
+    name: "place",
+    about: "whole layers on devices: partitioned for balance and little communication, improved on the simulated step",
+    space: Space::Whole,
+    solver: None,
+};
+
+/// By how much a device may have more than its share of the work, unless the caller says otherwise.
+const BALANCE: f64 = 0.1;
+/// From so many of the best placements layers are moved on.
+const STARTS: usize = 3;
+/// Proposals of a walk: as many for each layer and device, and so many at most.
+const PER_CHOICE: u64 = 20;
+const MOST_PROPOSALS: u64 = 20_000;
+/// Parts of the memory that items may take where nothing fits otherwise.
+const ROOM: [f64; 5] = [0.85, 0.7, 0.55, 0.4, 0.25];
+/// Bytes by which links are measured: many, so that latency is little.
+const MANY: u64 = 1 << 30;
+
+/// A plan, and the placements that it was compared with.
+pub(crate) struct Placed {
+    pub found: Found,
+    pub rows: Vec<PlacementRow>,
+}
+
+/// A placement and what it means.
+struct Tried {
+    candidate: Candidate,
+    configs: Vec<Config>,
+    makespan: u64,
+    peak: Bytes,
+}
+
+/// The config of an op on one device.
+fn pinned(problem: &Problem<'_>, device: u32) -> Config {
+    let mesh = problem.mesh();
+    Config::new(mesh.all().iter().map(|axis| AxisUse::Pin(mesh.digit(DeviceId(device), axis) as u16)))
+}
+
+/// The problem's layers as items.
+fn items(problem: &Problem<'_>, kinds: &[u32]) -> Result<Items, PlanError> {
+    let (graph, times) = (problem.graph, problem.times()?);
+    // A device of each kind.
+    let most = kinds.iter().max().copied().unwrap_or(0);
+    let examples = (0..=most).filter_map(|kind| kinds.iter().position(|&own| own == kind));
+    let examples: Vec<Config> = examples.map(|device| pinned(problem, device as u32)).collect();
+    let mut all: Vec<(Vec<u64>, u64)> = problem
+        .variables
+        .splits
+        .iter()
+        .map(|split| {
+            let time = |config: &Config| {
+                let of =
+                    |&op: &shardwright_graph::OpId| u64::try_from(times.compute(op, config)).unwrap_or(0);
+                split.ops.iter().map(of).sum()
+            };
+            (examples.iter().map(time).collect(), 0)
+        })
+        .collect();
+    // What is there all step long, and what the forward pass leaves to the backward pass; gradients come and go.
+    for t in graph.tensor_ids() {
+        let tensor = graph.tensor(t);
+        let kept = match tensor.producer {
+            None => true,
+            Some(op) => tensor.role == Role::Activation && graph.node(op).phase == Phase::Forward,
+        };
+        if let (true, Some(home)) = (kept, problem.transfers.homes[t.index()]) {
+            let held = &mut all[problem.variables.part(home.op)].1;
+            *held = held.saturating_add(tensor.ty.bytes());
+        }
+    }
+    let flow = |transfer: &shardwright_plan::Transfer| {
+        let [from, to] = [transfer.from, transfer.to].map(|end| problem.variables.part(end.op) as u32);
+        Flow { from, to, bytes: graph.tensor(transfer.tensor).ty.bytes() }
+    };
+    Ok(Items::new(&all, problem.transfers.all.iter().map(flow)))
+}
+
+/// Per device: which of the machine's kinds it is, the first device being of kind 0.
+fn kinds(problem: &Problem<'_>) -> Vec<u32> {
+    let machine = problem.machine;
+    let mut known = Vec::new();
+    let kind = |device: u32| {
+        let device = machine.device(DeviceId(device));
+        let at = known.iter().position(|other| *other == device).unwrap_or_else(|| {
+            known.push(device);
+            known.len() - 1
+        });
+        at as u32
+    };
+    (0..machine.devices()).map(kind).collect()
+}
+
+/// The problem's devices, and the links between them as messages see them.
+fn devices(problem: &Problem<'_>, kinds: &[u32], limit: Option<Bytes>) -> Devices {
+    let comm = problem.relayouts.comm();
+    let axes = problem.mesh().all().iter().map(|axis| {
+        let seconds =
+            |bytes| picoseconds(comm.seconds(Collective::Send, AxisSet::of(axis), Bytes(bytes))) as u64;
+        let latency = seconds(0);
+        let per_byte = seconds(MANY).saturating_sub(latency) as f64 / MANY as f64;
+        Axis { size: problem.mesh().axis(axis).size, link: Link { latency, per_byte } }
+    });
+    Devices::new(&axes.collect::<Vec<_>>(), |device| {
+        let own = problem.machine.device(DeviceId(device)).memory.0;
+        (kinds[device as usize], limit.map_or(own, |limit| limit.0.min(own)))
+    })
+}
+
+/// The candidates with their simulated steps.
+fn tried(problem: &Problem<'_>, moves: &Moves<'_>, all: Vec<Candidate>) -> Result<Vec<Tried>, SimError> {
+    let simulate = |candidate: Candidate| {
+        let configs = moves.plan(&candidate.place);
+        let makespan = simulate_step(problem, &configs)?.makespan;
+        Ok(Tried { candidate, makespan, peak: peak(problem, &configs), configs })
+    };
+    all.into_par_iter().map(simulate).collect()
+}
+
+/// Placements of whole layers, the shortest step first; those of a limit that fit come before those that do not.
+fn compared(
+    problem: &Problem<'_>,
+    moves: &Moves<'_>,
+    demands: &Demands,
+) -> Result<(Items, Devices, Vec<Tried>), SimError> {
+    let kinds = kinds(problem);
+    let items = items(problem, &kinds)?;
+    let devices = devices(problem, &kinds, demands.memory);
+    let balance = demands.balance.unwrap_or(BALANCE);
+    let mut tried = tried(problem, moves, candidates(&items, &devices, balance))?;
+    let limit = limit(problem, demands);
+    // What items hold is an estimate: copies and gradients come on top. So some room is left, until something fits.
+    for part in ROOM {
+        if tried.iter().any(|tried| tried.peak <= limit) {
+            break;
+        }
+        let less = Bytes((limit.0 as f64 * part) as u64);
+        let tighter = self::devices(problem, &kinds, Some(less));
+        let mut more = candidates(&items, &tighter, f64::INFINITY);
+        more.retain(|candidate| !candidate.baseline);
+        tried.extend(self::tried(problem, moves, more)?);
+    }
+    tried.sort_by_key(|tried| (tried.peak.0.saturating_sub(limit.0), tried.makespan));
+    Ok((items, devices, tried))
+}
+
+/// What a device may hold: what it has, or less if somebody says so.
+fn limit(problem: &Problem<'_>, demands: &Demands) -> Bytes {
+    let own = problem.machine.slowest().memory;
+    demands.memory.map_or(own, |limit| Bytes(limit.0.min(own.0)))
+}
+
+/// The best placement without moving anything on: a plan to start from for those who search on.
+pub(crate) fn start(problem: &Problem<'_>, demands: &Demands) -> Result<Vec<Config>, SimError> {
+    let moves = Moves::whole(problem, |device| pinned(problem, device));
+    let (.., tried) = compared(problem, &moves, demands)?;
+    Ok(tried.into_iter().next().map(|tried| tried.configs).unwrap_or_default())
+}
+
+/// Places whole layers on devices.
+pub(crate) fn place(
+    problem: &Problem<'_>,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Placed, SimError> {
+    let moves = Moves::whole(problem, |device| pinned(problem, device));
+    let (items, devices, tried) = compared(problem, &moves, demands)?;
+    let limit = limit(problem, demands);
+    let starts: Vec<Vec<Config>> = tried.iter().take(STARTS).map(|tried| tried.configs.clone()).collect();
+    let tight = tried.iter().any(|tried| tried.peak > limit);
+    let limits = Limits {
+        proposals: control.iterations.unwrap_or((PER_CHOICE * moves.total() as u64).min(MOST_PROPOSALS)),
+        // Asking what a device holds takes longer than a proposal: only where it could matter.
+        memory: tight.then_some(limit),
+        fixed: Vec::new(),
+        pins: problem.mesh().all(),
+    };
+    let mut best = tried.first().map(|tried| (tried.makespan, tried.peak, tried.configs.clone()));
+    match mcmc(problem, &moves, &starts, &limits, control) {
+        Ok(chains) => {
+            for chain in chains {
+                let (makespan, peak) =
+                    (simulate_step(problem, &chain.configs)?.makespan, peak(problem, &chain.configs));
+                let over = |peak: Bytes| peak.0.saturating_sub(limit.0);
+                if best.as_ref().is_none_or(|(m, p, _)| (over(peak), makespan) < (over(*p), *m)) {
+                    best = Some((makespan, peak, chain.configs));
+                }
+            }
+        }
+        // More devices than are told apart change by change: the best of the candidates stays.
+        Err(DeltaError::Lanes { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let Some((makespan, peak, configs)) = best else {
+        let reason = "there is nothing to place".to_string();
+        return Err(PlanError::NoPlan { solver: PLACE.name.into(), reason }.into());
+    };
+    if let Some(limit) = demands.memory.filter(|&limit| peak > limit) {
+        let error = PlanError::DoesNotFit {
+            solver: PLACE.name.into(),
+            limit: limit.0,
+            least: Some(peak.0),
+            floor: 0,
+            proved: false,
+        };
+        return Err(error.into());
+    }
+    for wish in &demands.wishes {
+        wish.check(problem, &configs)?;
+    }
+    let row = |name: &str, baseline, makespan: u64, peak: Bytes, place: &[u32]| {
+        let measured = measure(&items, &devices, place);
+        PlacementRow {
+            name: name.to_string(),
+            baseline,
+            step_seconds: makespan as f64 / 1e12,
+            cut_bytes: measured.cut_bytes,
+            imbalance: measured.imbalance,
+            peak_memory_bytes: peak.0,
+        }
+    };
+    let own = row(PLACE.name, false, makespan, peak, &moves.choices(&configs));
+    let others = tried
+        .iter()
+        .map(|t| row(t.candidate.name, t.candidate.baseline, t.makespan, t.peak, &t.candidate.place));
+    let rows = [own].into_iter().chain(others).collect();
+    let objective = evaluate(problem, &configs)?.objective();
+    let stopped = Control { iterations: None, ..control.clone() }.stop(0);
+    let stop_reason = stopped.unwrap_or(StopReason::Exhausted);
+    Ok(Placed { found: Found { configs, objective, bound: 0, stop_reason, moved: None }, rows })
+}

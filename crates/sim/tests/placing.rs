@@ -1,0 +1,183 @@
+//! Whole layers on devices: against plain placements, against all placements, under limits, and on devices that differ.
+
+use shardwright_frontend::{
+    layers::{add, data, dense},
+    zoo::{BuildOptions, build},
+};
+use shardwright_graph::{DType, Graph, GraphBuilder, Optimizer, ops::Reduce, train};
+use shardwright_machine::{Bytes, Machine, builtin, parse};
+use shardwright_plan::{Demands, Plan, PlanError, Problem, peak};
+use shardwright_search::Control;
+use shardwright_sim::{PLACE, SimError, plan, simulate_step};
+use shardwright_space::{AxisUse, Config};
+
+fn graph(model: &str) -> Graph {
+    build(model, &BuildOptions::default()).unwrap()
+}
+
+/// The layers of a graph on the machine's own axes.
+fn layers_of<'g>(graph: &'g Graph, machine: &'g Machine) -> Problem<'g> {
+    Problem::bare(graph, machine, None, machine.mesh().clone(), false).unwrap()
+}
+
+fn place(graph: &Graph, machine: &Machine, demands: &Demands) -> Result<Plan, SimError> {
+    let problem = layers_of(graph, machine);
+    plan(&problem, &PLACE, demands, &Control::new().iteration_limit(400))
+}
+
+/// Every layer of a plan of whole layers on its device.
+fn pinned(problem: &Problem<'_>, devices: &[u32]) -> Vec<Config> {
+    let mesh = problem.mesh();
+    let mut configs = vec![Config::replicated(mesh.len()); problem.graph.ops.len()];
+    for (split, &device) in problem.variables.splits.iter().zip(devices) {
+        let digit = |axis| AxisUse::Pin(mesh.digit(shardwright_machine::DeviceId(device), axis) as u16);
+        let lead = Config::new(mesh.all().iter().map(digit));
+        for (op, config) in split.ops.iter().zip(split.configs(&problem.shapes, mesh, &lead)) {
+            configs[op.index()] = config;
+        }
+    }
+    configs
+}
+
+#[test]
+fn no_plain_placement_is_better_and_every_layer_is_whole_on_one_device() {
+    for (model, machine) in [
+        ("nmt:batch=16,seq=3,hidden=256,vocab=512,unroll=3", "p100x16:4"),
+        ("dlrm:batch=512,rows=10000", "flat:8"),
+        ("lenet5:batch=64", "k80x8:2"),
+        ("rnnlm:batch=16,hidden=256,vocab=1000,unroll=4", "p100x16:8"),
+    ] {
+        let (graph, machine) = (graph(model), builtin(machine).unwrap());
+        let plan = place(&graph, &machine, &Demands::default()).unwrap();
+        let own = &plan.placements[0];
+        assert_eq!(own.name, "place");
+        assert!(plan.placements.iter().filter(|row| row.baseline).count() >= 3, "{model}");
+        for other in &plan.placements {
+            assert!(own.step_seconds <= other.step_seconds, "{model}: {own:?} {other:?}");
+        }
+        assert_eq!(own.step_seconds, plan.simulated.step_seconds, "{model}");
+        assert_eq!(own.peak_memory_bytes, plan.peak_memory_bytes, "{model}");
+        let whole = |op: &shardwright_plan::PlanOp| {
+            op.axes.iter().all(|a| a.as_ref().is_some_and(|a| a.starts_with('@')))
+        };
+        assert!(plan.ops.iter().all(whole), "{model}");
+    }
+}
+
+#[test]
+fn parallel_branches_go_to_several_devices_and_a_chain_stays_on_one() {
+    let machine = builtin("flat:4").unwrap();
+    // Tables of their own for eight features, and an unrolled recurrent network, have work to do side by side.
+    let recurrent = graph("rnnlm:batch=64,hidden=1024,vocab=1000,layers=4,unroll=8");
+    let plan = place(&recurrent, &machine, &Demands::default()).unwrap();
+    let single = plan.placements.iter().find(|row| row.name == "single").unwrap();
+    assert!(plan.placements[0].step_seconds < 0.9 * single.step_seconds, "{:?}", plan.placements);
+    // Nothing in a chain can run at the same time.
+    let chain = graph("mlp:batch=64,hidden=512,layers=5");
+    let plan = place(&chain, &machine, &Demands::default()).unwrap();
+    let single = plan.placements.iter().find(|row| row.name == "single").unwrap();
+    assert!(plan.placements[0].step_seconds <= single.step_seconds);
+    assert!(plan.placements[0].cut_bytes < 10_000, "weights and activations stay: {:?}", plan.placements[0]);
+}
+
+/// Branches of products from one input, added up at the end.
+fn branches(widths: &[Vec<u64>]) -> Graph {
+    let mut b = GraphBuilder::new("branches");
+    let x = data(&mut b, "x", DType::F32, &[256, 512]).unwrap();
+    let mut ends = Vec::new();
+    for (i, widths) in widths.iter().enumerate() {
+        let mut y = x;
+        for (j, &width) in widths.iter().enumerate() {
+            y = dense(&mut b, &format!("b{i}.{j}"), "nc,co->no", y, &[width], false).unwrap();
+        }
+        ends.push(dense(&mut b, &format!("b{i}.end"), "nc,co->no", y, &[64], false).unwrap());
+    }
+    let mut sum = ends[0];
+    for (i, &end) in ends.iter().enumerate().skip(1) {
+        sum = add(&mut b, &format!("sum{i}"), sum, end).unwrap();
+    }
+    let loss = b.emit("loss", Reduce::mean((0..2).collect(), b.shape(sum)), &[sum]).unwrap();
+    b.output(loss);
+    train(&mut b, loss, &Optimizer::sgd(0.1)).unwrap();
+    b.finish()
+}
+
+#[test]
+fn small_graphs_are_placed_within_a_few_percent_of_the_best_placement() {
+    let mut worst: f64 = 1.0;
+    for (widths, machine) in [
+        (vec![vec![512, 256], vec![256, 768], vec![1024, 512]], "flat:2"),
+        (vec![vec![2048, 64], vec![64, 64, 64]], "flat:2"),
+        (vec![vec![1024], vec![768]], "flat:3"),
+        (vec![vec![512, 512, 512, 512]], "flat:2"),
+        (vec![vec![256, 1024], vec![2048, 256], vec![128]], "p100x16:2"),
+    ] {
+        let model = format!("{widths:?}");
+        let (graph, machine) = (branches(&widths), builtin(machine).unwrap());
+        let problem = layers_of(&graph, &machine);
+        let (layers, devices) = (problem.variables.splits.len() as u32, machine.devices() as usize);
+        // The first layer stays where it is: devices are alike.
+        let count = devices.pow(layers - 1);
+        assert!(count <= 20_000, "{model} has {layers} layers");
+        let step = |code: usize| {
+            let places: Vec<u32> = (0..layers)
+                .map(|l| if l == 0 { 0 } else { (code / devices.pow(l - 1) % devices) as u32 })
+                .collect();
+            simulate_step(&problem, &pinned(&problem, &places)).unwrap().makespan
+        };
+        let best = (0..count).map(step).min().unwrap();
+        let found = place(&graph, &machine, &Demands::default()).unwrap().simulated.step_seconds * 1e12;
+        let ratio = found / best as f64;
+        println!("{model}: {layers} layers, {found} of {best}, {ratio:.4}");
+        assert!(ratio > 0.999_999, "{model}");
+        worst = worst.max(ratio);
+    }
+    assert!(worst <= 1.03, "{worst}");
+}
+
+#[test]
+fn a_memory_limit_is_kept_by_spreading_layers_and_an_impossible_one_is_refused() {
+    let (graph, machine) = (graph("mlp:batch=16,input=512,hidden=512,layers=6"), builtin("flat:4").unwrap());
+    let free = place(&graph, &machine, &Demands::default()).unwrap();
+    let single = free.placements.iter().find(|row| row.name == "single").unwrap();
+    let limit = Bytes(single.peak_memory_bytes * 3 / 5);
+    let demands = Demands { memory: Some(limit), ..Demands::default() };
+    let tight = place(&graph, &machine, &demands).unwrap();
+    assert!(tight.peak_memory_bytes <= limit.0, "{} {}", tight.peak_memory_bytes, limit.0);
+    assert!(tight.placements[0].cut_bytes > 0);
+    let problem = layers_of(&graph, &machine);
+    let configs = tight.configs(&graph, problem.mesh()).unwrap();
+    assert_eq!(peak(&problem, &configs).0, tight.peak_memory_bytes);
+    let hopeless = Demands { memory: Some(Bytes(1000)), ..Demands::default() };
+    let error = place(&graph, &machine, &hopeless).unwrap_err();
+    assert!(matches!(error, SimError::Plan(PlanError::DoesNotFit { .. })), "{error}");
+}
+
+#[test]
+fn a_device_holds_only_what_is_pinned_to_it() {
+    let (graph, machine) = (graph("mlp:batch=16,hidden=64,layers=3"), builtin("flat:2").unwrap());
+    let problem = layers_of(&graph, &machine);
+    let layers = problem.variables.splits.len();
+    let here = peak(&problem, &pinned(&problem, &vec![0; layers]));
+    let there = peak(&problem, &pinned(&problem, &vec![1; layers]));
+    let half: Vec<u32> = (0..layers).map(|layer| u32::from(layer >= layers / 2)).collect();
+    let apart = peak(&problem, &pinned(&problem, &half));
+    assert_eq!(here, there);
+    assert!(apart < here, "{apart:?} {here:?}");
+}
+
+#[test]
+fn the_faster_node_gets_a_chain() {
+    let chain = graph("mlp:batch=512,hidden=1024,layers=4");
+    let with_slow = |unit: u32| {
+        let text = format!(
+            "extends = \"p100x16\"\nname = \"mixed\"\n[[mixed]]\nunits = [{unit}]\nname = \"slow\"\npeak.f32 = \"1 TFLOP/s\""
+        );
+        let machine = parse("mixed.toml", text.as_bytes(), &mut |_| Err("none".into())).unwrap();
+        let plan = place(&chain, &machine.restrict(8).unwrap(), &Demands::default()).unwrap();
+        (plan.simulated.step_seconds, plan.ops[0].axes[0].clone())
+    };
+    let ((one, first), (other, second)) = (with_slow(1), with_slow(0));
+    assert_eq!((first.as_deref(), second.as_deref()), (Some("@0"), Some("@1")));
+    assert!((one - other).abs() < 0.02 * one, "{one} {other}");
+}
