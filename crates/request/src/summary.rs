@@ -124,6 +124,20 @@ pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Resul
             show_bytes(plan.traffic_bytes)
         )?;
     }
+    if !plan.placements.is_empty() {
+        writeln!(out, "whole layers on devices:")?;
+    }
+    for row in &plan.placements {
+        writeln!(
+            out,
+            "  {:<14} {:>10}; {} between devices; the busiest has {:.2} times its share; {} held at most",
+            row.name,
+            show_seconds(row.step_seconds),
+            show_bytes(row.cut_bytes),
+            row.imbalance,
+            show_bytes(row.peak_memory_bytes)
+        )?;
+    }
     if let Some(moved) = &plan.soybean {
         let cuts: Vec<String> = moved.cuts.iter().map(u64::to_string).collect();
         let least = if moved.proved { "each cut proved least" } else { "not every cut proved least" };

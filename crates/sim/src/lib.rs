@@ -36,6 +36,7 @@
 //! # }
 //! ```
 
+mod assist;
 mod classes;
 pub mod delta;
 mod error;
@@ -52,6 +53,7 @@ mod timeline;
 mod trace;
 mod usage;
 
+pub use assist::{Assisted, Reality, Rule, assist};
 pub use classes::Classes;
 pub use delta::{Delta, DeltaError};
 pub use error::SimError;

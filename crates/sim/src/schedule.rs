@@ -165,6 +165,11 @@ impl Schedule {
         (class, if kind == 0 { Stream::Compute } else { Stream::Port(kind - 1) })
     }
 
+    /// Streams of each class: one that computes, and a port to every level.
+    pub fn streams_per_class(&self) -> usize {
+        self.per_class as usize
+    }
+
     /// Makes every task take up to so much longer or shorter, at random: 0.2 for a fifth.
     ///
     /// Tasks of one class stay alike; give every device its own class for noise that differs between devices.
@@ -174,6 +179,22 @@ impl Schedule {
             let factor = 1.0 + share.clamp(0.0, 1.0) * (2.0 * random.random::<f64>() - 1.0);
             (duration as f64 * factor).round() as u64
         });
+    }
+
+    /// The class whose compute stream a task takes up; none for what does not compute.
+    pub fn owner(&self, task: usize) -> Option<u32> {
+        let (class, stream) = self.stream(*self.tasks.streams(task).first()?);
+        (stream == Stream::Compute).then_some(class)
+    }
+
+    /// Makes the computing of some classes take so many times as long; give every device its own class.
+    pub fn slow_down(&mut self, slower: &[(u32, f64)]) {
+        for &(class, factor) in slower {
+            let owned: Vec<bool> = self.tasks.ids().map(|task| self.owner(task) == Some(class)).collect();
+            self.tasks.rescale(|task, duration| {
+                if owned[task] { (duration as f64 * factor).round() as u64 } else { duration }
+            });
+        }
     }
 
     /// The tasks where whoever takes part in a transfer can do nothing else meanwhile.

@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Args {
     #[command(flatten)]
     planning: PlanningArgs,
-    /// auto, exact, optcnn, pase, mcmc, soybean, soybean-time, data, model, owt, megatron, fsdp
+    /// auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, fsdp
     #[arg(long, default_value = "auto")]
     solver: String,
     /// Write the plan to this file

@@ -4,18 +4,21 @@ use crate::Verdict;
 use crate::commands::run::{Opened, read_plan};
 use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, show_bytes, show_seconds};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use shardwright_cost::Relayouts;
 use shardwright_graph::OpId;
 use shardwright_lower::{Work, lower_joining};
 use shardwright_machine::Bytes;
 use shardwright_plan::strategy::Baseline;
-use shardwright_sim::{Classes, Delta, Links, Memory, Schedule, Timeline, Trace, Usage, usages};
+use shardwright_request::parse_seconds;
+use shardwright_sim::{
+    Assisted, Classes, Delta, Links, Memory, Rule, Schedule, Timeline, Trace, Usage, assist, usages,
+};
 use shardwright_space::{OpShapes, place};
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Simulates a plan's training step: timeline, utilisation, memory.
 #[derive(clap::Args)]
@@ -28,6 +31,21 @@ pub struct Args {
     /// Let every task of every device take up to this share longer or shorter, at random: 0.2 for a fifth
     #[arg(long, value_name = "SHARE", value_parser = share)]
     perturb: Option<f64>,
+    /// Let a device compute so much slower than planned, `2:1.5` for device 2; may be repeated
+    #[arg(long, value_name = "DEVICE:FACTOR", value_parser = slow)]
+    slow: Vec<(u32, f64)>,
+    /// Scheduling assistants: idle devices take over ready work of others where that is predicted to pay
+    #[arg(long, conflicts_with_all = ["delta", "links"])]
+    assist: bool,
+    /// For --assist: seconds that a decision takes
+    #[arg(long, value_name = "SECONDS", default_value = "2e-6", value_parser = parse_seconds)]
+    assist_latency: Duration,
+    /// For --assist: how many of the tasks that wait at a device are looked at
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    assist_window: usize,
+    /// For --assist: only work whose operands are on both devices moves
+    #[arg(long)]
+    assist_resident: bool,
     /// Only the full simulation
     #[arg(long, conflicts_with = "delta")]
     full: bool,
@@ -53,6 +71,14 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A device and how much slower it is.
+pub fn slow(text: &str) -> Result<(u32, f64), String> {
+    let known = text.split_once(':').and_then(|(device, factor)| {
+        Some((device.parse().ok()?, factor.parse::<f64>().ok().filter(|f| (0.01..=1000.0).contains(f))?))
+    });
+    known.ok_or_else(|| format!("{text} is not a device and how much slower it is, as in 2:1.5"))
+}
+
 fn links(text: &str) -> Result<Links, String> {
     match text {
         "fifo" => Ok(Links::Fifo),
@@ -73,6 +99,17 @@ struct Answer {
     /// Wall time of simulating anew after one layer has changed, on average; none where that was not asked for or cannot be.
     delta_seconds: Option<f64>,
     devices: Vec<DeviceAnswer>,
+    /// With assistants, where they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    assisted: Option<AssistedAnswer>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct AssistedAnswer {
+    step_seconds: f64,
+    /// Tasks that moved to another device, and bytes that moved with them, there and back.
+    moved: usize,
+    moved_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -107,13 +144,37 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     // Sums of partial results are run otherwise than planned.
     let run_as = place(graph, &shapes, &opened.configs, &program.mesh).configs;
     let started = Instant::now();
-    // With noise no two devices are alike.
-    let classes = if args.perturb.is_some() { Classes::each(&program.mesh) } else { Classes::of(program) };
-    let mut schedule = Schedule::new(program, classes, |op| times.compute(op, &run_as[op.index()]))?;
+    if let Some((device, _)) = args.slow.iter().find(|(device, _)| *device >= opened.plan.devices) {
+        bail!("there is no device {device}: the plan is for {} devices, counted from 0", opened.plan.devices);
+    }
+    // With noise, or help, no two devices are alike.
+    let apart = args.perturb.is_some() || args.assist || !args.slow.is_empty();
+    let classes = if apart { Classes::each(&program.mesh) } else { Classes::of(program) };
+    let planned = Schedule::new(program, classes, |op| times.compute(op, &run_as[op.index()]))?;
+    let mut schedule = planned.clone();
+    schedule.slow_down(&args.slow);
     if let Some(share) = args.perturb {
         schedule.perturb(share, args.seed);
     }
     let timeline = schedule.simulate_on(args.links);
+    let assisted = args.assist.then(|| {
+        let rule = Rule {
+            latency: u64::try_from(args.assist_latency.as_nanos())
+                .unwrap_or(u64::MAX / 1000)
+                .saturating_mul(1000),
+            window: args.assist_window,
+            fetch: !args.assist_resident,
+        };
+        let comm = Relayouts::new(&opened.request.machine, &program.mesh);
+        let slowness = |device: u32| args.slow.iter().filter(|s| s.0 == device).map(|s| s.1).product::<f64>();
+        // Noise belongs to the task, slowness to whoever computes it.
+        let reality = |task: usize, device: u32, _: u64| {
+            let owner = schedule.owner(task);
+            let own = schedule.tasks.duration(task) as f64;
+            (own * owner.map_or(1.0, |owner| slowness(device) / slowness(owner))).round() as u64
+        };
+        assist(&planned, program, comm.comm(), rule, &reality)
+    });
     let full_seconds = started.elapsed().as_secs_f64();
     let by_changes = match change_by_change(&opened) {
         _ if args.full => None,
@@ -148,10 +209,19 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let simulated = Simulated { opened: &opened, schedule: &schedule, timeline: &timeline };
     let mut out = io::stdout().lock();
     if args.json {
-        let answer = simulated.answer(full_seconds, delta_seconds);
+        let answer = simulated.answer(full_seconds, delta_seconds, assisted);
         writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
     } else {
         simulated.summarise(&mut out)?;
+        if let Some(assisted) = assisted {
+            writeln!(
+                out,
+                "with assistants: {} per step; {} tasks moved, {} with them",
+                show_seconds(seconds(assisted.makespan)),
+                assisted.moved,
+                show_bytes(assisted.moved_bytes)
+            )?;
+        }
         if let Some(path) = &args.trace {
             writeln!(out, "timeline written to {}", path.display())?;
         }
@@ -206,7 +276,7 @@ impl Simulated<'_> {
         usages.into_iter().zip(self.schedule.classes.ids().map(peak)).collect()
     }
 
-    fn answer(&self, full_seconds: f64, delta_seconds: Option<f64>) -> Answer {
+    fn answer(&self, full_seconds: f64, delta_seconds: Option<f64>, assisted: Option<Assisted>) -> Answer {
         let classes = self.classes();
         let device = |device| {
             let (usage, peak_memory_bytes) =
@@ -225,6 +295,11 @@ impl Simulated<'_> {
             full_seconds,
             delta_seconds,
             devices: self.opened.program.devices().map(device).collect(),
+            assisted: assisted.map(|assisted| AssistedAnswer {
+                step_seconds: seconds(assisted.makespan),
+                moved: assisted.moved,
+                moved_bytes: assisted.moved_bytes,
+            }),
         }
     }
 

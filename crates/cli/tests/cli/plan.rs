@@ -64,6 +64,22 @@ fn plans_for_the_simulated_step_are_never_slower_than_what_everybody_knows() {
 }
 
 #[test]
+fn whole_layers_are_placed_at_least_as_well_as_by_anybodys_first_idea() {
+    let model = "nmt:batch=16,seq=3,hidden=256,vocab=512,unroll=3";
+    let args = ["plan", model, "--machine", "p100x16:4", "--solver", "place", "--proposals", "200"];
+    let plan = json(&[&args[..], &["--json"]].concat());
+    let rows = plan["placements"].as_array().unwrap();
+    assert_eq!(rows[0]["name"], "place");
+    for row in rows {
+        assert!(rows[0]["step_seconds"].as_f64() <= row["step_seconds"].as_f64(), "{row}");
+    }
+    assert_eq!(rows[0]["step_seconds"], plan["simulated"]["step_seconds"]);
+    let text = String::from_utf8(shardwright(&[&args[..], &["--balance", "0.5"]].concat()).stdout).unwrap();
+    assert!(text.contains("round-robin") && text.contains("times its share"), "{text}");
+    refused(&[&args[..], &["--balance=-1"]].concat(), "-1 is not a share");
+}
+
+#[test]
 fn the_written_network_has_the_plans_objective() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("n.json.gz");

@@ -1,6 +1,6 @@
 //! `shardwright simulate`, as a user or a script meets it.
 
-use crate::{json, shardwright};
+use crate::{json, refused, shardwright};
 use serde_json::Value;
 use std::path::Path;
 
@@ -43,6 +43,31 @@ fn a_plan_is_simulated_from_its_file_alone() {
     assert!(trace["traceEvents"].as_array().unwrap().len() > 10);
     let text = String::from_utf8(shardwright(&["simulate", path]).stdout).unwrap();
     assert!(text.contains("critical path") && text.contains("0 and 3 alike"), "{text}");
+}
+
+#[test]
+fn a_slow_device_makes_the_step_longer_and_assistants_never_much_longer_still() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    plan(&path);
+    let path = path.to_str().unwrap();
+    let step = |answer: &Value| answer["step_seconds"].as_f64().unwrap();
+    let even = json(&["simulate", path, "--full", "--json"]);
+    assert!(even.get("assisted").is_none());
+    let slow = json(&["simulate", path, "--full", "--slow", "2:3", "--assist", "--json"]);
+    assert!(step(&slow) > step(&even));
+    assert!(step(&slow["assisted"]) <= 1.02 * step(&slow));
+    let calm = json(&["simulate", path, "--full", "--assist", "--json"]);
+    assert!(step(&calm) == step(&even) && step(&calm["assisted"]) <= 1.02 * step(&even));
+    let off = ["simulate", path, "--full", "--slow", "1:2", "--assist", "--assist-window", "0", "--json"];
+    let off = json(&off);
+    assert_eq!(off["assisted"]["step_seconds"], off["step_seconds"]);
+    let text = String::from_utf8(shardwright(&["simulate", path, "--assist"]).stdout).unwrap();
+    assert!(text.contains("with assistants"), "{text}");
+    for (slow, why) in [("4:2", "there is no device 4"), ("1:0", "is not a device"), ("x", "is not a device")]
+    {
+        refused(&["simulate", path, "--slow", slow], why);
+    }
 }
 
 #[test]

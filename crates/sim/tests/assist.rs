@@ -1,0 +1,126 @@
+//! Scheduling assistants: nothing changes where they may do nothing, and they help where a device is slow.
+
+use proptest::prelude::*;
+use shardwright_frontend::zoo::{BuildOptions, build};
+use shardwright_graph::Graph;
+use shardwright_lower::{ParallelGraph, lower};
+use shardwright_machine::{Machine, builtin};
+use shardwright_plan::{Demands, Problem, strategy};
+use shardwright_search::Control;
+use shardwright_sim::{Assisted, Classes, PLACE, Rule, Schedule, assist, search};
+use shardwright_space::place;
+
+const CASES: [(&str, &str, &str); 4] = [
+    ("nmt:batch=64,seq=4,hidden=1024,vocab=1024,unroll=4", "p100x16:4", "place"),
+    ("mlp:batch=64,hidden=256,layers=3", "flat:4", "data"),
+    ("lenet5:batch=64", "k80x8:4", "data"),
+    ("dlrm:batch=2048,rows=1000", "flat:4", "place"),
+];
+
+struct Case {
+    graph: Graph,
+    machine: Machine,
+}
+
+impl Case {
+    fn new(model: &str, machine: &str) -> Self {
+        let graph = build(model, &BuildOptions::default()).unwrap();
+        Self { graph, machine: builtin(machine).unwrap() }
+    }
+
+    fn problem(&self) -> Problem<'_> {
+        Problem::bare(&self.graph, &self.machine, None, self.machine.mesh().clone(), false).unwrap()
+    }
+}
+
+/// The plan's program and its tasks, every device for itself.
+fn schedule(problem: &Problem<'_>, solver: &str) -> (ParallelGraph, Schedule) {
+    let strategy = if solver == "place" { &PLACE } else { strategy::find(solver).unwrap() };
+    let control = Control::new().iteration_limit(200);
+    let found = search(problem, strategy, &Demands::default(), &control).unwrap();
+    let program = lower(problem.graph, &problem.relayouts, &found.configs).unwrap();
+    let times = problem.times().unwrap();
+    let run_as = place(problem.graph, &problem.shapes, &found.configs, problem.mesh()).configs;
+    let compute = |op: shardwright_graph::OpId| times.compute(op, &run_as[op.index()]);
+    let schedule = Schedule::new(&program, Classes::each(problem.mesh()), compute).unwrap();
+    (program, schedule)
+}
+
+/// Static and assisted steps where a device is slow and everything is noisy.
+fn both(
+    problem: &Problem<'_>,
+    (program, planned): &(ParallelGraph, Schedule),
+    slow: &[(u32, f64)],
+    noise: f64,
+    rule: Rule,
+) -> (u64, Assisted) {
+    let mut real = planned.clone();
+    real.slow_down(slow);
+    real.perturb(noise, 7);
+    let slowness = |device: u32| slow.iter().filter(|s| s.0 == device).map(|s| s.1).product::<f64>();
+    let reality = |task: usize, device: u32, _: u64| {
+        let own = real.tasks.duration(task) as f64;
+        (own * planned.owner(task).map_or(1.0, |owner| slowness(device) / slowness(owner))).round() as u64
+    };
+    let assisted = assist(planned, program, problem.relayouts.comm(), rule, &reality);
+    (real.simulate().makespan(), assisted)
+}
+
+#[test]
+fn assistants_that_may_do_nothing_change_nothing() {
+    for (model, machine, solver) in CASES {
+        let case = Case::new(model, machine);
+        let problem = case.problem();
+        let planned = schedule(&problem, solver);
+        let nothing = Rule { window: 0, ..Rule::default() };
+        for (slow, noise) in [(vec![], 0.0), (vec![(1, 1.7)], 0.0), (vec![(0, 3.0), (2, 1.2)], 0.3)] {
+            let (fixed, assisted) = both(&problem, &planned, &slow, noise, nothing);
+            assert_eq!(
+                assisted,
+                Assisted { makespan: fixed, ..Assisted::default() },
+                "{model} {slow:?} {noise}"
+            );
+        }
+    }
+}
+
+#[test]
+fn idle_devices_take_over_work_of_a_slow_one_and_cost_next_to_nothing_otherwise() {
+    let mut helped = 0;
+    for (model, machine, solver) in CASES {
+        let case = Case::new(model, machine);
+        let problem = case.problem();
+        let planned = schedule(&problem, solver);
+        let (even, calm) = both(&problem, &planned, &[], 0.0, Rule::default());
+        assert!(calm.makespan as f64 <= 1.02 * even as f64, "{model}: {} of {even}", calm.makespan);
+        for device in 0..4 {
+            let (fixed, assisted) = both(&problem, &planned, &[(device, 3.0)], 0.0, Rule::default());
+            println!("{model} {solver}: device {device} slow: {fixed} of {even}, assisted {assisted:?}");
+            assert!(assisted.makespan as f64 <= 1.02 * fixed as f64, "{model}: {assisted:?} of {fixed}");
+            helped += u32::from(assisted.moved > 0 && assisted.makespan < fixed);
+        }
+    }
+    assert!(helped > 0, "no case has work to take over");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn every_task_runs_whatever_moves(
+        case in 0usize..4, device in 0u32..4, factor in 0.5f64..4.0, noise in 0.0f64..0.5, latency in 0u64..100_000_000,
+        window in 0usize..12, fetch: bool
+    ) {
+        let (model, machine, solver) = CASES[case];
+        let case = Case::new(model, machine);
+        let problem = case.problem();
+        let planned = schedule(&problem, solver);
+        let rule = Rule { latency, window, fetch };
+        let (_, assisted) = both(&problem, &planned, &[(device, factor)], noise, rule);
+        // No step is shorter than the work of all devices shared without loss at the best speed.
+        let tasks = &planned.1.tasks;
+        let work: u64 = tasks.ids().filter(|&t| planned.1.owner(t).is_some()).map(|t| tasks.duration(t)).sum();
+        let least = work as f64 * (1.0 - noise) * factor.min(1.0) / 4.0;
+        prop_assert!(assisted.makespan as f64 >= 0.99 * least, "{assisted:?} {least}");
+        prop_assert_eq!(both(&problem, &planned, &[(device, factor)], noise, rule).1, assisted, "the same again");
+    }
+}

@@ -1,0 +1,76 @@
+"""Prints the tables of docs/benchmarks.md, section "Whole layers on devices": placements and scheduling assistants, simulated.
+
+Runs the release build's `plan --solver place --json` and `simulate --json`.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from bench_planning import PROGRAM, milliseconds, run_json
+
+MODELS = [
+    ("nmt:unroll=10,seq=10", 64),
+    ("inception_v3", 64),
+    ("rnnlm:unroll=10,seq=10", 64),
+    ("moe", 64),
+    ("dlrm", 2048),
+]
+BASELINES = ["single", "round-robin", "chunks"]
+
+
+def placements(program, counts, time):
+    print("| model | devices | " + " | ".join(f"{b}, ms" for b in BASELINES) + " | place, ms | over the best plain one | cut, MB | imbalance | by |")
+    print("|---|---|" + "---|" * (len(BASELINES) + 5))
+    for model, batch in MODELS:
+        for devices in counts:
+            p = run_json(program, "plan", model, "--machine", f"p100x16:{devices}", "--batch", batch, "--solver", "place", "--time", time)
+            rows = {row["name"]: row for row in p["placements"]}
+            own = rows["place"]
+            steps = {name: rows[name]["step_seconds"] for name in BASELINES}
+            assert own["step_seconds"] <= min(row["step_seconds"] for row in p["placements"])
+            first = min((row for row in p["placements"][1:]), key=lambda row: row["step_seconds"])
+            print(
+                f"| {model} | {devices} | "
+                + " | ".join(milliseconds(step) for step in steps.values())
+                + f" | {milliseconds(own['step_seconds'])} | {min(steps.values()) / own['step_seconds']:.2f}x | "
+                f"{own['cut_bytes'] / 1e6:.1f} | {own['imbalance']:.2f} | {first['name']} |",
+                flush=True,
+            )
+
+
+def assistants(program, time):
+    print("\n| model | plan | slow | static, ms | assisted, ms | loss recovered | tasks moved | nothing slow |")
+    print("|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        for model, batch in MODELS:
+            for solver in ["place", "data"]:
+                run_json(program, "plan", model, "--machine", "p100x16:4", "--batch", batch, "--solver", solver, "--time", time, "-o", path)
+                even = run_json(program, "simulate", path, "--full", "--assist")
+                base = even["step_seconds"]
+                calm = even["assisted"]["step_seconds"] / base - 1
+                for name, options in [("1.5x", ["--slow", "1:1.5"]), ("3x", ["--slow", "1:3"]), ("noise 20%", ["--perturb", 0.2])]:
+                    answer = run_json(program, "simulate", path, "--full", "--assist", *options)
+                    static, helped = answer["step_seconds"], answer["assisted"]["step_seconds"]
+                    loss = static - base
+                    recovered = f"{(static - helped) / loss:.0%}" if loss > 0.005 * base else "–"
+                    print(
+                        f"| {model} | {solver} | {name} | {milliseconds(static)} (even {milliseconds(base)}) | {milliseconds(helped)} | "
+                        f"{recovered} | {answer['assisted']['moved']} | {calm:+.1%} |",
+                        flush=True,
+                    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", default=PROGRAM, help="the program to run")
+    parser.add_argument("--devices", default="2,4,8,16", help="device counts")
+    parser.add_argument("--time", default=10, help="seconds for each search")
+    args = parser.parse_args()
+    placements(args.program, [int(count) for count in args.devices.split(",")], args.time)
+    assistants(args.program, args.time)
+
+
+if __name__ == "__main__":
+    main()
