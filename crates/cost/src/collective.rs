@@ -26,13 +26,17 @@
 //! level counts, not the sum: that is what makes it never worse than the flat ring. Bandwidth terms assume messages
 //! cut finely enough to keep all links busy.
 //!
+//! Where a machine's file has measured times for a collective in groups of this size, they are taken instead.
+//!
 //! **Sizes.** The byte count given is the larger side of what one device holds: before a reduce-scatter or scatter,
 //! after an all-gather or gather; the others do not change it.
 
 use crate::rates::Crossings;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use shardwright_machine::{AxisId, AxisSet, Bytes, LevelId, MAX_AXES, Machine, Mesh, Seconds};
+use shardwright_machine::{
+    AxisId, AxisSet, Bytes, Exchange, LevelId, MAX_AXES, Machine, Measured, Mesh, Seconds,
+};
 use std::sync::{OnceLock, RwLock};
 
 /// A pattern of communication within groups of devices.
@@ -134,6 +138,8 @@ const NEVER: Affine = Affine { alpha: f64::INFINITY, beta: 0.0, algorithm: Algor
 struct Profile {
     members: u32,
     rows: [[Affine; CHOICES]; PATTERNS],
+    /// What was measured counts instead.
+    measured: Vec<(Collective, Measured)>,
 }
 
 impl Profile {
@@ -187,10 +193,18 @@ impl Profile {
             line(Algorithm::Ring, 2.0 * pairs, 2.0 * direct),
         ];
         rows[Pattern::Halo as usize][0] = line(Algorithm::Direct, farthest, ring);
-        Profile { members: crossings.members, rows }
+        let measured = if absent.is_empty() { measured(machine, axes) } else { Vec::new() };
+        Profile { members: crossings.members, rows, measured }
     }
 
-    /// The cheapest algorithm, earlier ones winning ties.
+    /// The cheapest algorithm, earlier ones winning ties; or what was measured.
+    fn time(&self, kind: Collective, bytes: Bytes) -> (Algorithm, f64) {
+        match self.measured.iter().find(|(measured, _)| *measured == kind) {
+            Some((_, measured)) => (Algorithm::Direct, measured.at(bytes).0),
+            None => self.best(kind.pattern(), bytes.0 as f64),
+        }
+    }
+
     fn best(&self, pattern: Pattern, bytes: f64) -> (Algorithm, f64) {
         let mut best = (Algorithm::Direct, f64::INFINITY);
         for line in &self.rows[pattern as usize] {
@@ -201,6 +215,28 @@ impl Profile {
         }
         best
     }
+}
+
+/// What was measured for groups along axes of one level.
+fn measured(machine: &Machine, axes: AxisSet) -> Vec<(Collective, Measured)> {
+    let mesh = machine.mesh();
+    let mut levels = axes.iter().map(|axis| mesh.axis(axis).level);
+    let Some(level) = levels.next().filter(|first| levels.all(|level| level == *first)) else {
+        return Vec::new();
+    };
+    let (name, members) = (&machine.levels()[level.index()].name, mesh.group_size(axes));
+    let here = machine.spec().measured.iter().filter(|m| m.level == *name && m.members == members);
+    here.map(|measured| {
+        let kind = match measured.collective {
+            Exchange::AllReduce => Collective::AllReduce,
+            Exchange::ReduceScatter => Collective::ReduceScatter,
+            Exchange::AllGather => Collective::AllGather,
+            Exchange::AllToAll => Collective::AllToAll,
+            Exchange::Permute => Collective::Permute,
+        };
+        (kind, measured.clone())
+    })
+    .collect()
 }
 
 /// Bytes sent over each axis of a mesh, all devices together. A byte counts for the outermost axis on which its
@@ -309,7 +345,7 @@ impl Comm {
         if axes.is_empty() {
             return (Algorithm::Direct, Seconds::ZERO);
         }
-        let (algorithm, seconds) = self.with(axes, absent, |p| p.best(kind.pattern(), bytes.0 as f64));
+        let (algorithm, seconds) = self.with(axes, absent, |profile| profile.time(kind, bytes));
         (algorithm, Seconds(seconds))
     }
 
@@ -336,7 +372,11 @@ impl Comm {
         }
         self.with(axes, AxisSet::EMPTY, |profile| {
             let bytes = if profile.members == 2 { down.max(up) } else { down + up };
-            Seconds(profile.best(Pattern::Halo, bytes.0 as f64).1)
+            let measured = profile.measured.iter().any(|(kind, _)| *kind == Collective::Permute);
+            Seconds(match measured {
+                true => profile.time(Collective::Permute, bytes).1,
+                false => profile.best(Pattern::Halo, bytes.0 as f64).1,
+            })
         })
     }
 

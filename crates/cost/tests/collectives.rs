@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 use shardwright_cost::{Algorithm, Collective, Comm, parameter_server_traffic};
-use shardwright_machine::{AxisId, AxisSet, Bytes, LevelId, Machine, builtin, builtin_names, parse};
+use shardwright_machine::{
+    AxisId, AxisSet, Bytes, Exchange, LevelId, Machine, Measured, Point, Seconds, builtin, builtin_names,
+    parse,
+};
 
 const GPU: &[u32] = &[2, 3];
 const NODE: &[u32] = &[0, 1];
@@ -376,4 +379,39 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn what_was_measured_counts_instead() {
+    let mut spec = easy(1, "topology = \"switch\"").spec().clone();
+    let point = |bytes, seconds| Point { bytes: Bytes(bytes), seconds: Seconds(seconds) };
+    let points = vec![point(MB, 100.0 * US), point(4 * MB, 700.0 * US)];
+    let level = String::from("gpu");
+    spec.measured = vec![
+        Measured {
+            level: level.clone(),
+            collective: Exchange::AllGather,
+            members: 4,
+            points: points.clone(),
+        },
+        Measured { level, collective: Exchange::Permute, members: 2, points },
+    ];
+    let m = Machine::new(spec).unwrap();
+    takes(&m, Collective::AllGather, GPU, MB, 100.0 * US);
+    takes(&m, Collective::AllGather, GPU, 2 * MB, 300.0 * US);
+    takes(&m, Collective::AllGather, GPU, 10, 100.0 * US);
+    takes(&m, Collective::AllGather, GPU, 40 * MB, 7000.0 * US);
+    // Other collectives, other groups and groups across levels are as their links are.
+    let plain = easy(1, "topology = \"switch\"");
+    let (with, without) = (Comm::new(&m, m.mesh()), Comm::new(&plain, plain.mesh()));
+    for (kind, axes) in [
+        (Collective::ReduceScatter, set(GPU)),
+        (Collective::AllGather, set(&[3])),
+        (Collective::AllGather, set(NODE)),
+        (Collective::AllGather, m.mesh().all()),
+    ] {
+        assert_eq!(with.seconds(kind, axes, Bytes(MB)), without.seconds(kind, axes, Bytes(MB)));
+    }
+    // Halos are sent as permutations are.
+    close(with.halo_seconds(set(&[3]), Bytes(MB), Bytes(2 * MB)).0, 300.0 * US);
 }

@@ -48,36 +48,65 @@ pub fn builtin_file(name: &str) -> Option<String> {
 
 /// Whether a machine's name is a path rather than a built-in name.
 pub fn is_file(name: &str) -> bool {
-    let stem = split_restriction(name).0;
+    let stem = split_part(name).0;
     stem.ends_with(".toml") || stem.contains(['/', '\\'])
 }
 
-/// `p100x16:4` as `p100x16` and 4; no number, no restriction.
-fn split_restriction(name: &str) -> (&str, Option<u64>) {
-    match name.rsplit_once(':') {
-        Some((stem, count)) if !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit()) => {
-            // A number beyond 64 bits is more devices than any machine has; restricting will say so.
-            (stem, Some(count.parse().unwrap_or(u64::MAX)))
+/// What a name asks of a machine.
+#[derive(Clone, Copy)]
+enum Part {
+    /// Its first devices.
+    First(u64),
+    /// Its first devices, in groups of some size.
+    Groups(u64, u64),
+}
+
+impl Part {
+    fn of(self, machine: &Machine) -> Result<Machine, MachineError> {
+        match self {
+            Part::First(devices) => machine.restrict(devices),
+            Part::Groups(groups, members) => {
+                machine.restrict(groups.saturating_mul(members))?.grouped(groups, members)
+            }
         }
+    }
+}
+
+/// `p100x16:4` as `p100x16` and the first 4, `flat:4x2` as `flat` and four groups of two; the name alone otherwise.
+fn split_part(name: &str) -> (&str, Option<Part>) {
+    // A number beyond 64 bits is more devices than any machine has; restricting will say so.
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        digits.then(|| text.parse().unwrap_or(u64::MAX))
+    };
+    let part = |text: &str| match text.split_once('x') {
+        Some((groups, members)) => Some(Part::Groups(number(groups)?, number(members)?)),
+        None => number(text).map(Part::First),
+    };
+    match name.rsplit_once(':').map(|(stem, text)| (stem, part(text))) {
+        Some((stem, Some(part))) => (stem, Some(part)),
         _ => (name, None),
     }
 }
 
-/// A built-in machine: `p100x16`, `flat:8`, or the first devices of one, `p100x16:4`, `flat:8:2`.
+/// A built-in machine: `p100x16`, `flat:8`, or the first devices of one, `p100x16:4`, `flat:8:2`, also in groups,
+/// `flat:4x2`.
 pub fn builtin(name: &str) -> Result<Machine, MachineError> {
     let no_files: &mut ReadFile<'_> = &mut |_| Err("built-in machines extend no files".to_string());
     if let Some(text) = builtin_file(name) {
         return file::parse(name, text.as_bytes(), no_files);
     }
-    match split_restriction(name) {
-        (stem, Some(devices)) if !SIZED.iter().any(|(known, _)| *known == stem) => builtin(stem)
-            .map_err(|error| match error {
-                MachineError::UnknownMachine { known, .. } => {
-                    MachineError::UnknownMachine { name: name.to_string(), known }
-                }
-                other => other,
-            })?
-            .restrict(devices),
+    let sized = |stem: &str| SIZED.iter().any(|(known, _)| *known == stem);
+    match split_part(name) {
+        (stem, Some(Part::Groups(groups, members))) if sized(stem) => {
+            builtin(&format!("{stem}:{}", groups.saturating_mul(members)))?.grouped(groups, members)
+        }
+        (stem, Some(part)) if !sized(stem) => part.of(&builtin(stem).map_err(|error| match error {
+            MachineError::UnknownMachine { known, .. } => {
+                MachineError::UnknownMachine { name: name.to_string(), known }
+            }
+            other => other,
+        })?),
         _ => {
             let known: Vec<&str> = builtin_names().collect();
             Err(MachineError::UnknownMachine { name: name.to_string(), known: known.join(", ") })
@@ -86,16 +115,13 @@ pub fn builtin(name: &str) -> Result<Machine, MachineError> {
 }
 
 /// A machine by name or path, as given to `--machine`: a built-in name, a `.toml` file, either with `:K` for its
-/// first K devices. `read` fetches files; this crate does no I/O of its own.
+/// first K devices or `:GxK` for G groups of K. `read` fetches files; this crate does no I/O of its own.
 pub fn open(name: &str, read: &mut ReadFile<'_>) -> Result<Machine, MachineError> {
     if !is_file(name) {
         return builtin(name);
     }
-    let (path, devices) = split_restriction(name);
+    let (path, part) = split_part(name);
     let bytes = read(path).map_err(|reason| MachineError::Unreadable { file: path.to_string(), reason })?;
     let machine = file::parse(path, &bytes, read)?;
-    match devices {
-        Some(devices) => machine.restrict(devices),
-        None => Ok(machine),
-    }
+    part.map_or(Ok(machine.clone()), |part| part.of(&machine))
 }

@@ -119,6 +119,18 @@ pub enum MachineError {
         /// Why.
         reason: String,
     },
+    /// `NAME:GxK` where the machine is not G groups of K.
+    #[error("`{machine}` as {groups} groups of {members}: {reason}")]
+    CannotGroup {
+        /// The machine.
+        machine: String,
+        /// G.
+        groups: u64,
+        /// K.
+        members: u64,
+        /// Why it cannot be.
+        reason: String,
+    },
     /// `NAME:K` where K devices are not a whole part of the machine.
     #[error("`{machine}:{devices}`: {reason}")]
     CannotRestrict {

@@ -7,6 +7,7 @@
 
 use crate::error::{MachineError, Place};
 use crate::machine::Machine;
+use crate::measured::{Exchange, Measured, Point};
 use crate::spec::{Device, Level, Link, MachineSpec, Mixed, Precision, Problem, Topology};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ const MAX_EXTENDS: usize = 16;
 /// against that file's own folder.
 pub type ReadFile<'a> = dyn FnMut(&str) -> Result<Vec<u8>, String> + 'a;
 
-const TOP_KEYS: &[&str] = &["name", "description", "extends", "level", "device", "mixed"];
+const TOP_KEYS: &[&str] = &["name", "description", "extends", "level", "device", "mixed", "measured"];
 const LEVEL_KEYS: &[&str] = &[
     "name",
     "count",
@@ -37,9 +38,11 @@ const LEVEL_KEYS: &[&str] = &[
     "uplinks",
     "peer_to_peer",
 ];
-const DEVICE_KEYS: &[&str] = &["name", "memory", "memory_bandwidth", "launch_overhead", "cores", "peak"];
+const DEVICE_KEYS: &[&str] =
+    &["name", "memory", "memory_bandwidth", "launch_overhead", "cores", "overlap", "peak"];
 const MIXED_KEYS: &[&str] =
-    &["units", "name", "memory", "memory_bandwidth", "launch_overhead", "cores", "peak"];
+    &["units", "name", "memory", "memory_bandwidth", "launch_overhead", "cores", "overlap", "peak"];
+const MEASURED_KEYS: &[&str] = &["level", "collective", "members", "bytes", "times"];
 
 #[derive(Clone, Debug)]
 enum Value {
@@ -83,6 +86,7 @@ struct Draft {
     levels: Vec<Table>,
     device: Table,
     mixed: Vec<Table>,
+    measured: Vec<Table>,
 }
 
 /// Reads a machine from the text of a file. `file` names it in messages and is what relative `extends` are
@@ -169,14 +173,16 @@ fn flatten(file: &str, bytes: &[u8]) -> Result<Draft, MachineError> {
     })?;
     let document = document.get_ref();
     let top_place = Place { file: file.to_string(), line: 0 };
-    let top = source.table("", top_place.clone(), document, TOP_KEYS, &["level", "device", "mixed"])?;
+    let top =
+        source.table("", top_place.clone(), document, TOP_KEYS, &["level", "device", "mixed", "measured"])?;
     let mut device = Table { path: String::from("device"), place: top_place, entries: BTreeMap::new() };
     if let Some(value) = document.get("device") {
         device = source.subtable("device", value, DEVICE_KEYS)?;
     }
     let levels = source.tables("level", document, LEVEL_KEYS)?;
     let mixed = source.tables("mixed", document, MIXED_KEYS)?;
-    Ok(Draft { top, levels, device, mixed })
+    let measured = source.tables("measured", document, MEASURED_KEYS)?;
+    Ok(Draft { top, levels, device, mixed, measured })
 }
 
 impl Source<'_> {
@@ -345,13 +351,25 @@ impl Table {
         }
     }
 
+    fn quantities<T>(
+        &self,
+        key: &str,
+        example: &str,
+        parse: fn(&str) -> Result<T, String>,
+    ) -> Result<Vec<T>, MachineError> {
+        self.list(key, example, |value| match value {
+            Value::Text(text) => parse(text).map_err(|reason| self.bad(key, reason)),
+            other => Err(self.wrong(key, &format!("strings with their units, such as {example}"), other)),
+        })
+    }
+
     fn integers(&self, key: &str, example: &str) -> Result<Vec<u32>, MachineError> {
         self.list(key, example, |value| self.int(key, value))
     }
 }
 
 impl Draft {
-    /// Lays a file over the one that it extends. Levels are found by name; `mixed` is replaced as a whole.
+    /// Lays a file over the one that it extends. Levels are found by name; `mixed` and `measured` are replaced as a whole.
     fn override_with(&mut self, over: Draft) -> Result<(), MachineError> {
         self.top.place = over.top.place.clone();
         self.top.entries.extend(over.top.entries);
@@ -379,6 +397,9 @@ impl Draft {
         if !over.mixed.is_empty() {
             self.mixed = over.mixed;
         }
+        if !over.measured.is_empty() {
+            self.measured = over.measured;
+        }
         Ok(())
     }
 
@@ -404,12 +425,16 @@ impl Draft {
             Ok(Mixed { units: table.integers("units", "[2, 3]")?, device: device(&whole)? })
         });
         let mixed = mixed.collect::<Result<_, _>>()?;
-        Ok(MachineSpec { name, description, levels, device: device(&self.device)?, mixed })
+        let measured = self.measured.iter().map(measured).collect::<Result<_, _>>()?;
+        Ok(MachineSpec { name, description, levels, device: device(&self.device)?, mixed, measured })
     }
 
     /// Finds the line of the key that a finished machine was found wrong at.
     fn locate(&self, Problem { key, reason }: Problem) -> MachineError {
-        let tables = || [&self.top, &self.device].into_iter().chain(&self.levels).chain(&self.mixed);
+        let tables = || {
+            let single = [&self.top, &self.device].into_iter();
+            single.chain(&self.levels).chain(&self.mixed).chain(&self.measured)
+        };
         for table in tables() {
             for (name, entry) in &table.entries {
                 if table.full(name) == key {
@@ -496,6 +521,25 @@ fn level(table: &Table) -> Result<Level, MachineError> {
     })
 }
 
+fn measured(table: &Table) -> Result<Measured, MachineError> {
+    let name = table.text("collective")?;
+    let Some(collective) = Exchange::ALL.into_iter().find(|kind| kind.name() == name) else {
+        let known = Exchange::ALL.map(Exchange::name).join(", ");
+        return Err(table.bad("collective", format!("`{}` is not one of {known}", name.escape_debug())));
+    };
+    let bytes = table.quantities("bytes", "[\"64 KiB\", \"1 MiB\"]", Bytes::parse)?;
+    let times = table.quantities("times", "[\"50 us\", \"1 ms\"]", Seconds::parse)?;
+    if bytes.len() != times.len() {
+        return Err(table.bad("times", format!("{} times for {} sizes", times.len(), bytes.len())));
+    }
+    Ok(Measured {
+        level: table.text("level")?.to_string(),
+        collective,
+        members: table.int("members", table.get("members", "write members = 8")?)?,
+        points: bytes.into_iter().zip(times).map(|(bytes, seconds)| Point { bytes, seconds }).collect(),
+    })
+}
+
 fn device(table: &Table) -> Result<Device, MachineError> {
     let mut peak = crate::spec::Peaks::default();
     for p in Precision::ALL {
@@ -508,12 +552,18 @@ fn device(table: &Table) -> Result<Device, MachineError> {
         Some(entry) => table.int("cores", &entry.value)?,
         None => 1,
     };
+    let overlap = match table.entries.get("overlap").map(|entry| &entry.value) {
+        None => true,
+        Some(Value::Bool(yes)) => *yes,
+        Some(other) => return Err(table.wrong("overlap", "true or false", other)),
+    };
     Ok(Device {
         name: table.text("name")?.to_string(),
         memory: table.quantity("memory", "\"16 GiB\"", Bytes::parse)?,
         memory_bandwidth: table.quantity("memory_bandwidth", "\"900 GB/s\"", BytesPerSecond::parse)?,
         launch_overhead: table.quantity("launch_overhead", "\"5 us\"", Seconds::parse)?,
         cores,
+        overlap,
         peak,
     })
 }

@@ -27,6 +27,7 @@ mod builtin;
 mod error;
 mod file;
 mod machine;
+mod measured;
 mod mesh;
 mod spec;
 mod text;
@@ -36,6 +37,7 @@ pub use builtin::{builtin, builtin_file, builtin_names, is_file, open};
 pub use error::{MachineError, Place};
 pub use file::{MAX_FILE_BYTES, ReadFile, parse};
 pub use machine::{Fingerprint, Machine};
+pub use measured::{Exchange, Measured, Point};
 pub use mesh::{Axis, AxisId, AxisIter, AxisSet, DeviceId, LevelId, Mesh, MeshError, prime_factors};
 pub use spec::{
     Device, Level, Link, MAX_AXES, MAX_DEVICES, MAX_LEVELS, MachineSpec, Mixed, Peaks, Precision, Problem,

@@ -2,7 +2,7 @@
 
 use crate::error::MachineError;
 use crate::mesh::{DeviceId, Mesh};
-use crate::spec::{Device, Level, MachineSpec, Problem, Topology};
+use crate::spec::{Device, Level, Link, MachineSpec, Problem, Topology};
 use crate::units::BytesPerSecond;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -184,7 +184,46 @@ impl Machine {
             mixed.units.retain(|&unit| unit < units);
         }
         spec.mixed.retain(|mixed| !mixed.units.is_empty());
+        // Measured among all devices, with all of them busy.
+        spec.measured.clear();
         spec.name = format!("{}:{devices}", self.spec.name);
+        Machine::try_from(spec)
+    }
+}
+
+impl Machine {
+    /// The same devices seen as groups: a machine of one level becomes one of two, with the same links. Strategies that
+    /// do one thing inside the innermost level and another outside it can so be had on any grid.
+    pub fn grouped(&self, groups: u64, members: u64) -> Result<Machine, MachineError> {
+        let error = |reason: String| MachineError::CannotGroup {
+            machine: self.spec.name.clone(),
+            groups,
+            members,
+            reason,
+        };
+        let [level] = &self.spec.levels[..] else {
+            return Err(error("only a machine of one level can be seen as groups".into()));
+        };
+        if !matches!(level.link.topology, Topology::Switch) {
+            return Err(error("only devices on a switch are all alike to each other".into()));
+        }
+        if groups < 1 || members < 1 || groups.checked_mul(members) != Some(u64::from(level.count)) {
+            return Err(error(format!("there are {} devices", level.count)));
+        }
+        let mut spec = self.spec.clone();
+        let name = if level.name == "group" { "outer" } else { "group" };
+        let ports = members as u32;
+        spec.levels.insert(
+            0,
+            Level { name: name.into(), count: groups as u32, link: Link { ports, ..level.link.clone() } },
+        );
+        spec.levels[1].count = members as u32;
+        spec.mixed.clear();
+        spec.measured.clear();
+        if !self.spec.mixed.is_empty() {
+            spec.device = self.slowest();
+        }
+        spec.name = format!("{}:{groups}x{members}", self.spec.name);
         Machine::try_from(spec)
     }
 }

@@ -3,6 +3,7 @@
 //! A [`MachineSpec`] may be nonsense; [`MachineSpec::check`] says what is wrong with it. [`crate::Machine`] is a
 //! spec that has been checked, with its mesh axes worked out.
 
+use crate::measured::Measured;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,9 @@ pub struct MachineSpec {
     /// Units of the outermost level with another device. A split waits for its slowest part.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mixed: Vec<Mixed>,
+    /// Times of collectives, where they were measured: they count instead of what follows from the links.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<Measured>,
 }
 
 /// Units of the outermost level that have a device of their own.
@@ -140,8 +144,20 @@ pub struct Device {
     /// Processors that work on different tiles of one operation: multiprocessors of a GPU, matrix units of a TPU.
     /// An operation with fewer tiles than this leaves some idle.
     pub cores: u32,
+    /// Whether it computes while data moves. A core that moves its data itself does not.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub overlap: bool,
     /// Peak arithmetic rates by number format, dense.
     pub peak: Peaks,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_yes(overlap: &bool) -> bool {
+    *overlap
 }
 
 /// Number formats that devices have different rates for.
@@ -287,6 +303,7 @@ impl Device {
             memory_bandwidth: min(self.memory_bandwidth, other.memory_bandwidth),
             launch_overhead: self.launch_overhead.max(other.launch_overhead),
             cores: self.cores.max(other.cores),
+            overlap: self.overlap && other.overlap,
             peak,
         }
     }
@@ -301,7 +318,7 @@ pub struct Problem {
     pub reason: String,
 }
 
-fn problem(key: impl Into<String>, reason: impl Into<String>) -> Result<(), Problem> {
+pub(crate) fn problem(key: impl Into<String>, reason: impl Into<String>) -> Result<(), Problem> {
     Err(Problem { key: key.into(), reason: reason.into() })
 }
 
@@ -325,7 +342,7 @@ fn check_rate(key: String, rate: f64, unit: &str) -> Result<(), Problem> {
     problem(key, format!("{rate} {unit} is not possible: must be above zero and at most 1e21"))
 }
 
-fn check_seconds(key: String, seconds: Seconds) -> Result<(), Problem> {
+pub(crate) fn check_seconds(key: String, seconds: Seconds) -> Result<(), Problem> {
     if seconds.0 >= 0.0 && seconds.0 <= 1e3 {
         return Ok(());
     }
@@ -344,7 +361,8 @@ impl MachineSpec {
     /// - bandwidths above zero, efficiencies in (0, 1], latencies from 0 to 1000 s;
     /// - ports divide the devices of a unit; grid dimensions and tree fan-outs multiply to the count;
     /// - every device states f32, all stated rates above zero, memory at least one byte;
-    /// - `mixed` names existing units of the outermost level, each at most once.
+    /// - `mixed` names existing units of the outermost level, each at most once;
+    /// - `measured` has every collective of a level and a group size once, with growing sizes and times.
     pub fn check(&self) -> Result<(), Problem> {
         check_name("name".into(), &self.name)?;
         if self.levels.is_empty() {
@@ -403,7 +421,7 @@ impl MachineSpec {
                 }
             }
         }
-        Ok(())
+        self.measured.iter().enumerate().try_for_each(|(i, measured)| measured.check(i, self))
     }
 }
 

@@ -68,6 +68,14 @@ pub(crate) fn to_toml(spec: &MachineSpec) -> String {
         let _ = writeln!(out, "\n[[mixed]]\nunits = {:?}", mixed.units);
         write_device(&mut out, &mixed.device);
     }
+    for measured in &spec.measured {
+        let _ = writeln!(out, "\n[[measured]]\nlevel = {}", quoted(&measured.level));
+        let _ = writeln!(out, "collective = {}", quoted(measured.collective.name()));
+        let _ = writeln!(out, "members = {}", measured.members);
+        let bytes: Vec<String> = measured.points.iter().map(|p| format!("\"{}\"", p.bytes)).collect();
+        let times: Vec<String> = measured.points.iter().map(|p| format!("\"{}\"", p.seconds)).collect();
+        let _ = writeln!(out, "bytes = [{}]\ntimes = [{}]", bytes.join(", "), times.join(", "));
+    }
     out
 }
 
@@ -77,6 +85,9 @@ fn write_device(out: &mut String, device: &Device) {
     let _ = writeln!(out, "memory_bandwidth = \"{}\"", device.memory_bandwidth);
     let _ = writeln!(out, "launch_overhead = \"{}\"", device.launch_overhead);
     let _ = writeln!(out, "cores = {}", device.cores);
+    if !device.overlap {
+        let _ = writeln!(out, "overlap = false");
+    }
     for p in Precision::ALL {
         if let Some(rate) = device.peak.get(p) {
             let _ = writeln!(out, "peak.{} = \"{rate}\"", p.name());

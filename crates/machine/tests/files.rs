@@ -347,3 +347,59 @@ proptest! {
         }
     }
 }
+
+const MEASURED: &str = r#"
+[[measured]]
+level = "node"
+collective = "all-gather"
+members = 2
+bytes = ["64 KiB", "1 MiB"]
+times = ["50 us", "1.25 ms"]
+"#;
+
+#[test]
+fn measured_collectives_are_read_printed_and_checked() {
+    let text = format!("{GOOD}{MEASURED}");
+    let machine = read(&text).unwrap();
+    assert_eq!(read(&machine.to_toml()).unwrap(), machine);
+    assert_ne!(machine.fingerprint(), read(GOOD).unwrap().fingerprint());
+    let json = serde_json::to_string(&machine).unwrap();
+    assert_eq!(serde_json::from_str::<Machine>(&json).unwrap(), machine);
+    // One node is another machine than two.
+    assert!(machine.restrict(6).unwrap().spec().measured.is_empty());
+    let cases = [
+        ("level = \"node\"", "level = \"rack\"", "`measured[0].level`: there is no level `rack`"),
+        ("all-gather", "gossip", "`measured[0].collective`: `gossip` is not one of all-reduce,"),
+        ("members = 2", "members = 3", "`measured[0].members`: groups of 3 among 2 units"),
+        ("\"1 MiB\"]", "\"1 KiB\"]", "`measured[0].bytes`: must be above zero and ascending"),
+        ("\"1.25 ms\"]", "\"1 us\"]", "`measured[0].times`: larger messages cannot take less time"),
+        ("\"1.25 ms\"]", "]", "`measured[0].times`: 1 times for 2 sizes"),
+        ("\"1.25 ms\"]", "3]", "`measured[0].times`: must be strings with their units"),
+    ];
+    for (from, to, expected) in cases {
+        let changed = MEASURED.replacen(from, to, 1);
+        assert_ne!(changed, MEASURED);
+        let message = read(&format!("{GOOD}{changed}")).expect_err(to).to_string();
+        assert!(message.contains(expected) && message.starts_with("m.toml:"), "{message}");
+    }
+    let twice = read(&format!("{text}{MEASURED}")).expect_err("stated twice").to_string();
+    assert!(twice.contains("all-gather among 2 has been stated already"), "{twice}");
+}
+
+#[test]
+fn a_flat_machine_can_be_seen_as_groups() {
+    let machine = builtin("flat:4x2").unwrap();
+    let names: Vec<&str> = machine.mesh().axes().iter().map(|axis| axis.name.as_str()).collect();
+    assert_eq!((machine.name(), machine.devices()), ("flat:8:4x2", 8));
+    assert_eq!(names, ["group.0", "group.1", "gpu.0"]);
+    assert_eq!(builtin("flat:8:4x2").unwrap(), machine);
+    assert_eq!(builtin("flat:8").unwrap().grouped(4, 2).unwrap(), machine);
+    let from_file = open_among("my.toml:3x2", &[("my.toml", &builtin_file("flat:12").unwrap())]).unwrap();
+    assert_eq!(from_file.levels().iter().map(|level| level.count).collect::<Vec<_>>(), [3, 2]);
+    let refused = |name: &str| builtin(name).unwrap_err().to_string();
+    assert!(refused("p100x16:4x4").contains("only a machine of one level"), "{}", refused("p100x16:4x4"));
+    assert!(refused("flat:8:3x3").contains("ask for 1 to 8"), "{}", refused("flat:8:3x3"));
+    assert!(refused("flat:0x2").contains("must be at least 1"), "{}", refused("flat:0x2"));
+    assert!(refused("flat:4x").contains("flat:4x"), "{}", refused("flat:4x"));
+    assert!(refused("flat:99999999999x99999999999").contains("flat:"), "no overflow");
+}

@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work, lower};
 use shardwright_plan::{Problem, picoseconds};
-use shardwright_sim::{Classes, Memory, Schedule, Stream, Timeline, usages};
+use shardwright_sim::{Classes, Links, Memory, Schedule, Stream, Timeline, usages};
 use shardwright_space::{Config, place};
 
 /// The most bars of a step; classes of devices beyond that are left out.
@@ -116,7 +116,7 @@ impl Step {
         let run_as = place(graph, &problem.shapes, configs, problem.mesh()).configs;
         let compute = |op: OpId| times.compute(op, &run_as[op.index()]);
         let schedule = Schedule::new(&program, Classes::of(&program), compute)?;
-        let line = schedule.simulate();
+        let line = schedule.simulate_on(Links::of(problem.machine));
         let (whats, moves) = whats(problem, &program);
         let mut step = Self {
             name,

@@ -6,7 +6,7 @@
 //! gives the proof up only for a gain that is worth it; the bound stays that of the sum.
 
 use crate::{
-    Limits, Moves,
+    Limits, Links, Moves,
     delta::DeltaError,
     error::SimError,
     mcmc::mcmc,
@@ -241,8 +241,10 @@ fn polish(
         Some((step, _)) if step.makespan < before.makespan => step.makespan,
         _ => (before.makespan as f64 * (1.0 - LEAST_GAIN)) as u64,
     };
-    // No walk shortens a step below the computing that every plan has to do.
-    let hopeless = u64::try_from(floor(problem)?).is_ok_and(|floor| floor > least);
+    // No walk shortens a step below the computing that every plan has to do; and where nothing overlaps, steps are as long
+    // as the sum that has been searched already.
+    let hopeless = Links::of(problem.machine) == Links::Core
+        || u64::try_from(floor(problem)?).is_ok_and(|floor| floor > least);
     let starts = if hopeless { Vec::new() } else { vec![configs.to_vec()] };
     let chains = match mcmc(problem, &moves, &starts, &limits, control) {
         Ok(chains) => chains.into_iter().map(|chain| chain.configs).collect(),

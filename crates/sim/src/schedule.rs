@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
-use shardwright_machine::{AxisSet, DeviceId};
+use shardwright_machine::{AxisSet, DeviceId, Machine};
 use shardwright_plan::picoseconds;
 
 /// The most tasks that are simulated: some 100 bytes each.
@@ -51,6 +51,13 @@ pub enum Links {
     Shared,
     /// Wait for each other, and for computing: the core that computes is the one that moves data.
     Core,
+}
+
+impl Links {
+    /// What transfers do on a machine.
+    pub fn of(machine: &Machine) -> Self {
+        if machine.slowest().overlap { Links::Fifo } else { Links::Core }
+    }
 }
 
 /// The tasks of a program, and where they come from.
@@ -214,7 +221,7 @@ impl Schedule {
         tasks
     }
 
-    /// Runs it, with links that serve one transfer after the other.
+    /// Runs it, with links that serve one transfer after the other, in devices that compute meanwhile.
     pub fn simulate(&self) -> Timeline {
         self.simulate_on(Links::Fifo)
     }

@@ -1,6 +1,11 @@
 //! How long a step takes under one config per op: its program, lowered and simulated.
 
-use crate::{classes::Classes, error::SimError, schedule::Schedule, usage::usages};
+use crate::{
+    classes::Classes,
+    error::SimError,
+    schedule::{Links, Schedule},
+    usage::usages,
+};
 use shardwright_lower::lower;
 use shardwright_plan::{Problem, StepTimes};
 use shardwright_space::{Config, place};
@@ -25,7 +30,7 @@ pub fn simulate_step(problem: &Problem<'_>, configs: &[Config]) -> Result<Step, 
     let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
     let schedule =
         Schedule::new(&program, Classes::of(&program), |op| times.compute(op, &run_as[op.index()]))?;
-    let timeline = schedule.simulate();
+    let timeline = schedule.simulate_on(Links::of(problem.machine));
     let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy).unwrap_or_default();
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
     let makespan = timeline.makespan();

@@ -1,7 +1,7 @@
 //! Plans that have seen the simulator.
 
 use shardwright_frontend::zoo::{BuildOptions, build};
-use shardwright_machine::builtin;
+use shardwright_machine::{Machine, builtin};
 use shardwright_plan::{Demands, Problem};
 use shardwright_search::Control;
 use shardwright_sim::{find, plan};
@@ -38,4 +38,24 @@ fn auto_is_never_slower_than_a_recipe_in_the_simulated_step() {
         }
     }
     assert!(recipes_won > 0, "no case in which overlap decides: the test is too tame");
+}
+
+#[test]
+fn what_moves_its_data_itself_computes_later() {
+    let graph = build("mlp:batch=256,hidden=512,layers=3", &BuildOptions::default()).unwrap();
+    let mut spec = builtin("flat:4").unwrap().spec().clone();
+    let at_once = Machine::new(spec.clone()).unwrap();
+    spec.device.overlap = false;
+    let in_turn = Machine::new(spec).unwrap();
+    let simulated = |machine: &Machine, solver: &str| {
+        let problem = Problem::new(&graph, machine, None).unwrap();
+        let plan = plan(&problem, find(solver).unwrap(), &Demands::default(), &Control::new()).unwrap();
+        (plan.simulated.step_seconds, plan.objective as f64 / 1e12)
+    };
+    let ((fast, sum), (slow, same_sum)) = (simulated(&at_once, "data"), simulated(&in_turn, "data"));
+    assert_eq!(sum.to_bits(), same_sum.to_bits());
+    // All-reduces of small tensors are joined, which saves a little.
+    assert!(fast < 0.97 * sum && slow <= sum && slow > 0.99 * sum, "{fast}, {slow}, {sum}");
+    let (auto, exact) = (simulated(&in_turn, "auto"), simulated(&in_turn, "exact"));
+    assert_eq!(auto.1.to_bits(), exact.1.to_bits(), "nothing is gained by hiding what cannot be hidden");
 }

@@ -204,9 +204,11 @@ fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -
             memory_bandwidth: BytesPerSecond(rounded(all.memory)),
             launch_overhead: Seconds(overhead),
             cores: 1,
+            overlap: false,
             peak,
         },
         mixed: vec![],
+        measured: vec![],
     };
     Machine::new(spec).map_err(|problem| anyhow::anyhow!("{}: {}", problem.key, problem.reason))
 }

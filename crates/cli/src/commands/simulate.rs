@@ -53,9 +53,9 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["perturb", "links"])]
     delta: bool,
     /// What transfers do: wait for each other on a link (fifo), share its bandwidth (shared), or wait for each other and for
-    /// the computing of who takes part, as with one core per device (core)
-    #[arg(long, default_value = "fifo", value_parser = links)]
-    links: Links,
+    /// the computing of who takes part, as with one core per device (core); as the machine does by default
+    #[arg(long, value_parser = links)]
+    links: Option<Links>,
     /// Seed of the noise
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -156,7 +156,9 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     if let Some(share) = args.perturb {
         schedule.perturb(share, args.seed);
     }
-    let timeline = schedule.simulate_on(args.links);
+    // Changes, and help, are followed on links that serve one transfer after the other.
+    let usual = if args.delta || args.assist { Links::Fifo } else { Links::of(&opened.request.machine) };
+    let timeline = schedule.simulate_on(args.links.unwrap_or(usual));
     let assisted = args.assist.then(|| {
         let rule = Rule {
             latency: u64::try_from(args.assist_latency.as_nanos())
