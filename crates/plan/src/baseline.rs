@@ -114,9 +114,9 @@ fn of_kind(kinds: &[FactorKind], kind: FactorKind) -> Option<FactorIndex> {
 }
 
 /// Outside the innermost level the batch; inside it a product with a weight is split by the rows of its weight if
-/// its input arrives split along them, else by columns; everything else goes on as its input does.
+/// its input arrives split along them, else by columns; everything else goes on as its inputs do, the largest first.
 fn megatron(problem: &Problem<'_>, layer: LayerId, kinds: &[FactorKind], chosen: &Chosen) -> Config {
-    let guide = Guide::of(problem, layer, chosen);
+    let guides = Guide::all(problem, layer, chosen);
     let innermost = problem.mesh().axes().last().map(|axis| axis.level);
     let product = is_product(problem, layer, kinds);
     let rows = |f: FactorIndex| kinds[f as usize] == FactorKind::Reduction;
@@ -124,8 +124,12 @@ fn megatron(problem: &Problem<'_>, layer: LayerId, kinds: &[FactorKind], chosen:
         if Some(problem.mesh().axis(axis).level) != innermost {
             return of_kind(kinds, FactorKind::Sample);
         }
-        let arrives = guide.as_ref().and_then(|guide| guide.factor(axis));
-        if product { arrives.filter(|&f| rows(f)).or(of_kind(kinds, FactorKind::Parameter)) } else { arrives }
+        let mut arrive = guides.iter().filter_map(|guide| guide.factor(axis));
+        if product {
+            arrive.find(|&f| rows(f)).or(of_kind(kinds, FactorKind::Parameter))
+        } else {
+            arrive.next()
+        }
     })
 }
 
@@ -198,6 +202,11 @@ struct Guide<'p> {
 impl<'p> Guide<'p> {
     /// The layer's largest input that a layer with a choice makes; the first of equals. A mask is no guide.
     fn of(problem: &'p Problem<'_>, layer: LayerId, chosen: &Chosen) -> Option<Self> {
+        Self::all(problem, layer, chosen).into_iter().next()
+    }
+
+    /// All inputs that layers with a choice make, the largest first.
+    fn all(problem: &'p Problem<'_>, layer: LayerId, chosen: &Chosen) -> Vec<Self> {
         let op = problem.layers.splits[layer.index()].forward();
         let inputs = problem.graph.node(op).inputs.iter().enumerate();
         let made = inputs.filter(|(_, t)| problem.graph.tensor(**t).producer.is_some());
@@ -209,7 +218,9 @@ impl<'p> Guide<'p> {
             let elements = problem.graph.tensor(*t).ty.shape.elements();
             Some((elements, Self { rule: &problem.shapes[op.index()].rule, input, layout }))
         });
-        guides.max_by_key(|(elements, guide)| (*elements, std::cmp::Reverse(guide.input))).map(|(_, g)| g)
+        let mut guides: Vec<(u64, Self)> = guides.collect();
+        guides.sort_by_key(|(elements, guide)| (std::cmp::Reverse(*elements), guide.input));
+        guides.into_iter().map(|(_, guide)| guide).collect()
     }
 
     /// The factor that keeps the input as it lies on an axis.
