@@ -11,11 +11,10 @@ use shardwright_machine::Mesh;
 pub fn to_sdy(text: &str, file: &str, shardings: &Shardings, mesh: &Mesh) -> Result<String, StablehloError> {
     let axes: Vec<String> =
         mesh.axes().iter().map(|axis| format!("\"{}\"={}", axis.name, axis.size)).collect();
-    let all = |specs: &[Option<Spec>]| specs.iter().map(|spec| spec.as_ref().map(sharding)).collect();
     let stops = |chain: &Option<Vec<Spec>>| chain.iter().flatten().map(sharding).collect();
     let site = |site: &SiteSpecs| {
-        let operands = site.operands.iter().map(stops).collect();
-        (site.at, SiteAnnotation { operands, results: all(&site.results) })
+        let all = |chains: &[Option<Vec<Spec>>]| chains.iter().map(stops).collect();
+        (site.at, SiteAnnotation { operands: all(&site.operands), results: all(&site.results) })
     };
     let known = Annotations {
         mesh: format!("[{}]", axes.join(", ")),

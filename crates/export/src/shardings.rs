@@ -1,7 +1,7 @@
 //! How the values of a StableHLO program lie under a plan.
 //!
-//! XLA has no word for partial sums between ops: a value that an op leaves as a partial result is said to lie as its
-//! readers want it, which makes XLA reduce it right there, scattered where the plan scatters it.
+//! XLA has no word for partial sums between ops: a value that an op leaves as a partial result is said to lie as it does
+//! once it is summed up, which makes XLA sum it up right there, and then as its readers want it.
 
 use crate::ways::{Known, partial};
 use serde::Serialize;
@@ -43,8 +43,8 @@ pub struct SiteSpecs {
     pub name: Option<String>,
     /// How its operands come to lie, where that is known: the stops on their way, what the operation needs last.
     pub operands: Vec<Option<Vec<Spec>>>,
-    /// How its results lie from then on.
-    pub results: Vec<Option<Spec>>,
+    /// How its results come to lie: summed up first, where they are partial sums, and from then on last.
+    pub results: Vec<Option<Vec<Spec>>>,
 }
 
 /// How everything lies.
@@ -111,20 +111,26 @@ impl Shardings {
             let chain = (!partial(&layout)).then(|| known.ways[reader.place.tensor.index()].to(&layout))?;
             Some(chain.iter().map(|at| spec(&reader.place, at, mesh)).collect())
         };
-        let made = |place: &Option<Place>| {
+        // Operations that only show a tensor in another way come after the one that makes it, and must not undo its split.
+        let mut there = vec![false; graph.tensors.len()];
+        let mut made = |place: &Option<Place>| {
             let place = place.as_ref()?;
-            settled(place.tensor).map(|layout| spec(place, &Arrangement::canonical(&layout), mesh))
+            let stops: Vec<Layout> = known.ways[place.tensor.index()].made()?.collect();
+            let shown = std::mem::replace(&mut there[place.tensor.index()], true);
+            let stops = if shown { &stops[stops.len() - 1..] } else { &stops[..] };
+            Some(stops.iter().map(|layout| spec(place, &Arrangement::canonical(layout), mesh)).collect())
         };
         let sites = program.sites.iter().map(|site| SiteSpecs {
             at: site.at,
             name: site.name.clone(),
             operands: site.operands.iter().map(operand).collect(),
-            results: site.results.iter().map(made).collect(),
+            results: site.results.iter().map(&mut made).collect(),
         });
+        let sites: Vec<SiteSpecs> = sites.collect();
         Ok(Self {
             arguments: program.arguments.iter().map(|&t| whole(t, settled(t))).collect(),
             results: program.results.iter().map(result).collect(),
-            sites: sites.collect(),
+            sites,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Where every tensor lies under a plan, and the legs of its ways to its readers, as an engine takes them.
 //!
-//! Partial results are reduced over all their axes at once, into the layout that readers agree on; from there tensors
-//! go the ways that the cost model found. These go along one axis after the other where that is the same: engines take
+//! Partial results are reduced over all their axes at once, and where readers agree on how the sum is to be split along these
+//! axes, everybody keeps his part; from there tensors go the ways that the cost model found. These go along one axis after the other where that is the same: engines take
 //! such steps together.
 
 use crate::shardings::ExportError;
@@ -37,12 +37,21 @@ pub(crate) struct Wanted {
 pub(crate) struct Ways {
     /// How it lies once it is no partial result; none where nobody can say.
     pub settled: Option<Layout>,
+    /// How it lies in between, where it is one: summed up, not yet split.
+    pub summed: Option<Layout>,
     /// How it got there from partial results: kind, axes, bytes.
     pub reduced: Option<(&'static str, AxisSet, u64)>,
     pub wanted: Vec<Wanted>,
 }
 
 impl Ways {
+    /// How it comes to lie when it is made: summed up first. Told to do both at once, XLA may gather the operands of a
+    /// product instead.
+    pub fn made(&self) -> Option<impl Iterator<Item = Layout>> {
+        let settled = self.settled?;
+        Some(self.summed.filter(|summed| *summed != settled).into_iter().chain([settled]))
+    }
+
     /// The arrangements on the way to a layout, that itself last.
     pub fn to(&self, layout: &Layout) -> Vec<Arrangement> {
         let mut chain = Vec::new();
@@ -123,31 +132,35 @@ fn ways_of(
         let from = branch.from.map_or(settled, |at| branches[at].to);
         Wanted { layout: branch.to, from: branch.from, legs: legs(branch, &from, mesh) }
     });
+    let whole = summed.iter().fold(home, |layout, axis| layout.with(axis, Placement::Replicated));
     Ok(Ways {
         settled: Some(settled),
+        summed: (!summed.is_empty()).then_some(whole),
         reduced: (!summed.is_empty()).then_some((kind, summed, local)),
         wanted: wanted.collect(),
     })
 }
 
 /// How a tensor lies once it is no partial result any more: as it is made, and along the axes of partial results as all
-/// its readers want it. None where readers take partial results, or nobody touches it.
+/// its readers want it, where that is a part of what everybody then has. None where readers take partial results, or nobody
+/// touches it.
 fn settled(placed: &Placed) -> Option<Layout> {
     let home = placed.home?;
     let readers: Vec<&Layout> = placed.fetches.iter().flat_map(|fetch| &fetch.layouts).collect();
-    if partial(&home) {
-        if readers.iter().any(|layout| partial(layout)) {
-            return None;
-        }
-        if let [only] = readers[..] {
-            return Some(*only);
-        }
+    if partial(&home) && readers.iter().any(|layout| partial(layout)) {
+        return None;
     }
     let mut settled = home;
     for axis in home.axes_where(|p| matches!(p, Placement::Partial(_))).iter() {
         let wanted = readers.first().map_or(Placement::Replicated, |layout| layout.get(axis));
         let agreed = readers.iter().all(|layout| layout.get(axis) == wanted);
-        settled = settled.with(axis, if agreed { wanted } else { Placement::Replicated });
+        // Axes split a dimension from the outermost to the innermost: one outside those that do already would move blocks.
+        let inside = |dim| home.shards(dim).iter().all(|other| other < axis);
+        let part = match wanted {
+            Placement::Shard(dim) => agreed && inside(dim),
+            _ => false,
+        };
+        settled = settled.with(axis, if part { wanted } else { Placement::Replicated });
     }
     Some(settled)
 }

@@ -51,7 +51,7 @@ fn next_values_lie_as_what_they_replace() {
             let new = program.results.iter().position(|&t| t == carry.new).unwrap();
             assert_eq!(shardings.arguments[old], shardings.results[new], "{name}");
         }
-        let split = |spec: &Option<Spec>| spec.as_ref().is_some_and(|spec| !spec.is_whole());
+        let split = |stops: &Option<Vec<Spec>>| stops.iter().flatten().any(|spec| !spec.is_whole());
         assert!(
             shardings.sites.iter().any(|site| site.results.iter().any(split)),
             "{name}: nothing is split"
@@ -78,4 +78,28 @@ fn every_product_says_how_its_operands_lie() {
         assert!(site.operands.iter().all(Option::is_some), "{site:?}");
         assert!(site.results.iter().all(Option::is_some), "{site:?}");
     }
+}
+
+#[test]
+fn partial_sums_are_summed_up_before_they_are_split() {
+    let program = program("named_mlp_sgd");
+    let (shardings, _) = planned(&program, "fsdp");
+    let scattered = shardings.sites.iter().flat_map(|site| site.results.iter().flatten());
+    let scattered: Vec<_> = scattered.filter(|stops| stops.len() > 1).collect();
+    assert!(scattered.len() >= 2, "every gradient of a weight: {scattered:?}");
+    for stops in scattered {
+        assert!(stops.len() == 2 && stops[0].is_whole() && !stops[1].is_whole(), "{stops:?}");
+    }
+    let (shardings, _) = planned(&program, "data");
+    assert!(shardings.sites.iter().flat_map(|site| &site.results).flatten().all(|stops| stops.len() == 1));
+}
+
+#[test]
+fn megatron_stores_weights_by_columns_and_rows_in_turn() {
+    let program = program("named_mlp_sgd");
+    let (shardings, _) = planned(&program, "megatron");
+    let weights = program.arguments.iter().zip(&shardings.arguments);
+    let weights = weights.filter(|(t, _)| program.graph.tensor(**t).ty.rank() == 2).map(|(_, spec)| spec);
+    let weights: Vec<String> = weights.take(2).map(Spec::to_string).collect();
+    assert_eq!(weights, ["[{}, {gpu.0, gpu.1}]", "[{gpu.0, gpu.1}, {}]"]);
 }

@@ -28,8 +28,8 @@ pub struct Annotations {
 pub struct SiteAnnotation {
     /// Shardings that its operands are brought into, one after the other.
     pub operands: Vec<Vec<String>>,
-    /// Shardings of its results.
-    pub results: Vec<Option<String>>,
+    /// Shardings that its results are brought into, one after the other.
+    pub results: Vec<Vec<String>>,
 }
 
 pub(super) fn annotate(text: &str, known: &Annotations) -> Result<String> {
@@ -157,13 +157,19 @@ impl Writer<'_> {
             }
             let (Some(site), [(name, 1)]) = (site, &operation.results[..]) else { continue };
             let defined = format!("%{name}");
-            if let ([Some(dims)], [ty], Some(at)) =
+            if let ([stops], [ty], Some(at)) =
                 (&site.results[..], &operation.result_types[..], head.find(&defined))
+                && let Some((last, before)) = stops.split_last()
                 && head.trim() == format!("{defined} =")
             {
-                let raw = self.name();
-                pending = format!("{indent}{}", constraint(&defined, &raw, dims, ty));
-                self.edits.push((start + at, defined.len(), raw));
+                let mut value = self.name();
+                self.edits.push((start + at, defined.len(), value.clone()));
+                for dims in before {
+                    let name = self.name();
+                    pending += &format!("{indent}{}", constraint(&name, &value, dims, ty));
+                    value = name;
+                }
+                pending += &format!("{indent}{}", constraint(&defined, &value, last, ty));
             }
         }
     }
