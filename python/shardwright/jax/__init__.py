@@ -13,7 +13,7 @@ True
 """
 
 from ._parallelize import Parallelized, parallelize
-from ._probe import probe
+from ._probe import probe, profile
 from ._verify import Verification, verify_plan
 
-__all__ = ["Parallelized", "Verification", "parallelize", "probe", "verify_plan"]
+__all__ = ["Parallelized", "Verification", "parallelize", "probe", "profile", "verify_plan"]

@@ -33,6 +33,11 @@ class Step:
     text: str
 
     @property
+    def avals(self) -> Any:
+        """Shapes and types of the arguments."""
+        return jax.tree.unflatten(self.in_tree, [_abstract(var.aval) for var in self.jaxpr.jaxpr.invars])
+
+    @property
     def donate_argnums(self) -> tuple[int, ...]:
         """The arguments whose memory is given away."""
         return tuple(i for i, given in enumerate(self.donated) if given)
@@ -90,5 +95,5 @@ def _tag(eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], 
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    aval = jax.typeof(leaf)
+    aval = leaf if isinstance(leaf, jax.core.AbstractValue) else jax.typeof(leaf)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._native import PlanError
 from .._native import devices as devices_of
 from .._plan import Plan, plan
-from ._capture import Step, capture, path_of
-from ._walk import Path, show
-
-# Per dimension the names of the axes that split it; None where that is left to XLA.
-Spec = Sequence[Sequence[str] | None]
+from .._progress import show_seconds
+from ._capture import Step, capture
+from ._constrain import Constrain, Spec
+from ._measure import candidates, fastest
+from ._walk import Path
 
 
 class Parallelized:
@@ -28,23 +27,37 @@ class Parallelized:
     def __init__(self, step: Step, plan: Plan, devices: Sequence[Any], constrain: bool) -> None:
         self._step = step
         self.plan = plan
+        #: Seconds per step of all plans that were tried, where that was asked for; this one is the fastest.
+        self.measured: dict[str, float] = {}
         self.mesh = _mesh(plan, devices)
         shardings = json.loads(plan._native.shardings())
         self.sites: list[dict[str, Any]] = shardings["sites"]
         self.in_shardings = jax.tree.unflatten(step.in_tree, [self._sharding(s) for s in shardings["arguments"]])
         self.out_shardings = jax.tree.unflatten(step.out_tree, [self._sharding(s) for s in shardings["results"]])
-        visit = _Constrain(self.mesh, self.sites) if constrain else _plain
-        self._jitted = jax.jit(
-            step.function_through(visit),
+        self._constrain = constrain
+        self._jitted = self._jit(step.donate_argnums)
+
+    def _jit(self, donate_argnums: tuple[int, ...]) -> Any:
+        return jax.jit(
+            self._step.function_through(Constrain(self.mesh, self.sites) if self._constrain else _plain),
             in_shardings=self.in_shardings,
             out_shardings=self.out_shardings,
-            donate_argnums=step.donate_argnums,
+            donate_argnums=donate_argnums,
         )
+
+    def without_donation(self) -> Callable[..., Any]:
+        """The sharded step, for arguments that lie where they should and are still needed afterwards."""
+        return self._jit(()) if self.donate_argnums else self._jitted
 
     @property
     def function(self) -> Callable[..., Any]:
         """The step that it was made from."""
         return self._step.function
+
+    @property
+    def shapes(self) -> Any:
+        """Shapes and types of the arguments."""
+        return self._step.avals
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
@@ -74,6 +87,10 @@ class Parallelized:
     def explain(self, detail: str = "usual") -> str:
         """What the plan is, what it is worth, and how arguments and results lie."""
         lines = [self.plan.table(detail), f"mesh: {' '.join(f'{n}:{s}' for n, s in self.mesh.shape.items())}"]
+        if self.measured:
+            ranked = sorted(self.measured.items(), key=lambda item: item[1])
+            lines.append("measured, seconds per step, the fastest kept:")
+            lines.extend(f"  {name}: {show_seconds(seconds)}" for name, seconds in ranked)
         for title, tree in (("arguments", self.in_shardings), ("results", self.out_shardings)):
             lines.append(f"{title}:")
             for path, sharding in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -93,6 +110,7 @@ def parallelize(
     devices: Sequence[Any] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     constrain: bool = True,
+    measure: bool = False,
     costs: str | None = None,
     untied: bool = False,
     fix: Mapping[str, object] | Iterable[str] | None = None,
@@ -113,6 +131,8 @@ def parallelize(
         devices: the devices to run on, in the machine's order; all of them by default.
         donate_argnums: arguments whose memory may be used again; those that `step_fn` donates by default.
         constrain: whether every planned value is pinned, or only arguments and results, XLA filling in the rest.
+        measure: runs the planned step on these devices, and beside it data parallelism and weights split by columns and
+            rows in turn on every grid of the devices; what comes back is the fastest, `.measured` the times of all.
 
     The other options are those of `shardwright.plan`. Sharding constraints inside `step_fn` are left out: the plan
     replaces them.
@@ -127,21 +147,35 @@ def parallelize(
     if isinstance(donate_argnums, int):
         donate_argnums = (donate_argnums,)
     step = capture(step_fn, example_args, None if donate_argnums is None else tuple(donate_argnums))
-    found = plan(
+    planned = functools.partial(
+        plan,
         step.text,
-        machine=name,
         memory=memory,
-        solver=solver,
         costs=costs,
         untied=untied,
-        fix=fix,
         roles=roles,
         opaque=opaque,
         time=time,
         seed=seed,
         progress=progress,
     )
-    return Parallelized(step, found, chosen, constrain)
+    if not measure:
+        return Parallelized(step, planned(machine=name, solver=solver, fix=fix), chosen, constrain)
+    first = planned(machine=name, solver=solver, fix=fix)
+
+    def made() -> Iterator[tuple[str, Parallelized]]:
+        for candidate in candidates(name, count, solver, constrain):
+            own = (candidate.machine, candidate.solver) == (name, solver)
+            try:
+                found = first if own else planned(machine=candidate.machine, solver=candidate.solver)
+            except PlanError:
+                # Does not fit the memory, or the machine has levels of its own.
+                continue
+            yield candidate.name, Parallelized(step, found, chosen, candidate.constrain)
+
+    best, times = fastest(made())
+    best.measured = times
+    return best
 
 
 def _default_machine(devices: Sequence[Any]) -> str:
@@ -161,64 +195,3 @@ def _in_place(leaf: Any, sharding: NamedSharding) -> bool:
 
 def _plain(eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]) -> list[Any]:
     return bind(operands)
-
-
-class _Constrain:
-    """Holds every value to its planned sharding: operands to what the operation wants, results to how they lie."""
-
-    def __init__(self, mesh: Mesh, sites: list[dict[str, Any]]) -> None:
-        self.mesh = mesh
-        # An equation may become several operations: the last one makes its results.
-        self.sites = {path: site for site in sites if (path := path_of(site["name"])) is not None}
-        # Values with their specs, and what they were brought into already. Holding a value keeps its id its own.
-        self.known: dict[int, tuple[Any, Spec]] = {}
-        self.moved: dict[tuple[int, str], tuple[Any, Any]] = {}
-
-    def __call__(
-        self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
-    ) -> list[Any]:
-        if eqn.primitive.name == "sharding_constraint":
-            return operands
-        site = self.sites.get(show(path))
-        if site is None:
-            return bind(operands)
-        if len(site["operands"]) == len(operands):
-            operands = [self.operand(x, spec) for x, spec in zip(operands, site["operands"], strict=True)]
-        results = bind(operands)
-        if len(site["results"]) == len(results):
-            results = [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
-        return results
-
-    def operand(self, x: Any, stops: Sequence[Spec] | None) -> Any:
-        """The value brought where an operation needs it, by all stops on its way; readers share the way."""
-        if not stops or not isinstance(x, jax.core.Tracer):
-            return x
-        known = self.known.get(id(x))
-        if known is not None and known[1] == stops[-1]:
-            return x
-        for spec in stops:
-            key = (id(x), str(spec))
-            if key not in self.moved:
-                self.moved[key] = (x, self.constrained(x, spec))
-            x = self.moved[key][1]
-        return x
-
-    def result(self, x: Any, spec: Spec | None) -> Any:
-        if spec is None or not isinstance(x, jax.core.Tracer):
-            return x
-        x = self.constrained(x, spec)
-        self.known[id(x)] = (x, spec)
-        return x
-
-    def constrained(self, x: Any, spec: Spec) -> Any:
-        if not self.fits(x, spec):
-            return x
-        free = PartitionSpec.UNCONSTRAINED
-        dims = (free if axes is None else tuple(axes) if axes else None for axes in spec)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*dims)))
-
-    def fits(self, x: Any, spec: Spec) -> bool:
-        if x.ndim == 0 or x.ndim != len(spec) or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            return False
-        parts = (math.prod(self.mesh.shape[axis] for axis in axes or ()) for axes in spec)
-        return all(size % n == 0 for size, n in zip(x.shape, parts, strict=True))
