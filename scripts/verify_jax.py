@@ -33,6 +33,7 @@ def megabytes(counts):
 
 
 totals = [0.0, 0.0, 0.0]
+counts = [0, 0]
 print("| step | plan | collectives predicted | by XLA | MB predicted | by XLA | agree | inputs alone | peak MB predicted | by XLA |")
 print("|---|---|---|---|---|---|---|---|---|---|")
 for name, make in CASES.items():
@@ -43,6 +44,7 @@ for name, make in CASES.items():
         v = verify_plan(fast, *args)
         sizes = [megabytes(v.predicted), megabytes(v.compiled), megabytes(v.agreed)]
         totals = [a + b for a, b in zip(totals, sizes, strict=True)]
+        counts = [a + b for a, b in zip(counts, (v.compiled.total(), v.agreed.total()), strict=True)]
         print(
             f"| {name} | `{solver}` | {v.predicted.total()} | {v.compiled.total()} | {sizes[0]:.2f} | {sizes[1]:.2f} | "
             f"{v.agreement:.1%} | {megabytes(v.propagated):.2f} | {v.predicted_peak_bytes / 1e6:.1f} | "
@@ -51,4 +53,4 @@ for name, make in CASES.items():
         )
         if "--details" in sys.argv:
             print(v.table(), flush=True)
-print(f"\nof {totals[1]:.1f} MB that XLA sends, {totals[2] / totals[1]:.1%} were predicted; of {totals[0]:.1f} MB predicted, {totals[2] / totals[0]:.1%} are sent")
+print(f"\nof {totals[1]:.1f} MB that XLA sends, {totals[2] / totals[1]:.1%} were predicted; of {totals[0]:.1f} MB predicted, {totals[2] / totals[0]:.1%} are sent; of {counts[0]} collectives that XLA does, {counts[1] / counts[0]:.1%} were predicted")

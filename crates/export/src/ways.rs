@@ -99,7 +99,7 @@ impl<'r> Known<'r> {
             let fail = |source| ExportError::Layout { tensor: tensor.name.clone(), source };
             let mut found = ways_of(placed, settled, &tensor.ty, relayouts).map_err(fail)?;
             if tensor.producer.is_some_and(|op| places.sums[op.index()].is_some()) {
-                found.reduced = None;
+                (found.reduced, found.summed) = (None, None);
             }
             ways.push(found);
         }

@@ -95,5 +95,5 @@ def _tag(eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], 
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    aval = leaf if isinstance(leaf, jax.core.AbstractValue) else jax.typeof(leaf)
+    aval: Any = leaf if isinstance(leaf, jax.core.AbstractValue) else jax.typeof(leaf)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
