@@ -40,13 +40,13 @@
 pub mod brute;
 pub mod exact;
 pub mod format;
+pub mod marginals;
 pub mod network;
 pub mod optcnn;
 pub mod outcome;
 pub mod pase;
 pub mod registry;
 
-mod marginals;
 mod minsum;
 mod pairwise;
 
