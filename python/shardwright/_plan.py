@@ -164,6 +164,11 @@ def _pairs(given: Mapping[str, object] | Iterable[str] | None) -> list[str]:
     return list(given)
 
 
+def _called(text: str) -> str:
+    """What to call a program that is given as text; the ending says what it is."""
+    return "program.json" if text.lstrip().startswith("{") else "program.mlir"
+
+
 def plan(
     model: str | os.PathLike[str],
     *,
@@ -189,7 +194,8 @@ def plan(
 
     Args:
         model: a built-in model with options (`"vgg16"`, `"mlp:batch=400,hidden=300"`), a file (`.onnx`, `.mlir`,
-            `.stablehlo`, `.json`), or the text of a StableHLO module (`jax.jit(step).lower(...).as_text()`).
+            `.stablehlo`, `.json`), the text of a StableHLO module (`jax.jit(step).lower(...).as_text()`), or that of a
+            graph as JSON, a forward pass of which is trained by its first output.
         machine: a built-in machine (`"h100x64"`, `"flat:8"`), `"NAME:K"` for its first K devices, or a .toml file.
         memory: the most that one device may hold at once: `"16GiB"`, or bytes.
         solver: `"auto"`, `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...
@@ -229,7 +235,7 @@ def plan(
     line = ProgressLine() if progress is True or (progress is None and wanted()) else None
     try:
         native = _native.plan(
-            "program.mlir" if text else name,
+            _called(text) if text else name,
             text=text,
             machine=machine,
             memory=f"{memory}B" if isinstance(memory, int) else memory,

@@ -1,7 +1,8 @@
 //! Plans in the words of other engines.
 //!
 //! [`Shardings`] says how every value of a StableHLO program lies under a plan, as XLA's partitioners say it: for each
-//! dimension the mesh axes that split it; [`to_sdy`] writes that into the program. [`collectives`] lists what has to be
+//! dimension the mesh axes that split it; [`to_sdy`] writes that into the program. [`Layouts`] says the same of any graph,
+//! op by op, in the words of engines that move tensors between ops themselves. [`collectives`] lists what has to be
 //! exchanged for that, to be held against what an engine makes of it.
 //!
 //! ```
@@ -29,10 +30,12 @@
 //! ```
 
 mod collectives;
+mod layouts;
 mod sdy;
 mod shardings;
 mod ways;
 
 pub use collectives::{Collective, collectives};
+pub use layouts::{Layouts, OpLayouts, Placements};
 pub use sdy::to_sdy;
 pub use shardings::{ExportError, Shardings, SiteSpecs, Spec};

@@ -56,6 +56,14 @@ impl GraphBuilder {
         Self { graph: Graph { name: name.into(), ..Graph::default() }, ..Self::default() }
     }
 
+    /// Goes on with a graph that passes the [verifier](crate::verify), say to add its gradients.
+    pub fn resume(graph: Graph) -> Self {
+        let names = graph.tensors.iter().map(|t| &t.name).chain(graph.ops.iter().map(|n| &n.name));
+        let used_names = names.map(|name| (name.clone(), 0)).collect();
+        let total_elements = graph.tensors.iter().map(|t| t.ty.shape.elements()).sum();
+        Self { graph, used_names, total_elements, ..Self::default() }
+    }
+
     /// The graph so far.
     pub fn graph(&self) -> &Graph {
         &self.graph

@@ -182,6 +182,22 @@ mod tests {
     }
 
     #[test]
+    fn a_forward_pass_that_was_read_becomes_the_step_that_it_would_have_been_built_into() {
+        let built = model(&Optimizer::momentum(0.1, 0.9)).finish();
+        let mut forward = built.clone();
+        forward.ops.retain(|n| n.phase == Phase::Forward);
+        let made = |t: &crate::ids::TensorId| forward.ops.iter().any(|n| n.outputs.contains(t));
+        let kept = built.tensor_ids().take_while(|t| built.tensor(*t).producer.is_none() || made(t)).count();
+        forward.tensors.truncate(kept);
+        (forward.gradients, forward.carries) = (Vec::new(), Vec::new());
+        let read = crate::Graph::from_json(forward.to_json().as_bytes()).unwrap();
+        let loss = read.outputs[0];
+        let mut b = GraphBuilder::resume(read);
+        train(&mut b, loss, &Optimizer::momentum(0.1, 0.9)).unwrap();
+        assert_eq!(b.finish(), built);
+    }
+
+    #[test]
     fn a_loss_that_is_not_one_number_is_refused() {
         let mut b = GraphBuilder::new("bad");
         let ty = TensorType::new(DType::F32, [2]);

@@ -3,12 +3,14 @@
 use crate::PlanError;
 use pyo3::prelude::*;
 use shardwright_cost::Relayouts;
-use shardwright_export::{Shardings, collectives, to_sdy};
+use shardwright_export::{ExportError, Layouts, Shardings, collectives, to_sdy};
+use shardwright_graph::Graph;
 use shardwright_machine::Mesh;
 use shardwright_plan::Plan;
 use shardwright_report::Page;
 use shardwright_request::{Detail, Program, Request, summarise};
 use shardwright_search::Control;
+use shardwright_space::Config;
 use std::time::Duration;
 
 /// The longest that a page is worked on for what alternatives cost with everything else chosen anew.
@@ -50,11 +52,14 @@ impl Planned {
         Ok(String::from_utf8(page)?)
     }
 
-    fn collectives_json(&self) -> anyhow::Result<String> {
+    fn with_configs<T: serde::Serialize>(
+        &self,
+        then: impl FnOnce(&Graph, &Relayouts, &[Config]) -> Result<T, ExportError>,
+    ) -> anyhow::Result<String> {
         let mesh = self.plan.mesh(&self.request.machine)?;
         let configs = self.plan.configs(&self.request.graph, &mesh)?;
         let relayouts = Relayouts::new(&self.request.machine, &mesh);
-        Ok(serde_json::to_string(&collectives(&self.request.graph, &relayouts, &configs)?)?)
+        Ok(serde_json::to_string(&then(&self.request.graph, &relayouts, &configs)?)?)
     }
 }
 
@@ -102,6 +107,11 @@ impl Planned {
 
     /// What an engine has to exchange: JSON.
     fn collectives(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| self.collectives_json()).map_err(failed)
+        py.detach(|| self.with_configs(collectives)).map_err(failed)
+    }
+
+    /// How every op of the forward pass is split and how weights lie: JSON.
+    fn layouts(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| self.with_configs(Layouts::of)).map_err(failed)
     }
 }

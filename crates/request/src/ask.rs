@@ -7,7 +7,7 @@ use anyhow::Context;
 use shardwright_cost::{CostFile, OperatorTimes};
 use shardwright_frontend::zoo::{self, BuildOptions};
 use shardwright_frontend::{onnx, stablehlo};
-use shardwright_graph::{Graph, Optimizer, Role};
+use shardwright_graph::{Graph, GraphBuilder, Optimizer, Role, train};
 use shardwright_machine::{Device, Machine, Mesh};
 use shardwright_plan::{
     OpTimes, PlanRequest, Problem,
@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 pub struct Ask {
     /// A built-in model with options, or a file; what to call [`Ask::text`] where that is given.
     pub model: String,
-    /// The StableHLO program itself, where it is at hand.
+    /// The StableHLO program itself, where it is at hand, or a graph (in `.json`): a forward pass is trained by its
+    /// first output.
     pub text: Option<String>,
     /// A built-in machine, or a file.
     pub machine: String,
@@ -160,6 +161,7 @@ impl Ask {
             start,
         };
         match &self.text {
+            Some(text) if is_json(Path::new(&self.model)) => request.graph = self.read_step(text)?,
             Some(text) => self.read_text(Path::new(&self.model), text.clone().into(), &mut request)?,
             None if is_path(&self.model) => self.read_model(&mut request)?,
             None => request.graph = self.build()?,
@@ -187,13 +189,12 @@ impl Ask {
 
     fn read_model(&self, request: &mut Request) -> anyhow::Result<()> {
         let path = Path::new(&self.model);
-        let is = |name: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name));
-        if is("onnx") {
+        if has_extension(path, "onnx") {
             let imported = self.read_onnx(path)?;
             (request.graph, request.notes) = (imported.graph, imported.notes);
             return Ok(());
         }
-        let known = is("json") || is_stablehlo(path);
+        let known = is_json(path) || is_stablehlo(path);
         anyhow::ensure!(
             known,
             "{}: only .onnx, .mlir, .stablehlo and graphs in .json can be read so far",
@@ -205,6 +206,17 @@ impl Ask {
         self.fixed_sizes(path)?;
         request.graph = Graph::from_json(&read(path)?).with_context(|| path.display().to_string())?;
         Ok(())
+    }
+
+    /// Reads a graph that is at hand; what is no training step yet becomes one.
+    fn read_step(&self, text: &str) -> anyhow::Result<Graph> {
+        let graph = Graph::from_json(text.as_bytes()).with_context(|| self.model.clone())?;
+        let Some(loss) = graph.loss().filter(|_| graph.gradients.is_empty() && !self.inference) else {
+            return Ok(graph);
+        };
+        let mut builder = GraphBuilder::resume(graph);
+        train(&mut builder, loss, &self.optimizer).with_context(|| self.model.clone())?;
+        Ok(builder.finish())
     }
 
     fn fixed_sizes(&self, path: &Path) -> anyhow::Result<()> {
@@ -294,6 +306,14 @@ impl Request {
     }
 }
 
+fn has_extension(path: &Path, name: &str) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name))
+}
+
+fn is_json(path: &Path) -> bool {
+    has_extension(path, "json")
+}
+
 /// Whether a model is a file and not a name with options.
 fn is_path(model: &str) -> bool {
     let name = model.split(':').next().unwrap_or(model);
@@ -303,6 +323,22 @@ fn is_path(model: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forward_pass_that_is_at_hand_is_trained_unless_only_inference_is_wanted() {
+        let forward =
+            Ask { inference: true, ..Ask::of("mlp:batch=8,hidden=16", "flat:2") }.open().unwrap().graph;
+        let ask =
+            |inference| Ask { text: Some(forward.to_json()), inference, ..Ask::of("program.json", "flat:2") };
+        assert_eq!(ask(true).open().unwrap().graph, forward);
+        let step = ask(false).open().unwrap().graph;
+        assert_eq!(step.gradients.len(), forward.parameters().count());
+        assert_eq!(step.carries.len(), forward.parameters().count());
+        let wrong = Ask { text: Some("{}".into()), ..Ask::of("program.json", "flat:2") };
+        assert!(
+            format!("{:#}", wrong.open().err().unwrap()).starts_with("program.json: not a Shardwright graph")
+        );
+    }
 
     #[test]
     fn models_with_options_are_not_paths() {

@@ -1,0 +1,147 @@
+//! How every op of the forward pass is split, for engines that run op by op and move tensors between ops themselves,
+//! such as PyTorch's DTensor.
+
+use crate::shardings::ExportError;
+use crate::ways::Known;
+use serde::{Serialize, Serializer};
+use shardwright_cost::{Layout, Placement, Reduction, Relayouts};
+use shardwright_graph::{Graph, OpId, Phase, Role};
+use shardwright_machine::{AxisId, Mesh};
+use shardwright_space::{AxisUse, Config, halos};
+use std::collections::BTreeMap;
+
+/// Per axis of the mesh: `R` the same everywhere, `S1` a block of dimension 1, `P` a part of a sum, `M` of a maximum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placements(pub Vec<Placement>);
+
+impl Placements {
+    fn of(layout: &Layout, mesh: &Mesh) -> Self {
+        Self((0..mesh.len() as u32).map(|axis| layout.get(AxisId(axis))).collect())
+    }
+}
+
+impl Serialize for Placements {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|placement| match placement {
+            Placement::Replicated => "R".into(),
+            Placement::Shard(dim) => format!("S{dim}"),
+            Placement::Partial(Reduction::Max) => "M".into(),
+            Placement::Partial(_) => "P".into(),
+            // Refused before.
+            Placement::Absent(digit) => format!("A{digit}"),
+        }))
+    }
+}
+
+/// An op's tensors.
+#[derive(Clone, Debug, Serialize)]
+pub struct OpLayouts {
+    /// How it needs what it reads.
+    pub inputs: Vec<Placements>,
+    /// How it leaves what it makes.
+    pub outputs: Vec<Placements>,
+    /// The axes along which devices do different parts of it.
+    pub split: Vec<usize>,
+    /// Those of them whose devices need more than their block of an input: what windows reach for.
+    pub reaching: Vec<usize>,
+}
+
+/// How everything lies.
+#[derive(Clone, Debug, Serialize)]
+pub struct Layouts {
+    /// Ops of the forward pass by name.
+    pub ops: BTreeMap<String, OpLayouts>,
+    /// Weights by name: how they lie between steps.
+    pub stored: BTreeMap<String, Placements>,
+}
+
+impl Layouts {
+    /// Those of a graph whose ops have these configs, on the mesh of `relayouts`.
+    ///
+    /// # Errors
+    /// Where the configs pin ops to devices.
+    pub fn of(graph: &Graph, relayouts: &Relayouts, configs: &[Config]) -> Result<Self, ExportError> {
+        let known = Known::of(graph, relayouts, configs)?;
+        let stored = graph.sources(Role::Parameter).filter_map(|t| {
+            let home = known.places.tensors[t.index()].home?;
+            Some((graph.tensor(t).name.clone(), Placements::of(&home, known.mesh)))
+        });
+        let forward = graph.op_ids().filter(|&op| graph.node(op).phase == Phase::Forward);
+        Ok(Self {
+            ops: forward.map(|op| (graph.node(op).name.clone(), layouts(graph, &known, op))).collect(),
+            stored: stored.collect(),
+        })
+    }
+}
+
+fn layouts(graph: &Graph, known: &Known<'_>, op: OpId) -> OpLayouts {
+    let (node, mesh, shapes) = (graph.node(op), known.mesh, &known.shapes[op.index()]);
+    let config = &known.places.configs[op.index()];
+    let input = |i: usize| known.places.input(op, i, shapes, mesh);
+    let split = |axis: &usize| matches!(config.get(AxisId(*axis as u32)), AxisUse::Split(_));
+    let reaches = |axis: &usize| {
+        let axis = AxisId(*axis as u32);
+        (0..node.inputs.len()).any(|i| {
+            let beyond = halos(shapes, i, config, mesh)
+                .iter()
+                .any(|halo| (halo.down.0 > 0 || halo.up.0 > 0) && halo.axes.iter().any(|a| a == axis));
+            // A window's dimension that does not divide is needed whole.
+            let windowed = |factor| {
+                shapes.rule.inputs[i]
+                    .dims
+                    .iter()
+                    .any(|dim| dim.window.is_some() && dim.factors.contains(&factor))
+            };
+            let whole = matches!(config.get(axis), AxisUse::Split(factor) if windowed(factor))
+                && input(i).get(axis) == Placement::Replicated;
+            beyond || whole
+        })
+    };
+    let axes = 0..mesh.len();
+    OpLayouts {
+        inputs: (0..node.inputs.len()).map(|i| Placements::of(&input(i), mesh)).collect(),
+        outputs: (0..node.outputs.len())
+            .map(|o| Placements::of(&known.places.output(op, o, shapes, mesh), mesh))
+            .collect(),
+        split: axes.clone().filter(split).collect(),
+        reaching: axes.filter(reaches).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardwright_frontend::zoo::{self, BuildOptions};
+    use shardwright_machine::builtin;
+
+    #[test]
+    fn a_split_sum_leaves_parts_and_a_window_reaches() {
+        let graph = zoo::build("lenet:batch=8", &BuildOptions::default()).unwrap();
+        let machine = builtin("flat:2").unwrap();
+        let relayouts = Relayouts::new(&machine, machine.mesh());
+        let name = |op: OpId| graph.node(op).name.as_str();
+        let split = |op: OpId, factor: &str| {
+            let found = graph.rule(op).find(factor);
+            Config::new([found.map_or(AxisUse::Replicate, AxisUse::Split)])
+        };
+        let first = |kind: &str| graph.op_ids().find(|&op| graph.node(op).op.kind() == kind).unwrap();
+        let (conv, product) = (first("conv"), first("contract"));
+        let configs: Vec<Config> = graph
+            .op_ids()
+            .map(|op| match op {
+                op if op == conv => split(op, "h"),
+                op if op == product => split(op, "c"),
+                _ => Config::replicated(1),
+            })
+            .collect();
+        let found = Layouts::of(&graph, &relayouts, &configs).unwrap();
+        let json = |op: OpId| serde_json::to_value(&found.ops[name(op)]).unwrap();
+        assert_eq!(json(conv)["outputs"], serde_json::json!([["S2"]]));
+        assert_eq!(json(conv)["reaching"], serde_json::json!([0]));
+        assert_eq!(json(product)["outputs"], serde_json::json!([["P"]]));
+        assert_eq!(json(product)["reaching"], serde_json::json!([]));
+        assert!(found.ops.values().all(|op| op.reaching.iter().all(|axis| op.split.contains(axis))));
+        let weights = graph.parameters().count();
+        assert_eq!(found.stored.len(), weights);
+    }
+}

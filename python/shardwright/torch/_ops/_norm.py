@@ -1,0 +1,94 @@
+"""Norms: statistics are ops of their own, so that a split of what they run over stays exact (and is synchronised)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ._table import aten, reduced, require, translates
+
+if TYPE_CHECKING:
+    from .._translate import Translator
+
+
+def _statistics(t: Translator, x: int, axes: list[int]) -> tuple[int, int, int]:
+    """Mean and variance over dimensions, and over how many elements."""
+    shape = t.shape(x)
+    count = math.prod(shape[d] for d in axes)
+    mean = reduced(t, "mean", x, axes, 1.0 / count)
+    kept = t.shape(mean)
+    variance = t.emit("variance", "variance", [x, mean], kept, axes=axes, centered=True, scale=1.0 / count)
+    return mean, variance, count
+
+
+def _normalize(
+    t: Translator, x: int, stats: tuple[int, int], axes: list[int], params: list[int], weight: Any, bias: Any, eps: float
+) -> int:
+    require(bias is None or weight is not None, "a norm with a bias and no weight")
+    given = [t.tensor(p) for p in (weight, bias) if p is not None]
+    return t.emit(
+        "",
+        "normalize",
+        [x, *stats, *given],
+        t.shape(x),
+        axes=axes,
+        params=params,
+        centered=True,
+        scaled=weight is not None,
+        shifted=bias is not None,
+        eps=float(eps),
+        count=math.prod(t.shape(x)[d] for d in axes),
+    )
+
+
+@translates(aten.layer_norm.default, whole=True)
+def layer_norm(
+    t: Translator, x: Any, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, _: bool = False
+) -> int:
+    x = t.tensor(x)
+    rank = len(t.shape(x))
+    axes = list(range(rank - len(shape), rank))
+    mean, variance, _count = _statistics(t, x, axes)
+    return _normalize(t, x, (mean, variance), axes, axes, weight, bias, eps)
+
+
+@translates(aten._native_batch_norm_legit_functional.default)
+def batch_norm(
+    t: Translator, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    x = t.tensor(x)
+    axes = [d for d in range(len(t.shape(x))) if d != 1]
+    if not training:
+        stats = (t.tensor(mean), t.tensor(variance))
+        return _normalize(t, x, stats, axes, [1], weight, bias, eps), None, None, mean, variance
+    batch_mean, batch_variance, count = _statistics(t, x, axes)
+    y = _normalize(t, x, (batch_mean, batch_variance), axes, [1], weight, bias, eps)
+
+    # Buffers keep the unbiased variance.
+    unbiased = momentum * count / max(count - 1, 1)
+    running = t.blend(mean, batch_mean, 1 - momentum, momentum)
+    spread = t.blend(variance, batch_variance, 1 - momentum, unbiased)
+    return y, None, None, running, spread
+
+
+@translates(aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_buffers(
+    t: Translator, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    x = t.tensor(x)
+    axes = [d for d in range(len(t.shape(x))) if d != 1]
+    mean, variance, _ = _statistics(t, x, axes)
+    return _normalize(t, x, (mean, variance), axes, [1], weight, bias, eps), None, None
+
+
+@translates(aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
+def batch_norm_in_evaluation(
+    t: Translator, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *options: Any
+) -> Any:
+    training = options[0] if isinstance(options[0], bool) else False
+    require(not training, "batch norm that was not made functional")
+    eps = options[2] if isinstance(options[0], bool) else options[1]
+    x = t.tensor(x)
+    axes = [d for d in range(len(t.shape(x))) if d != 1]
+    y = _normalize(t, x, (t.tensor(mean), t.tensor(variance)), axes, [1], weight, bias, eps)
+    return y if isinstance(options[0], bool) else (y, None, None)

@@ -1,0 +1,165 @@
+"""`parallelize`: from a module to the same module on many processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.utils import _pytree as pytree
+
+from .._native import PlanError
+from .._native import devices as devices_of
+from .._plan import Plan, plan
+from ._capture import capture
+from ._layout import placements
+from ._run import Run
+from ._share import shared
+from ._translate import Step, Translator
+
+
+class Parallelized(torch.nn.Module):
+    """A module that runs on a mesh as its plan says. Its weights, buffers and submodules are those of the module that
+    it was made from, under the same names, the weights as DTensors."""
+
+    def __init__(self, module: torch.nn.Module, step: Step, plan: Plan, layouts: Mapping[str, Any], mesh: Any) -> None:
+        super().__init__()
+        self._parameters, self._buffers, self._modules = module._parameters, module._buffers, module._modules
+        object.__setattr__(self, "_original", module)
+        self.training = self._mode = module.training
+        self.plan = plan
+        self.mesh = mesh
+        self._step = step
+        self._stored: dict[str, list[str]] = layouts["stored"]
+        self._distribute()
+        self._run = Run(step, layouts["ops"], mesh)
+
+    def _distribute(self) -> None:
+        """Lays the weights out; what is tied stays tied."""
+        done: dict[int, torch.nn.Parameter] = {}
+        names = {id(p): name for name, p in self.named_parameters()}
+        for submodule in self.modules():
+            for name, old in submodule._parameters.items():
+                if old is None:
+                    continue
+                if id(old) not in done:
+                    wanted = self.placements(names[id(old)])
+                    new = distribute_tensor(old.detach(), self.mesh, wanted)
+                    done[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+                submodule._parameters[name] = done[id(old)]
+
+    def placements(self, parameter: str) -> list[Any]:
+        """How a weight lies between steps."""
+        stored = self._stored.get(parameter)
+        return placements(tuple(stored)) if stored else [Replicate()] * self.mesh.ndim
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module. Every process is given the whole inputs, or DTensors."""
+        if self.training != self._mode:
+            mode = "training" if self._mode else "evaluation"
+            raise PlanError(f"captured for {mode}: set that mode, or parallelize the module again in the other one")
+        captured = self._step.captured
+        results = self._run(self._original, captured.flatten(args, kwargs))
+        with torch.no_grad():
+            for name, new in zip(captured.mutated, results, strict=False):
+                whole = new.full_tensor() if isinstance(new, DTensor) else new
+                self._original.get_buffer(name).copy_(whole)
+        return pytree.tree_unflatten(results[len(captured.mutated) :], captured.out_spec)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of any module; whole tensors are laid out first."""
+        own = dict(self.named_parameters(remove_duplicate=False))
+
+        def laid_out(name: str, given: Any) -> Any:
+            plain = isinstance(given, torch.Tensor) and not isinstance(given, DTensor) and name in own
+            return distribute_tensor(given, self.mesh, own[name].placements) if plain else given
+
+        return super().load_state_dict({n: laid_out(n, given) for n, given in state_dict.items()}, strict, assign)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The state with every tensor whole on every process."""
+        return {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in self.state_dict().items()}
+
+    def explain(self, detail: str = "usual") -> str:
+        """What the plan is, what it is worth, and how the weights lie."""
+        axes = " ".join(f"{name}:{size}" for name, size in self.plan.axes.items())
+        lines = [self.plan.table(detail), f"mesh: {axes}", "weights:"]
+        lines += [f"  {name}: {list(p.placements)}" for name, p in self.named_parameters()]
+        if self._run.reaching:
+            lines.append(f"computed whole, since windows reach beyond blocks: {', '.join(self._run.reaching)}")
+        return "\n".join(lines)
+
+
+def parallelize(
+    module: torch.nn.Module,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any],
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    machine: str | None = None,
+    memory: str | int | None = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    solver: str = "auto",
+    optimizer: str = "sgd",
+    costs: str | None = None,
+    untied: bool = False,
+    fix: Mapping[str, object] | Iterable[str] | None = None,
+    time: float = 60.0,
+    seed: int = 0,
+    progress: bool | Callable[[float, float | None, float], None] | None = None,
+) -> Parallelized:
+    """Plans a module's training for a machine and returns the module, laid out and run as planned.
+
+    Call it in every process, after `torch.distributed.init_process_group`; the first one plans for all.
+
+    Args:
+        module: any module that `torch.export` takes, in the mode (training or not) in which it will run.
+        example_inputs: the arguments of its forward pass, as a tuple, or by name; whole batches.
+        loss_fn: `loss_fn(output, target)`; the target is the last of the inputs then, and the result is the loss.
+            Without it the module's first result is trained if it is one number, else its mean is planned for.
+        machine: what to plan for (see `shardwright.plan`); as many CPUs as there are processes, or `flat:N`, by default.
+        memory: the most that one device may hold at once: `"16GiB"`, or bytes.
+        example_kwargs: arguments by name besides the others.
+        optimizer: `"sgd"`, `"momentum"` or `"adam"`: what its state costs is planned for.
+
+    The other options are those of `shardwright.plan`.
+    """
+    if not distributed.is_initialized():
+        raise PlanError(
+            "there are no processes to run on: start the script with torchrun and call "
+            "torch.distributed.init_process_group first"
+        )
+    world = distributed.get_world_size()
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    name = machine or f"{'cpu' if device == 'cpu' else 'flat'}:{world}"
+    count = devices_of(name)
+    if world == 1:
+        raise PlanError("there is one process only: there is nothing to split; start several with torchrun")
+    if count != world:
+        raise PlanError(f"machine {name} has {count} devices, but there are {world} processes")
+    if isinstance(example_inputs, Mapping):
+        args, kwargs = (), {**example_inputs, **(example_kwargs or {})}
+    else:
+        args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    captured = capture(module, args, kwargs, loss_fn)
+    step = Translator(captured, module, type(module).__name__).run()
+    found, layouts = shared(
+        lambda: plan(
+            step.text(),
+            machine=name,
+            memory=memory,
+            solver=solver,
+            optimizer=optimizer,
+            costs=costs,
+            untied=untied,
+            fix=fix,
+            time=time,
+            seed=seed,
+            progress=progress,
+        )
+    )
+    mesh = init_device_mesh(device, tuple(found.axes.values()), mesh_dim_names=tuple(found.axes))
+    return Parallelized(module, step, found, json.loads(layouts), mesh)

@@ -1,0 +1,88 @@
+"""What a step exchanges, held against what its plan predicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ._parallelize import Parallelized
+
+#: Collectives as PyTorch calls them, and as plans do.
+_KINDS = {
+    "all_reduce": "all-reduce",
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "all_to_all_single": "all-to-all",
+}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How often something is exchanged, and bytes of the larger side on one process, all together."""
+
+    count: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.count + other.count, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Collectives of a step by kind: as predicted, and as issued."""
+
+    predicted: dict[str, Traffic]
+    issued: dict[str, Traffic]
+    #: What PyTorch's own counter counted.
+    counted: int
+
+    def __str__(self) -> str:
+        lines = [f"{'collective':<20} {'predicted':>10} {'issued':>10} {'bytes':>14} {'issued':>14}"]
+        for kind in sorted({*self.predicted, *self.issued}):
+            p, i = self.predicted.get(kind, Traffic()), self.issued.get(kind, Traffic())
+            lines.append(f"{kind:<20} {p.count:>10} {i.count:>10} {p.bytes:>14} {i.bytes:>14}")
+        return "\n".join(lines)
+
+
+class _Watch(TorchDispatchMode):
+    """Adds up the collectives that pass by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, Traffic]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        kind = _KINDS.get(getattr(func, "_opname", ""))
+        if kind is not None and "c10d" in func.namespace:
+            larger = max(args[0].numel(), result.numel()) * args[0].element_size()
+            self.seen.append((kind, Traffic(1, larger)))
+        return result
+
+
+def _sum(rows: Iterable[tuple[str, Traffic]]) -> dict[str, Traffic]:
+    total: dict[str, Traffic] = {}
+    for kind, traffic in rows:
+        total[kind] = total.get(kind, Traffic()) + traffic
+    return total
+
+
+def verify_plan(model: Parallelized, *args: Any, **kwargs: Any) -> Verification:
+    """Runs a step, forward and backward, and compares what it exchanges with the plan. Gradients are left as they were."""
+    before = [p.grad for p in model.parameters()]
+    with CommDebugMode() as counter, _Watch() as watch:
+        result = model(*args, **kwargs)
+        leaves = result if isinstance(result, torch.Tensor) else next(iter(torch.utils._pytree.tree_leaves(result)))
+        (leaves if leaves.dim() == 0 else leaves.mean()).backward()
+    for p, grad in zip(model.parameters(), before, strict=True):
+        p.grad = grad
+    planned = json.loads(model.plan._native.collectives())
+    return Verification(
+        _sum((c["kind"], Traffic(1, c["bytes"])) for c in planned), _sum(watch.seen), counter.get_total_counts()
+    )

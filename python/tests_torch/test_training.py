@@ -1,0 +1,107 @@
+"""Four processes train what one process trains, under every plan, to the same losses, weights and buffers."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+WORLD = 4
+SOLVERS = ["exact", "data", "megatron", "fsdp"]
+MODELS = ["mlp", "cnn", "gpt2"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the processes found, by case: they are started once for all tests."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("found")
+    script = pathlib.Path(__file__).with_name("worker.py")
+    command = [sys.executable, str(script)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(WORLD), str(port), str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if rank else None,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        output = processes[0].communicate(timeout=600)[0]
+    finally:
+        for process in processes:
+            process.kill()
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    for line in lines:
+        assert "error" not in line, f"{line['case']}: {line['error']}"
+    return {line["case"]: line for line in lines}
+
+
+@pytest.mark.parametrize("case", [*(f"{model} {solver}" for model in MODELS for solver in SOLVERS), "mlp untied"])
+def test_losses_and_weights_are_those_of_one_process(found: dict[str, Any], case: str) -> None:
+    result = found[case]
+    assert result["losses"][0] != pytest.approx(result["losses"][-1], rel=1e-3), "it does train"
+    assert result["together"] == pytest.approx(result["losses"], abs=2e-5)
+    assert result["difference"] < 2e-5
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_lie_as_their_plan_says(found: dict[str, Any], model: str) -> None:
+    assert found[f"{model} data"]["sharded"] == 0
+    fsdp = found[f"{model} fsdp"]
+    assert fsdp["sharded"] == fsdp["weights"]
+    assert "Shard(dim=0)" in fsdp["explained"] and "mesh: " in fsdp["explained"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ops_that_need_no_exchange_run_whole(found: dict[str, Any], model: str) -> None:
+    result = found[f"{model} data"]
+    assert result["calls"] < result["ops"]
+
+
+@pytest.mark.parametrize("case", [f"{model} {solver}" for model in MODELS for solver in SOLVERS])
+def test_every_collective_is_counted(found: dict[str, Any], case: str) -> None:
+    result = found[case]
+    assert sum(count for count, _ in result["issued"].values()) == result["counted"]
+
+
+def test_data_parallelism_exchanges_what_was_predicted(found: dict[str, Any]) -> None:
+    result = found["mlp data"]
+    assert result["issued"] == result["predicted"]
+
+
+def test_the_gradients_of_a_tied_weight_are_added_up_before_they_are_exchanged(found: dict[str, Any]) -> None:
+    result = found["gpt2 data"]
+    assert set(result["issued"]) == set(result["predicted"]) == {"all-reduce"}
+    table = 64 * 32 * 4
+    assert result["predicted"]["all-reduce"][1] - result["issued"]["all-reduce"][1] == table
+
+
+def test_a_state_is_kept_and_loaded_under_another_plan(found: dict[str, Any]) -> None:
+    kept = found["kept"]
+    assert kept["names"] and kept["dtensors"]
+    assert kept["by_hand"] == pytest.approx(kept["loss"], abs=1e-5)
+    assert kept["checkpoint"] == pytest.approx(kept["loss"], abs=1e-5)
+    assert kept["difference"] == 0
+
+
+def test_a_module_is_evaluated(found: dict[str, Any]) -> None:
+    assert found["evaluated"]["type"] == "DTensor"
+    assert found["evaluated"]["difference"] < 1e-5
+
+
+def test_what_is_wrong_is_said(found: dict[str, Any]) -> None:
+    refused = found["refused"]
+    assert "8 devices, but there are 4 processes" in refused["machine"]
+    assert "1" in refused["memory"] and refused["memory"] != "nothing"
+    assert "planned with shape" in refused["shape"]
+    assert "planned for inputs of structure" in refused["structure"]
+    assert "captured for training" in refused["mode"]

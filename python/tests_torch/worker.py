@@ -1,0 +1,176 @@
+"""One of the processes that train: `worker.py RANK WORLD PORT FOLDER`. The first one prints what it found as JSON lines."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from models import MODELS, Attention, loss_of
+from torch import distributed
+from torch.distributed import checkpoint
+from torch.distributed.tensor import DTensor, Shard
+
+from shardwright import DoesNotFit, PlanError
+from shardwright.torch import parallelize, verify_plan
+
+STEPS = 5
+Found = dict[str, Any]
+
+
+def train(model: torch.nn.Module, args: Any, kwargs: Any, loss_fn: Any, optimizer: str) -> list[float]:
+    """Some steps; seeds are those of the step, so that dropout is the same everywhere."""
+    if optimizer == "adam":
+        update: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    else:
+        update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        output = model(*args, **kwargs) if loss_fn is None else loss_fn(model(*args[:-1], **kwargs), args[-1])
+        loss = loss_of(output)
+        losses.append(float(loss.detach()))
+        loss.backward()
+        update.step()
+        update.zero_grad()
+    return losses
+
+
+def furthest(state: Any, other: Any) -> float:
+    """The largest difference between two states."""
+    assert state.keys() == other.keys()
+    return max(float((state[name].double() - other[name].double()).abs().max()) for name in state)
+
+
+def trained(name: str, solver: str, optimizer: str = "momentum", **options: Any) -> Found:
+    """A model trained on one process and on all."""
+    torch.manual_seed(0)
+    module, args, kwargs, loss_fn = MODELS[name]()
+    module.train()
+    alone = copy.deepcopy(module)
+    losses = train(alone, args, kwargs, loss_fn, optimizer)
+    model = parallelize(
+        module, args, loss_fn, example_kwargs=kwargs, solver=solver, optimizer=optimizer, progress=False, **options
+    )
+    together = train(model, args, kwargs, None, optimizer)
+    difference = furthest(alone.state_dict(), model.full_state_dict())
+    verification = verify_plan(model, *args, **kwargs)
+    shards = [any(isinstance(at, Shard) for at in p.placements) for p in model.parameters()]
+    return {
+        "losses": losses,
+        "together": together,
+        "difference": difference,
+        "sharded": sum(shards),
+        "weights": len(shards),
+        "calls": len(model._run.calls),
+        "ops": len(model._step.graph.ops),
+        "predicted": {kind: [t.count, t.bytes] for kind, t in verification.predicted.items()},
+        "issued": {kind: [t.count, t.bytes] for kind, t in verification.issued.items()},
+        "counted": verification.counted,
+        "explained": model.explain("all"),
+    }
+
+
+def kept() -> Found:
+    """A state saved under one plan and loaded under another, by hand and as a distributed checkpoint."""
+    torch.manual_seed(0)
+    module, args, _, loss_fn = MODELS["cnn"]()
+    other = copy.deepcopy(module)
+    for p in other.parameters():
+        p.data.zero_()
+    third = copy.deepcopy(other)
+    first = parallelize(module, args, loss_fn, solver="fsdp", progress=False)
+    train(first, args, {}, None, "momentum")
+    second = parallelize(other, args, loss_fn, solver="data", progress=False)
+    second.load_state_dict(first.full_state_dict())
+    folder = os.path.join(sys.argv[4], "checkpoint")
+    checkpoint.save({"model": first.state_dict()}, checkpoint_id=folder)
+    last = parallelize(third, args, loss_fn, solver="megatron", progress=False)
+    state = {"model": last.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder)
+    last.load_state_dict(state["model"])
+    difference = furthest(first.full_state_dict(), last.full_state_dict())
+    want = float(first(*args))
+    return {
+        "names": list(first.state_dict()) == list(copy.deepcopy(other).state_dict()),
+        "dtensors": all(isinstance(p, DTensor) for p in first.parameters()),
+        "loss": want,
+        "by_hand": float(second(*args)),
+        "checkpoint": float(last(*args)),
+        "difference": difference,
+    }
+
+
+def evaluated() -> Found:
+    """Attention in evaluation: no loss, a DTensor as the result, a mask and a flag as arguments."""
+    torch.manual_seed(0)
+    module = Attention().eval()
+    x, mask = torch.randn(8, 8, 16), torch.rand(8, 8) > 0.2
+    want = module(x, mask=mask)
+    model = parallelize(module, {"x": x, "mask": mask}, solver="data", progress=False)
+    with torch.no_grad():
+        got = model(mask=mask, x=x)
+    return {"type": type(got).__name__, "difference": float((got.full_tensor() - want).abs().max())}
+
+
+def refused() -> Found:
+    """What is said to be wrong."""
+    said = {}
+
+    def expect(name: str, kind: type[Exception], call: Callable[[], Any]) -> None:
+        try:
+            call()
+            said[name] = "nothing"
+        except kind as error:
+            said[name] = str(error)
+
+    torch.manual_seed(0)
+    module, (x, y), _, loss_fn = MODELS["mlp"]()
+    expect("machine", PlanError, lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, machine="flat:8"))
+    expect("memory", DoesNotFit, lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, memory="1kB"))
+    model = parallelize(module, (x, y), loss_fn, progress=False)
+    expect("shape", ValueError, lambda: model(x[:8], y[:8]))
+    expect("structure", TypeError, lambda: model(x))
+    expect("mode", PlanError, lambda: model.eval()(x, y))
+    return said
+
+
+def cases() -> dict[str, Callable[[], Found]]:
+    """Everything that is tried, by name."""
+    solvers = ["exact", "data", "megatron", "fsdp"]
+    found: dict[str, Callable[[], Found]] = {
+        f"{name} {solver}": lambda name=name, solver=solver: trained(name, solver) for name in MODELS for solver in solvers
+    }
+    found["mlp untied"] = lambda: trained("mlp", "exact", "adam", untied=True)
+    found["kept"] = kept
+    found["evaluated"] = evaluated
+    found["refused"] = refused
+    return found
+
+
+def main() -> None:
+    rank, world, port = sys.argv[1:4]
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port, RANK=rank, WORLD_SIZE=world)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    for name, case in cases().items():
+        try:
+            result = case()
+        except Exception:
+            result = {"error": traceback.format_exc()}
+        if rank == "0":
+            print(json.dumps({"case": name, **result}), flush=True)
+        if "error" in result:
+            break
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
