@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_split_sum_leaves_parts_and_a_window_reaches() {
-        let graph = zoo::build("lenet:batch=8", &BuildOptions::default()).unwrap();
+        let graph = zoo::build("lenet5:batch=8", &BuildOptions::default()).unwrap();
         let machine = builtin("flat:2").unwrap();
         let relayouts = Relayouts::new(&machine, machine.mesh());
         let name = |op: OpId| graph.node(op).name.as_str();

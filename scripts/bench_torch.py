@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Times training steps of PyTorch modules on processes of this machine, one thread each, and counts what they exchange:
+PyTorch's DistributedDataParallel, and the plans of `shardwright.torch`.
+
+    scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,auto
+
+Prints one JSON line per model and plan as soon as it is there. Needs torch, and the Python package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+
+STEPS, WARM = 7, 2
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--models", default="mlp,gpt")
+    parser.add_argument("--plans", default="ddp,data,auto")
+    parser.add_argument("--machine", help="what plans are for; as many CPUs as there are processes by default")
+    parser.add_argument("--seconds", type=float, default=140, help="begin nothing new after this long")
+    parser.add_argument("--search", type=float, default=10, help="seconds for each search")
+    parser.add_argument("--small", action="store_true", help="sizes for a try")
+    return parser.parse_args()
+
+
+def start(given: argparse.Namespace) -> None:
+    """Starts the processes; the first one prints."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    processes = []
+    for rank in range(given.processes):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(given.processes),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": "1",
+        }
+        quiet = subprocess.DEVNULL if rank else None
+        processes.append(subprocess.Popen([sys.executable, *sys.argv], env=environment, stdout=quiet, stderr=quiet))
+    try:
+        processes[0].wait(given.seconds + 60)
+    finally:
+        for process in processes:
+            process.kill()
+    sys.exit(processes[0].returncode)
+
+
+def models(small: bool):
+    """Name -> module, inputs, loss."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self, width: int, heads: int) -> None:
+            super().__init__()
+            self.heads = heads
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            n, s, c = x.shape
+            y = self.norm1(x)
+            q, k, v = (
+                f(y).view(n, s, self.heads, c // self.heads).transpose(1, 2) for f in (self.query, self.key, self.value)
+            )
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(n, s, c))
+            return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+    class Stack(nn.Module):
+        def __init__(self, width: int, heads: int, blocks: int) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    def mlp():
+        width, batch = (64, 32) if small else (4096, 512)
+        layers = [layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())]
+        x = torch.randn(batch, width)
+        return nn.Sequential(*layers), (x, torch.randn(batch, width)), functional.mse_loss
+
+    def gpt():
+        width, batch, tokens = (32, 16, 8) if small else (1024, 16, 128)
+        x = torch.randn(batch, tokens, width)
+        return Stack(width, 16, 4), (x, torch.randn(batch, tokens, width)), functional.mse_loss
+
+    return {"mlp": mlp, "gpt": gpt}
+
+
+def measure(step) -> list[float]:
+    """Seconds of the slowest process, step by step."""
+    import torch
+    from torch import distributed
+
+    seconds = []
+    for _ in range(STEPS):
+        distributed.barrier()
+        begin = time.perf_counter()
+        step()
+        took = torch.tensor(time.perf_counter() - begin)
+        distributed.all_reduce(took, op=distributed.ReduceOp.MAX)
+        seconds.append(float(took))
+    return seconds[WARM:]
+
+
+def work(given: argparse.Namespace) -> None:
+    import torch
+    from torch import distributed
+
+    from shardwright.torch import parallelize, verify_plan
+
+    warnings.filterwarnings("ignore")
+    begin = time.perf_counter()
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    makers = models(given.small)
+    for name in given.models.split(","):
+        for plan in given.plans.split(","):
+            late = torch.tensor(float(time.perf_counter() - begin > given.seconds))
+            distributed.all_reduce(late)
+            if late:
+                continue
+            torch.manual_seed(0)
+            module, inputs, loss_fn = makers[name]()
+            found: dict = {"model": name, "plan": plan, "processes": world, "torch": torch.__version__}
+            if plan == "ddp":
+                model = torch.nn.parallel.DistributedDataParallel(module)
+                share = [x.chunk(world)[rank].contiguous() for x in inputs]
+
+                def loss(model=model, share=share, loss_fn=loss_fn):
+                    return loss_fn(model(*share[:-1]), share[-1])
+            else:
+                model = parallelize(
+                    module, inputs, loss_fn, machine=given.machine, solver=plan, time=given.search, progress=False
+                )
+                verified = verify_plan(model, *inputs)
+                found["predicted_seconds"] = model.plan.step_seconds
+                found["predicted_data_seconds"] = model.plan.baselines["data"]
+                found["configs"] = sorted(set(model.plan.configs().values()))
+                found["predicted"] = {kind: [t.count, t.bytes] for kind, t in verified.predicted.items()}
+                found["issued"] = {kind: [t.count, t.bytes] for kind, t in verified.issued.items()}
+
+                def loss(model=model, inputs=inputs):
+                    return model(*inputs)
+
+            update = torch.optim.SGD(model.parameters(), lr=0.001)
+
+            def step(loss=loss, update=update):
+                loss().backward()
+                update.step()
+                update.zero_grad()
+
+            seconds = measure(step)
+            found["median_seconds"] = statistics.median(seconds)
+            found["seconds"] = [round(s, 5) for s in seconds]
+            if rank == 0:
+                print(json.dumps(found), flush=True)
+            del model, module, update
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    arguments = options()
+    if "RANK" in os.environ:
+        work(arguments)
+    else:
+        start(arguments)
