@@ -2,7 +2,7 @@
 """Times training steps of PyTorch modules on processes of this machine, one thread each, and counts what they exchange:
 PyTorch's DistributedDataParallel, and the plans of `shardwright.torch`.
 
-    scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,auto
+    scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,exact
 
 Prints one JSON line per model and plan as soon as it is there. Needs torch, and the Python package.
 """
@@ -26,7 +26,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--models", default="mlp,gpt")
-    parser.add_argument("--plans", default="ddp,data,auto")
+    parser.add_argument("--plans", default="ddp,data,exact")
     parser.add_argument("--machine", help="what plans are for; as many CPUs as there are processes by default")
     parser.add_argument("--seconds", type=float, default=140, help="begin nothing new after this long")
     parser.add_argument("--search", type=float, default=10, help="seconds for each search")

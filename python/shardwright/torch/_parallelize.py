@@ -102,7 +102,7 @@ def parallelize(
     memory: str | int | None = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
-    solver: str = "auto",
+    solver: str = "exact",
     optimizer: str = "sgd",
     costs: str | None = None,
     untied: bool = False,
@@ -123,6 +123,8 @@ def parallelize(
         machine: what to plan for (see `shardwright.plan`); as many CPUs as there are processes, or `flat:N`, by default.
         memory: the most that one device may hold at once: `"16GiB"`, or bytes.
         example_kwargs: arguments by name besides the others.
+        solver: `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...; those that pin ops to devices (`"mcmc"`, `"place"`, and
+            `"auto"` where it ends with one of their plans) are refused, since DTensor has no word for that.
         optimizer: `"sgd"`, `"momentum"` or `"adam"`: what its state costs is planned for.
 
     The other options are those of `shardwright.plan`.
