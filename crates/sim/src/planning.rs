@@ -18,7 +18,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 use shardwright_machine::{AxisId, AxisSet, Mesh};
 use shardwright_plan::{
-    Demands, Found, Optimised, Plan, PlanError, Problem, describe_found, evaluate, floor, peak,
+    Demands, Found, Optimised, Plan, PlanError, Problem, StageTimes, describe_found, evaluate, floor, peak,
     strategy::{self, STRATEGIES, Space, Strategy, baselines},
 };
 use shardwright_search::{Control, StopReason};
@@ -74,7 +74,9 @@ pub fn search(
     control: &Control<'_>,
 ) -> Result<Found, SimError> {
     if strategy.name == MCMC.name {
-        return walk(problem, demands, control);
+        let proved =
+            shardwright_plan::search(problem, strategy::find("exact")?, demands, &before_walk(control));
+        return walk(problem, proved.map(|found| found.configs), demands, control);
     }
     if strategy.name == PLACE.name {
         return placing::place(problem, demands, control).map(|placed| placed.found);
@@ -100,13 +102,11 @@ pub fn plan(
     demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Plan, SimError> {
-    let simulated = [MCMC.name, PLACE.name].contains(&strategy.name);
-    let mut plan = if simulated {
-        let Placed { found, rows } = if strategy.name == PLACE.name {
-            placing::place(problem, demands, control)?
-        } else {
-            Placed { found: walk(problem, demands, control)?, rows: Vec::new() }
-        };
+    if strategy.name == MCMC.name {
+        return walked(problem, strategy, demands, control);
+    }
+    let mut plan = if strategy.name == PLACE.name {
+        let Placed { found, rows } = placing::place(problem, demands, control)?;
         let mut plan = describe_found(problem, strategy, &found, control)?;
         plan.optimised = Optimised::Simulated;
         plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
@@ -116,14 +116,7 @@ pub fn plan(
         shardwright_plan::plan(problem, strategy, demands, control)?
     };
     let planned = control.elapsed();
-    // A refined plan has axes of its own.
-    let mesh = plan.mesh(problem.machine)?;
-    let mut configs = plan.configs(problem.graph, &mesh)?;
-    let finer = if mesh.axes() == problem.mesh().axes() {
-        None
-    } else {
-        Some(Problem::bare(problem.graph, problem.machine, problem.costs(), mesh, problem.untied)?)
-    };
+    let (finer, mut configs) = on_its_axes(problem, &plan)?;
     let problem = finer.as_ref().unwrap_or(problem);
     if strategy.name == "auto"
         && let Some(better) = polish(problem, &configs, demands, control)?
@@ -135,6 +128,50 @@ pub fn plan(
     plan.stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
     plan.stages = plan.stages.rounded();
     Ok(plan)
+}
+
+/// The plan of a walk that starts where `exact` ends, on the same axes.
+fn walked(
+    problem: &Problem<'_>,
+    strategy: &Strategy,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Plan, SimError> {
+    let (mut finer, mut stages) = (None, StageTimes::default());
+    let proved =
+        match shardwright_plan::plan(problem, strategy::find("exact")?, demands, &before_walk(control)) {
+            Ok(plan) => {
+                let configs;
+                (finer, configs) = on_its_axes(problem, &plan)?;
+                stages = plan.stages;
+                Ok(configs)
+            }
+            Err(error) => Err(error),
+        };
+    let planned = control.elapsed();
+    let problem = finer.as_ref().unwrap_or(problem);
+    let found = walk(problem, proved, demands, control)?;
+    let mut plan = describe_found(problem, strategy, &found, control)?;
+    plan.optimised = Optimised::Simulated;
+    plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
+    simulate(&mut plan, problem, &found.configs)?;
+    stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
+    plan.stages = stages.rounded();
+    Ok(plan)
+}
+
+/// A plan's configs, and the problem on the plan's own axes where it was refined and has others.
+fn on_its_axes<'a>(
+    problem: &Problem<'a>,
+    plan: &Plan,
+) -> Result<(Option<Problem<'a>>, Vec<Config>), SimError> {
+    let mesh = plan.mesh(problem.machine)?;
+    let configs = plan.configs(problem.graph, &mesh)?;
+    if mesh.axes() == problem.mesh().axes() {
+        return Ok((None, configs));
+    }
+    let finer = Problem::bare(problem.graph, problem.machine, problem.costs(), mesh, problem.untied)?;
+    Ok((Some(finer), configs))
 }
 
 /// Fills in what the simulator says of the plan and of the baselines.
@@ -283,14 +320,22 @@ fn told_apart(mesh: &Mesh) -> (AxisSet, u64) {
     (apart, lanes)
 }
 
-/// FlexFlow's search: from the baselines, the plan of `exact`, and random plans.
-fn walk(problem: &Problem<'_>, demands: &Demands, control: &Control<'_>) -> Result<Found, SimError> {
+/// What `exact` may do before a walk: proposals are the walk's, and some time must be left for it.
+fn before_walk<'a>(control: &Control<'a>) -> Control<'a> {
+    Control { iterations: None, ..control.all_but(4) }
+}
+
+/// FlexFlow's search: from the proved plan, if there is one, the baselines, and random plans. Never worse in the simulated
+/// step than any of those.
+fn walk(
+    problem: &Problem<'_>,
+    proved: Result<Vec<Config>, PlanError>,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Found, SimError> {
     let mut starts = known(problem, demands, control);
-    let quarter = control.remaining().map(|left| left / 4);
-    let deadline = control.deadline.zip(quarter).map(|(deadline, left)| deadline.checked_sub(3 * left));
-    let some_time = Control { deadline: deadline.flatten(), iterations: None, ..control.clone() };
-    match shardwright_plan::search(problem, strategy::find("exact")?, demands, &some_time) {
-        Ok(found) => starts.push(found.configs),
+    match proved {
+        Ok(configs) => starts.insert(0, configs),
         Err(error) if starts.is_empty() => return Err(error.into()),
         Err(_) => {}
     }

@@ -59,3 +59,32 @@ fn what_moves_its_data_itself_computes_later() {
     let (auto, exact) = (simulated(&in_turn, "auto"), simulated(&in_turn, "exact"));
     assert_eq!(auto.1.to_bits(), exact.1.to_bits(), "nothing is gained by hiding what cannot be hidden");
 }
+
+#[test]
+fn a_walk_is_never_slower_than_what_it_starts_from() {
+    let mut refined = 0;
+    for (model, machine) in [
+        ("mlp:batch=500,input=1500,hidden=1000,layers=2,classes=100", "flat:32"),
+        ("mlp:batch=512,hidden=2048,layers=4", "k80x8"),
+        ("rnnlm:batch=64,seq=2,hidden=256,vocab=1024,unroll=2", "p100x16"),
+    ] {
+        let graph = build(model, &BuildOptions::default()).unwrap();
+        let machine = builtin(machine).unwrap();
+        let problem = Problem::new(&graph, &machine, None).unwrap();
+        let exact = plan(&problem, find("exact").unwrap(), &Demands::default(), &Control::new()).unwrap();
+        refined += usize::from(exact.axes.len() != problem.mesh().len());
+        // Hardly any proposals: what is found is what was there at the start.
+        let short = Control::new().iteration_limit(20);
+        let walked = plan(&problem, find("mcmc").unwrap(), &Demands::default(), &short).unwrap();
+        let step = walked.simulated.step_seconds;
+        assert!(
+            step <= exact.simulated.step_seconds,
+            "{model}: {step}, exact {}",
+            exact.simulated.step_seconds
+        );
+        for (name, recipe) in &walked.baselines {
+            assert!(step <= recipe.step_seconds, "{model}: {step}, {name} {}", recipe.step_seconds);
+        }
+    }
+    assert!(refined > 0, "no plan has axes of its own: the test is too tame");
+}
