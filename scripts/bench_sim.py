@@ -10,10 +10,12 @@ machine, plans, times the plans' kernels on as many cores at once as there are d
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +48,9 @@ MEASURED = {
     "gpt": "gpt:batch=16,layers=2,hidden=256,heads=8,vocab=4096,seq=128",
     "rnnlm": "rnnlm:batch=64,hidden=512,vocab=4096,seq=8,unroll=8",
 }
-SOLVERS = ["data", "exact", "owt", "model", "mcmc"]
+SOLVERS = ["exact", "data", "owt", "model"]
+# How often every plan is run.
+ROUNDS = 3
 
 
 def run_json(program, *args, timeout=None):
@@ -57,37 +61,51 @@ def run_json(program, *args, timeout=None):
     return json.loads(run.stdout)
 
 
-def delta(example):
+def delta(example, at_once):
     """Microseconds per proposal, both ways on the same proposals."""
-    print("| model | devices | tasks | full, µs | delta, µs | ratio | the paper's | timed anew |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, (spec, _) in MODELS.items():
-        run = subprocess.run([example, "k80x64", spec], capture_output=True, text=True, check=True)
-        rows = [line.strip("| ").split(" | ") for line in run.stdout.splitlines()[2:]]
-        for row, paper in zip(rows, PAPER_RATIOS[name]):
-            print(f"| {name} | {' | '.join(row[1:6])} | {paper} | {row[6]} |", flush=True)
+    print("| model | devices | tasks | full, µs | delta, µs | ratio | the paper's | first time, µs | timed anew | accepted |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+
+    def table(spec):
+        return subprocess.run([example, "k80x64", spec], capture_output=True, text=True, check=True).stdout
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for name, text in zip(MODELS, pool.map(table, [spec for spec, _ in MODELS.values()])):
+            rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
+            for row, paper in zip(rows, PAPER_RATIOS[name]):
+                print(f"| {name} | {' | '.join(row[1:6])} | {paper} | {' | '.join(row[6:])} |", flush=True)
 
 
-def search(program, seconds):
-    """Simulated steps of the search beside data parallelism, the best recipe and OptCNN's plan."""
-    print("| machine | model | data, ms | best recipe | optcnn | exact | mcmc | mcmc over data | over recipe | over optcnn | search, s |")
+def search(program, seconds, at_once):
+    """Simulated steps of the search beside data parallelism, the best other recipe and OptCNN's plan."""
+    print("| machine | model | data, ms | best other recipe | optcnn | exact | mcmc | over data | over recipe | over optcnn | search, s |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for machine in ["p100x16", "k80x64"]:
-        for name, (spec, batch) in MODELS.items():
-            step = {}
-            options = ["--machine", machine, "--batch", batch, "--time", seconds]
-            for solver in ["data", "optcnn", "exact", "mcmc"]:
-                try:
-                    plan = run_json(program, "plan", spec, *options, "--solver", solver)
-                    step[solver] = plan["simulated"]["step_seconds"]
-                except RuntimeError:
-                    # OptCNN's eliminations leave too much of unrolled nets.
-                    step[solver] = float("nan")
-            best = min((cost["step_seconds"], recipe) for recipe, cost in plan["baselines"].items())
-            shown = [f"{step['data'] * 1e3:.1f}", f"{best[0] * 1e3:.1f} ({best[1]})"]
-            shown += [f"{step[solver] * 1e3:.1f}" for solver in ["optcnn", "exact", "mcmc"]]
-            shown += [f"{other / step['mcmc']:.2f}" for other in [step["data"], best[0], step["optcnn"]]]
-            print(f"| {machine} | {name} | {' | '.join(shown)} | {plan['search_seconds']:.1f} |", flush=True)
+
+    def row(job):
+        machine, name = job
+        spec, batch = MODELS[name]
+        step = {}
+        options = ["--machine", machine, "--batch", batch, "--time", seconds]
+        options += ["--threads", max(os.cpu_count() // at_once, 1)]
+        for solver in ["optcnn", "exact", "mcmc"]:
+            try:
+                plan = run_json(program, "plan", spec, *options, "--solver", solver)
+                step[solver] = plan["simulated"]["step_seconds"]
+            except RuntimeError:
+                # OptCNN's eliminations leave too much of unrolled nets.
+                step[solver] = float("nan")
+        known = {recipe: cost["step_seconds"] for recipe, cost in plan["baselines"].items()}
+        data = known.pop("data")
+        best = min(known, key=known.get)
+        shown = [f"{data * 1e3:.1f}", f"{known[best] * 1e3:.1f} ({best})"]
+        shown += [f"{step[solver] * 1e3:.1f}" for solver in ["optcnn", "exact", "mcmc"]]
+        shown += [f"{other / step['mcmc']:.2f}" for other in [data, known[best], step["optcnn"]]]
+        return f"| {machine} | {name} | {' | '.join(shown)} | {plan['search_seconds']:.1f} |".replace("nan", "–")
+
+    jobs = [(machine, name) for machine in ["p100x16", "k80x64"] for name in MODELS]
+    with ThreadPoolExecutor(at_once) as pool:
+        for line in pool.map(row, jobs):
+            print(line, flush=True)
 
 
 def ranks(values):
@@ -116,38 +134,62 @@ def summary(rows, key):
     )
 
 
+def plans_for(program, machine, folder, count, failures):
+    """Different plans of the measured models, several made at once."""
+
+    def make(job):
+        solver, model = job
+        path = folder / f"{model}-{count}-{solver}.json"
+        options = ["--machine", machine, "--solver", solver, "--time", 6, "--threads", 2, "-o", path]
+        try:
+            return job, path, run_json(program, "plan", MEASURED[model], *options, timeout=60)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            return job, path, str(error)
+
+    found = {}
+    jobs = [(solver, model) for solver in SOLVERS for model in MEASURED]
+    with ThreadPoolExecutor(max(os.cpu_count() // 2, 1)) as pool:
+        for (solver, model), path, plan in pool.map(make, jobs):
+            if isinstance(plan, str):
+                failures.append(f"{model} {count} {solver}: {plan}")
+            elif all(name != model or plan["ops"] != other["ops"] for (name, _), (other, _) in found.items()):
+                found[model, solver] = (plan, path)
+    return found
+
+
 def measured(program, budget, devices, output):
-    """Plans, times the plans' kernels on as many cores at once, simulates and runs."""
+    """Plans, times the plans' kernels on as many cores at once, simulates and runs.
+
+    Which core is slow changes within seconds on a machine that others use too, so every plan is run in several rounds."""
     begin = time.monotonic()
     left = lambda: budget - (time.monotonic() - begin)
     folder = Path(tempfile.mkdtemp())
-    rows, failures = [], []
+    rows, failures, notes = [], [], {}
     for at, count in enumerate(devices):
         # Every size has its share of what is left.
         share = left() / (len(devices) - at)
         until = left() - share
         machine, costs = folder / f"m{count}.toml", folder / f"costs{count}.json"
-        subprocess.run([program, "machine", "probe", "--workers", str(count), "-o", machine], check=True)
-        plans = {}
-        for solver in SOLVERS:
-            for model, spec in MEASURED.items():
-                path = folder / f"{model}-{count}-{solver}.json"
-                try:
-                    options = ["--machine", machine, "--solver", solver, "--time", 5, "-o", path]
-                    plan = run_json(program, "plan", spec, *options, timeout=60)
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    failures.append(f"{model} {count} {solver}: {error}")
-                    continue
-                if all(plan["ops"] != other["ops"] for other, _ in plans.values()):
-                    plans[model, solver] = (plan, path)
+        notes[count] = {"probe": run_json(program, "machine", "probe", "--workers", count, "-o", machine)}
+        plans = plans_for(program, machine, folder, count, failures)
         models = [part for _, path in plans.values() for part in ("-m", path)]
-        command = [program, "profile", "-o", costs, "--time", share / 3, "--workers", count, *models]
-        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        options = ["-o", costs, "--time", share * 0.4, "--workers", count]
+        notes[count]["profile"] = run_json(program, "profile", *options, *models)
+        steps, times = {key: [] for key in plans}, {key: [] for key in plans}
+        for _ in range(ROUNDS):
+            for key, (_, path) in plans.items():
+                if left() < until + 3:
+                    break
+                try:
+                    ran = run_json(program, "run", path, "--steps", 4, "--no-verify", timeout=max(left(), 1))
+                    steps[key].append(ran["step_seconds"][1:])
+                    times[key].extend(ran["device_times"])
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    failures.append(f"{key} {count}: {error}")
         for (model, solver), (plan, path) in plans.items():
-            if left() < until + 5:
-                break
+            if not steps[model, solver]:
+                continue
             try:
-                ran = run_json(program, "run", path, "--steps", 9, "--no-verify", timeout=max(left(), 1))
                 rates = run_json(program, "simulate", path, "--full", "--links", "core")["step_seconds"]
                 # The same plan, with operator times as they were measured.
                 text = json.loads(path.read_text())
@@ -157,18 +199,19 @@ def measured(program, budget, devices, output):
                     links: run_json(program, "simulate", path, "--full", "--links", links)
                     for links in ["fifo", "shared", "core"]
                 }
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
+            except RuntimeError as error:
                 failures.append(f"{model} {count} {solver}: {error}")
                 continue
-            times = ran["device_times"]
-            mean = lambda key: statistics.fmean(d[key] for d in times)
-            row = {"model": model, "devices": count, "solver": solver, "measured": ran["measured_step_seconds"]}
+            rounds = steps[model, solver]
+            mean = lambda key: statistics.fmean(d[key] for d in times[model, solver])
+            row = {"model": model, "devices": count, "solver": solver, "rounds": rounds}
+            row |= {"measured": statistics.fmean(statistics.median(steps) for steps in rounds)}
             row |= {links: answer["step_seconds"] for links, answer in by.items()}
             row |= {"rates": rates, "computing": by["core"]["devices"][0]["busy"], "busy": mean("busy_seconds")}
             row |= {"moving": by["core"]["devices"][0]["exposed_comm"], "moved": mean("communication_seconds")}
             rows.append(row | {"waited": mean("idle_seconds")})
-            if output:
-                Path(output).write_text(json.dumps({"rows": rows, "failures": failures}, indent=1))
+        if output:
+            Path(output).write_text(json.dumps({"rows": rows, "failures": failures, "notes": notes}, indent=1))
         print(f"{count} devices after {time.monotonic() - begin:.0f} s", flush=True)
     print("\n| model | devices | plan | measured, ms | simulated | error | computing: simulated | measured | moving: simulated | measured | waiting |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
@@ -195,12 +238,13 @@ def main():
     parser.add_argument("--budget", type=float, default=480, help="seconds for `measured`")
     parser.add_argument("--devices", default="2,4,8,16", help="sizes for `measured`")
     parser.add_argument("--seconds", type=float, default=60, help="time limit of each search")
+    parser.add_argument("--at-once", type=int, default=1, help="how many searches or models at once, on cores of their own")
     parser.add_argument("--output", help="where `measured` writes its numbers as JSON")
     args = parser.parse_args()
     if args.only in (None, "delta"):
-        delta(args.example)
+        delta(args.example, args.at_once)
     if args.only in (None, "search"):
-        search(args.binary, args.seconds)
+        search(args.binary, args.seconds, args.at_once)
     if args.only in (None, "measured"):
         measured(args.binary, args.budget, [int(n) for n in args.devices.split(",")], args.output)
 

@@ -2,9 +2,10 @@
 
 use crate::delta::NONE;
 
-/// A slot's neighbours among those that wait for the same task.
+/// Whose slot it is, and its neighbours among those that wait for the same task.
 #[derive(Clone, Copy, Debug)]
 struct Links {
+    owner: u32,
     next: u32,
     previous: u32,
 }
@@ -14,8 +15,6 @@ struct Links {
 pub struct Edges {
     /// Per slot: the task that is waited for, or [`NONE`].
     sources: Vec<u32>,
-    /// Per slot: the task that waits.
-    owners: Vec<u32>,
     links: Vec<Links>,
     /// Per task: the first slot that waits for it.
     first: Vec<u32>,
@@ -30,8 +29,7 @@ impl Edges {
     /// Adds an empty slot.
     pub fn add_slot(&mut self, owner: u32) -> u32 {
         self.sources.push(NONE);
-        self.owners.push(owner);
-        self.links.push(Links { next: NONE, previous: NONE });
+        self.links.push(Links { owner, next: NONE, previous: NONE });
         self.sources.len() as u32 - 1
     }
 
@@ -50,14 +48,14 @@ impl Edges {
     /// The task whose slot it is.
     #[inline]
     pub fn owner(&self, slot: u32) -> u32 {
-        self.owners[slot as usize]
+        self.links[slot as usize].owner
     }
 
     /// Makes a slot wait for another task, or for none.
     pub fn set(&mut self, slot: u32, source: u32) {
         let old = std::mem::replace(&mut self.sources[slot as usize], source);
         if old != NONE {
-            let Links { next, previous } = self.links[slot as usize];
+            let Links { next, previous, .. } = self.links[slot as usize];
             match previous {
                 NONE => self.first[old as usize] = next,
                 previous => self.links[previous as usize].next = next,
@@ -68,7 +66,8 @@ impl Edges {
         }
         if source != NONE {
             let next = std::mem::replace(&mut self.first[source as usize], slot);
-            self.links[slot as usize] = Links { next, previous: NONE };
+            let links = &mut self.links[slot as usize];
+            (links.next, links.previous) = (next, NONE);
             if next != NONE {
                 self.links[next as usize].previous = slot;
             }
@@ -78,9 +77,12 @@ impl Edges {
     /// The tasks that wait for a task, once per slot.
     #[inline]
     pub fn readers(&self, task: u32) -> impl Iterator<Item = u32> + '_ {
-        let slot = |slot: u32| (slot != NONE).then_some(slot);
-        std::iter::successors(slot(self.first[task as usize]), move |&at| slot(self.links[at as usize].next))
-            .map(|slot| self.owners[slot as usize])
+        let mut at = self.first[task as usize];
+        std::iter::from_fn(move || {
+            let links = self.links.get(at as usize)?;
+            at = links.next;
+            Some(links.owner)
+        })
     }
 }
 

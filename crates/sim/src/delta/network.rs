@@ -37,13 +37,24 @@ enum List {
 enum Before {
     Chosen { op: u32, config: u32 },
     Part { op: u32, part: Part },
-    Task { task: u32, duration: u64, streams: u64, rank: u64 },
+    Task { place: u32, task: Task },
     Source { slot: u32, source: u32 },
     Fetched { slot: u32, task: u32 },
     Taken { place: u32 },
     GivenBack,
     Longer(List),
     Shorter(List, u32),
+}
+
+/// What takes time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Task {
+    /// Picoseconds.
+    pub duration: u64,
+    /// Of each lane: bit 0 the compute stream, bit 1 + l the port to level l.
+    pub streams: u64,
+    /// Where it comes in the lowered program; zero: there is no task here.
+    pub rank: u64,
 }
 
 /// Per lane: the task after which a tensor is there; [`NONE`] where it is from the start, or not at all.
@@ -54,12 +65,10 @@ pub struct Network<'p> {
     parts: Parts<'p>,
     ways: Ways<'p>,
     structure: Structure,
-    /// Picoseconds.
-    pub durations: Vec<u64>,
-    /// Of each lane: bit 0 the compute stream, bit 1 + l the port to level l.
-    pub streams: Vec<u64>,
-    /// Zero: there is no task here.
-    pub ranks: Vec<u64>,
+    /// Per place: the task that is there.
+    tasks: Vec<Task>,
+    /// Per place: where the slots of its task start, and how many they are.
+    slots: Vec<(u32, u32)>,
     /// Who waits for whom: one slot per lane and operand of every op, then one per lane of every other task.
     edges: Edges,
     /// Per slot of an op: the task that brings the operand, before windows.
@@ -107,9 +116,13 @@ impl<'p> Network<'p> {
         let structure = Structure::new(problem, &tensor_shapes);
         let ops = graph.ops.len();
         let mut edges = Edges::default();
+        let mut slots = Vec::with_capacity(ops * count);
         for place in 0..ops * count {
             edges.add_task();
-            structure.operands(place / count).for_each(|_| {
+            let operands = structure.operands(place / count);
+            let first = operands.start * count + operands.len() * (place % count);
+            slots.push((first as u32, operands.len() as u32));
+            operands.for_each(|_| {
                 edges.add_slot(place as u32);
             });
         }
@@ -117,9 +130,8 @@ impl<'p> Network<'p> {
         let mut network = Self {
             parts: Parts::new(problem, times),
             ways,
-            durations: vec![0; ops * count],
-            streams: vec![0; ops * count],
-            ranks: vec![0; ops * count],
+            tasks: vec![Task::default(); ops * count],
+            slots,
             edges,
             fetched: vec![NONE; operands * count],
             windows: vec![Vec::new(); operands],
@@ -172,7 +184,7 @@ impl<'p> Network<'p> {
 
     /// The op that a task belongs to: that computes, or that something is fetched for.
     pub fn op_of(&self, task: u32) -> usize {
-        (self.ranks[task as usize] >> (32 + LANE_BITS)) as usize
+        (self.tasks[task as usize].rank >> (32 + LANE_BITS)) as usize
     }
 
     /// The devices that are told apart.
@@ -193,15 +205,19 @@ impl<'p> Network<'p> {
     /// What a task waits for; [`NONE`]s are there from the start.
     #[inline]
     pub fn before(&self, task: u32) -> &[u32] {
-        let (at, count) = (task as usize, self.lanes().count());
-        if at < self.chosen.len() * count {
-            let operands = self.structure.operands(at / count);
-            let first = operands.start * count + operands.len() * (at % count);
-            self.edges.sources(first..first + operands.len())
-        } else {
-            let slot = self.slot(task) as usize;
-            self.edges.sources(slot..slot + count)
-        }
+        let (first, count) = self.slots[task as usize];
+        self.edges.sources(first as usize..(first + count) as usize)
+    }
+
+    /// The task at a place.
+    #[inline]
+    pub fn task(&self, place: u32) -> &Task {
+        &self.tasks[place as usize]
+    }
+
+    /// How many places there are.
+    pub fn places(&self) -> usize {
+        self.tasks.len()
     }
 
     /// The tasks that wait for a task; some more than once.
@@ -210,11 +226,10 @@ impl<'p> Network<'p> {
         self.edges.readers(task)
     }
 
-    /// The first slot of a task that is not an op's.
+    /// The first slot of a task.
     #[inline]
     fn slot(&self, task: u32) -> u32 {
-        let count = self.lanes().count();
-        (self.fetched.len() + (task as usize - self.chosen.len() * count) * count) as u32
+        self.slots[task as usize].0
     }
 
     /// The slot of an op's operand on a lane.
@@ -226,8 +241,8 @@ impl<'p> Network<'p> {
     /// All tasks that there are, by rank.
     pub fn tasks(&self) -> Vec<u32> {
         let mut all: Vec<u32> =
-            (0..self.ranks.len() as u32).filter(|&t| self.ranks[t as usize] != 0).collect();
-        all.sort_unstable_by_key(|&task| self.ranks[task as usize]);
+            (0..self.tasks.len() as u32).filter(|&t| self.tasks[t as usize].rank != 0).collect();
+        all.sort_unstable_by_key(|&task| self.tasks[task as usize].rank);
         all
     }
 
@@ -308,10 +323,7 @@ impl<'p> Network<'p> {
             match before {
                 Before::Chosen { op, config } => self.chosen[op as usize] = config,
                 Before::Part { op, part } => self.chosen_parts[op as usize] = part,
-                Before::Task { task, duration, streams, rank } => {
-                    let at = task as usize;
-                    (self.durations[at], self.streams[at], self.ranks[at]) = (duration, streams, rank);
-                }
+                Before::Task { place, task } => self.tasks[place as usize] = task,
                 Before::Source { slot, source } => self.edges.set(slot, source),
                 Before::Fetched { slot, task } => self.fetched[slot as usize] = task,
                 Before::Taken { place } => self.free.push(place),
@@ -355,15 +367,14 @@ impl<'p> Network<'p> {
     }
 
     /// Changes what a task is; with rank zero it is gone.
-    fn set_task(&mut self, task: u32, duration: u64, streams: u64, rank: u64) {
-        let at = task as usize;
-        let old = (self.durations[at], self.streams[at], self.ranks[at]);
-        if old != (duration, streams, rank) {
-            self.log.push(Before::Task { task, duration: old.0, streams: old.1, rank: old.2 });
-            (self.durations[at], self.streams[at], self.ranks[at]) = (duration, streams, rank);
-            self.touch(task);
-            if rank == 0 && old.2 != 0 {
-                self.gone.push(task);
+    fn set_task(&mut self, place: u32, duration: u64, streams: u64, rank: u64) {
+        let task = Task { duration, streams, rank };
+        let old = std::mem::replace(&mut self.tasks[place as usize], task);
+        if old != task {
+            self.log.push(Before::Task { place, task: old });
+            self.touch(place);
+            if rank == 0 && old.rank != 0 {
+                self.gone.push(place);
             }
         }
     }
@@ -392,13 +403,14 @@ impl<'p> Network<'p> {
             return task;
         }
         let place = self.free.pop().unwrap_or_else(|| {
-            self.durations.push(0);
-            self.streams.push(0);
-            self.ranks.push(0);
+            let place = self.tasks.len() as u32;
+            self.tasks.push(Task::default());
             self.is_touched.push(false);
             self.edges.add_task();
-            let place = self.durations.len() as u32 - 1;
-            (0..self.ways.lanes.count()).for_each(|_| {
+            let count = self.ways.lanes.count();
+            let first = self.fetched.len() + (place as usize - self.chosen.len() * count) * count;
+            self.slots.push((first as u32, count as u32));
+            (0..count).for_each(|_| {
                 self.edges.add_slot(place);
             });
             place

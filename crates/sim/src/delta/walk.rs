@@ -8,7 +8,11 @@
 //! task that the change concerns, where another window begins. Nothing is written into the old timeline before the change is
 //! kept.
 
-use crate::delta::{NONE, lanes::lanes, network::Network};
+use crate::delta::{
+    NONE,
+    lanes::lanes,
+    network::{Network, Task},
+};
 use crate::{Tasks, Timeline};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -113,7 +117,7 @@ impl Line {
         }
         let next = self.free.len();
         self.free.extend_from_within(next - self.streams..);
-        streams(network.streams[task as usize]).for_each(|stream| self.free[next + stream] = end);
+        streams(network.task(task).streams).for_each(|stream| self.free[next + stream] = end);
         self.last.push(self.last[at].max(end));
         self.order.push(task);
         self.ready.push(ready);
@@ -162,8 +166,8 @@ impl Walk {
 
     /// Makes room for places that are new.
     fn grow(&mut self, network: &Network<'_>) {
-        self.line.place.resize(network.ranks.len(), NONE);
-        self.marks.resize(network.ranks.len(), Mark::default());
+        self.line.place.resize(network.places(), NONE);
+        self.marks.resize(network.places(), Mark::default());
     }
 
     /// How many tasks there are, without the change that is being weighed.
@@ -191,7 +195,7 @@ impl Walk {
         let last = (0..line.len()).max_by_key(|&at| line.ends[at]);
         std::iter::successors(last, move |&at| {
             let task = line.order[at];
-            let start = line.ends[at] - network.durations[task as usize];
+            let start = line.ends[at] - network.task(task).duration;
             if start == 0 {
                 return None;
             }
@@ -201,9 +205,9 @@ impl Walk {
                 return made.find(|&place| line.ends[place] == start);
             }
             // It waited for a stream: for the last that had it.
-            let taken = network.streams[task as usize];
+            let taken = network.task(task).streams;
             (0..at).rev().find(|&other| {
-                line.ends[other] == start && network.streams[line.order[other] as usize] & taken != 0
+                line.ends[other] == start && network.task(line.order[other]).streams & taken != 0
             })
         })
         .map(|at| line.order[at])
@@ -271,11 +275,11 @@ impl Walk {
                 self.gone.push(place);
             }
         }
-        for &task in network.touched.iter().filter(|&&task| network.ranks[task as usize] != 0) {
+        for &task in network.touched.iter().filter(|&&task| network.task(task).rank != 0) {
             self.marks[task as usize].concerned = self.change;
             self.concerned.push(task);
         }
-        self.concerned.sort_unstable_by_key(|&task| network.ranks[task as usize]);
+        self.concerned.sort_unstable_by_key(|&task| network.task(task).rank);
     }
 
     /// The position that a task has in the old order, if it was there.
@@ -332,7 +336,7 @@ impl Walk {
                 let end = match self.over(other, from) {
                     Some(end) => shifted(end, -by),
                     None if mark.concerned == self.change => {
-                        mark.soonest.saturating_add(network.durations[other as usize])
+                        mark.soonest.saturating_add(network.task(other).duration)
                     }
                     None => self.line.ends[self.line.place[other as usize] as usize],
                 };
@@ -378,7 +382,7 @@ impl Walk {
             let queued = self.heap.peek().map(|&Reverse(turn)| turn);
             let turn = if cursor < count {
                 let task = self.line.order[cursor];
-                let turn = (shifted(self.line.ready[cursor], by), network.ranks[task as usize], task);
+                let turn = (shifted(self.line.ready[cursor], by), network.task(task).rank, task);
                 match queued {
                     Some(queued) if queued < turn => {
                         self.heap.pop();
@@ -422,9 +426,9 @@ impl Walk {
     #[inline]
     fn serve(&mut self, network: &Network<'_>, turn: Turn) {
         let (ready, _, task) = turn;
-        let taken = network.streams[task as usize];
+        let Task { duration, streams: taken, .. } = *network.task(task);
         let start = streams(taken).fold(ready, |start, stream| start.max(self.free[stream]));
-        let end = start.saturating_add(network.durations[task as usize]);
+        let end = start.saturating_add(duration);
         streams(taken).for_each(|stream| self.free[stream] = end);
         self.makespan = self.makespan.max(end);
         let mark = &mut self.marks[task as usize];
@@ -437,7 +441,7 @@ impl Walk {
         let mark = &mut self.marks[task as usize];
         if mark.queued != self.change {
             mark.queued = self.change;
-            self.heap.push(Reverse((ready, network.ranks[task as usize], task)));
+            self.heap.push(Reverse((ready, network.task(task).rank, task)));
         }
     }
 
@@ -521,18 +525,18 @@ impl Walk {
 
 /// Tasks as the full simulation takes them, in order of rank; and the number of each.
 pub fn to_tasks(network: &Network<'_>, all: &[u32]) -> (Tasks, Vec<u32>) {
-    let mut numbers = vec![NONE; network.ranks.len()];
+    let mut numbers = vec![NONE; network.places()];
     let mut tasks = Tasks::default();
     let (mut taken, mut before) = (Vec::new(), Vec::new());
     for &task in all {
         taken.clear();
-        taken.extend(streams(network.streams[task as usize]).map(|stream| stream as u32));
+        taken.extend(streams(network.task(task).streams).map(|stream| stream as u32));
         before.clear();
         let others = network.before(task).iter().filter(|&&other| other != NONE);
         before.extend(others.map(|&other| numbers[other as usize]));
         before.sort_unstable();
         before.dedup();
-        numbers[task as usize] = tasks.push(network.durations[task as usize], &taken, &before);
+        numbers[task as usize] = tasks.push(network.task(task).duration, &taken, &before);
     }
     (tasks, numbers)
 }

@@ -1,0 +1,265 @@
+//! The paper's check of optimality (arXiv 1807.05358, section 8.4): the search finds what looking at every plan finds.
+//!
+//! All plans of all layers are far too many to simulate, so a plan is left out as soon as a bound says that its step cannot
+//! be shorter than what is known. The bounds hold for every schedule: a step takes at least as long as any chain of ops that
+//! wait for each other, the re-layouts between them included, up to some op, and then all the computing that waits for that op, which
+//! one device does one after the other. Each bound is a sum over layers and neighbours in the chain, so the least that the layers
+//! still to be chosen can add is known exactly.
+
+use shardwright_cost::TensorShape;
+use shardwright_frontend::zoo::{BuildOptions, build};
+use shardwright_graph::{Graph, OpId, TensorId};
+use shardwright_machine::builtin;
+use shardwright_plan::{Demands, Problem, picoseconds, search, strategy};
+use shardwright_search::Control;
+use shardwright_sim::{Delta, Limits, Moves, mcmc};
+use shardwright_space::{Config, input_layout, output_layout};
+
+/// A sum over variables in an order and over neighbours in it, never above the simulated step.
+struct Bound {
+    /// Per position: what each choice adds.
+    own: Vec<Vec<u64>>,
+    /// Per position and choice: what each choice of the next position adds.
+    next: Vec<Vec<Vec<u64>>>,
+    /// Per position and choice: the least that all later positions add.
+    least: Vec<Vec<u64>>,
+}
+
+impl Bound {
+    fn new(own: Vec<Vec<u64>>, next: Vec<Vec<Vec<u64>>>) -> Self {
+        let mut least: Vec<Vec<u64>> = own.iter().map(|own| vec![0; own.len()]).collect();
+        for at in (0..own.len() - 1).rev() {
+            for choice in 0..own[at].len() {
+                let then = |c: usize| next[at][choice][c] + own[at + 1][c] + least[at + 1][c];
+                least[at][choice] = (0..own[at + 1].len()).map(then).min().unwrap_or(0);
+            }
+        }
+        Self { own, next, least }
+    }
+}
+
+/// The ops of the longest chain by these durations, first to last.
+fn longest_chain(graph: &Graph, durations: &[i64]) -> Vec<OpId> {
+    let mut best: Vec<(i64, Option<OpId>)> = Vec::new();
+    for op in graph.op_ids() {
+        let makers = graph.node(op).inputs.iter().filter_map(|&t| graph.tensor(t).producer);
+        let before = makers.map(|maker| (best[maker.index()].0, Some(maker))).max().unwrap_or((0, None));
+        // Ops without any work count a little, so that the chain has all ops on its way.
+        best.push((before.0 + durations[op.index()].max(1), before.1));
+    }
+    let mut chain = Vec::new();
+    let mut at = graph.op_ids().max_by_key(|op| best[op.index()].0);
+    while let Some(op) = at {
+        chain.push(op);
+        at = best[op.index()].1;
+    }
+    chain.reverse();
+    chain
+}
+
+struct Exhaustive<'p> {
+    problem: &'p Problem<'p>,
+    /// Variables in the order in which they are chosen.
+    order: Vec<usize>,
+    bounds: Vec<Bound>,
+    delta: Delta<'p>,
+    numbers: Vec<Vec<Vec<(u32, u32)>>>,
+    chosen: Vec<usize>,
+    applied: Vec<usize>,
+    least: u64,
+    simulated: u64,
+    looked_at: u64,
+}
+
+impl<'p> Exhaustive<'p> {
+    fn new(problem: &'p Problem<'p>, start: &[Config], known: u64) -> Self {
+        let graph = problem.graph;
+        let times = problem.times().unwrap();
+        let durations: Vec<i64> = graph.op_ids().map(|op| times.compute(op, &start[op.index()])).collect();
+        let chain = longest_chain(graph, &durations);
+        let mut order: Vec<usize> = Vec::new();
+        for op in chain.iter().copied().chain(graph.op_ids()) {
+            let variable = problem.variables.place[op.index()].0 as usize;
+            if !order.contains(&variable) {
+                order.push(variable);
+            }
+        }
+        // Some ops of the chain, after which all that waits for them has to be computed; the last one has little to wait for it.
+        let marks = 8.min(chain.len());
+        let after: Vec<usize> = (1..=marks).map(|n| n * chain.len() / marks - 1).collect();
+        let bounds =
+            after.iter().map(|&last| Self::bound(problem, &order, &chain[..=last], chain[last])).collect();
+        let mut delta = Delta::new(problem, start).unwrap();
+        let numbers = order.iter().map(|&v| {
+            let ops = &problem.variables.splits[v].ops;
+            let numbers = |configs: &[Config], delta: &mut Delta<'_>| {
+                let pairs = ops.iter().zip(configs);
+                pairs.map(|(op, config)| (op.0, delta.number(op.index(), config))).collect::<Vec<_>>()
+            };
+            problem.choices[v].iter().map(|choice| numbers(&choice.configs, &mut delta)).collect()
+        });
+        let numbers: Vec<Vec<Vec<(u32, u32)>>> = numbers.collect();
+        let chosen = vec![0; order.len()];
+        let applied = vec![usize::MAX; order.len()];
+        Self {
+            problem,
+            order,
+            bounds,
+            delta,
+            numbers,
+            chosen,
+            applied,
+            least: known,
+            simulated: 0,
+            looked_at: 0,
+        }
+    }
+
+    /// The chain up to an op, and all computing that waits for that op.
+    fn bound(problem: &Problem<'_>, order: &[usize], chain: &[OpId], last: OpId) -> Bound {
+        let (graph, mesh) = (problem.graph, problem.mesh());
+        let times = problem.times().unwrap();
+        let mut waits = vec![false; graph.ops.len()];
+        for op in graph.op_ids() {
+            let makers = graph.node(op).inputs.iter().filter_map(|&t| graph.tensor(t).producer);
+            waits[op.index()] = makers.into_iter().any(|maker| maker == last || waits[maker.index()]);
+        }
+        // Sums of partial results are run otherwise than planned.
+        let sum = |op: OpId| graph.node(op).op.operator().is_sum();
+        let counts = |op: OpId| !sum(op) && (waits[op.index()] || chain.contains(&op));
+        let choices = |at: usize| &problem.choices[order[at]];
+        let own = (0..order.len()).map(|at| {
+            let ops = &problem.variables.splits[order[at]].ops;
+            let of = |configs: &[Config]| {
+                let counted = ops.iter().zip(configs).filter(|(op, _)| counts(**op));
+                counted.map(|(&op, config)| times.compute(op, config) as u64).sum::<u64>()
+            };
+            choices(at).iter().map(|choice| of(&choice.configs)).collect::<Vec<u64>>()
+        });
+        let own = own.collect();
+        let mut next: Vec<Vec<Vec<u64>>> =
+            (0..order.len() - 1).map(|at| vec![vec![0; choices(at + 1).len()]; choices(at).len()]).collect();
+        let position = |op: OpId| {
+            let (variable, member) = problem.variables.place[op.index()];
+            (order.iter().position(|&v| v == variable as usize).unwrap(), member as usize)
+        };
+        for pair in chain.windows(2).filter(|pair| !sum(pair[0]) && !sum(pair[1])) {
+            let (maker, reader) = (graph.node(pair[0]), graph.node(pair[1]));
+            let between = |t: &&TensorId| maker.outputs.contains(t);
+            let Some(&tensor) = reader.inputs.iter().find(between) else { continue };
+            let (o, i) = (
+                maker.outputs.iter().position(|&t| t == tensor).unwrap(),
+                reader.inputs.iter().position(|&t| t == tensor).unwrap(),
+            );
+            let ((a, maker_member), (b, reader_member)) = (position(pair[0]), position(pair[1]));
+            if a.abs_diff(b) != 1 {
+                continue;
+            }
+            let ty = &graph.tensor(tensor).ty;
+            let tensor =
+                problem.relayouts.tensor(TensorShape::new(&ty.shape, ty.dtype.bytes() as u32).unwrap());
+            for (ca, from) in choices(a).iter().enumerate() {
+                let from =
+                    output_layout(&problem.shapes[pair[0].index()], o, &from.configs[maker_member], mesh);
+                for (cb, to) in choices(b).iter().enumerate() {
+                    let to =
+                        input_layout(&problem.shapes[pair[1].index()], i, &to.configs[reader_member], mesh);
+                    let way = problem.relayouts.find(&tensor, &from, &to).unwrap();
+                    let steps = way.steps.iter().map(|step| picoseconds(step.seconds) as u64);
+                    // Other ways of the same length may round otherwise.
+                    let time = steps.map(|time| time.saturating_sub(2)).sum::<u64>();
+                    let (first, second, at) = if a < b { (ca, cb, a) } else { (cb, ca, b) };
+                    next[at][first][second] += time;
+                }
+            }
+        }
+        Bound::new(own, next)
+    }
+
+    /// Chooses from a position on in every way that may be better than what is known.
+    fn descend(&mut self, at: usize, sums: &[u64], most: u64) -> bool {
+        if at == self.order.len() {
+            self.simulate();
+            return self.simulated < most;
+        }
+        for choice in 0..self.problem.choices[self.order[at]].len() {
+            self.looked_at += 1;
+            let sum = |(bound, sum): (&Bound, &u64)| {
+                let before = if at == 0 { 0 } else { bound.next[at - 1][self.chosen[at - 1]][choice] };
+                sum + before + bound.own[at][choice]
+            };
+            let sums: Vec<u64> = self.bounds.iter().zip(sums).map(sum).collect();
+            let hopeless =
+                self.bounds.iter().zip(&sums).any(|(b, sum)| sum + b.least[at][choice] >= self.least);
+            self.chosen[at] = choice;
+            if !hopeless && !self.descend(at + 1, &sums, most) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn simulate(&mut self) {
+        let mut changes = Vec::new();
+        for (at, &choice) in self.chosen.iter().enumerate() {
+            if self.applied[at] != choice {
+                self.applied[at] = choice;
+                changes.extend_from_slice(&self.numbers[at][choice]);
+            }
+        }
+        self.simulated += 1;
+        self.least = self.least.min(self.delta.propose(&changes).unwrap());
+        self.delta.accept();
+    }
+}
+
+/// Whether the search finds the best of all plans; how many were simulated.
+fn finds_the_optimum(spec: &str, machine: &str, most: u64) -> u64 {
+    let graph = build(spec, &BuildOptions::default()).unwrap();
+    let machine = builtin(machine).unwrap();
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let plan = |name| {
+        let found = search(&problem, strategy::find(name).unwrap(), &Demands::default(), &Control::new());
+        found.unwrap().configs
+    };
+    let starts = ["exact", "owt", "data", "model"].map(plan);
+    let moves = Moves::new(&problem, &starts[0]);
+    let limits = Limits { proposals: 50_000, ..Limits::default() };
+    let found = mcmc(&problem, &moves, &starts, &limits, &Control::new()).unwrap();
+    let best = &found[0];
+    let plans: f64 = problem.choices.iter().map(|c| (c.len() as f64).log10()).sum();
+    // One more than the best: the best itself must be met.
+    let mut all = Exhaustive::new(&problem, &best.configs, best.makespan + 1);
+    let sums = vec![0; all.bounds.len()];
+    let whole = all.descend(0, &sums, most);
+    println!(
+        "{spec}: {} layers, 10^{plans:.1} plans, {} simulated, {} looked at; search {} ps, all plans {} ps",
+        problem.choices.len(),
+        all.simulated,
+        all.looked_at,
+        best.makespan,
+        all.least
+    );
+    assert!(whole, "{spec}: more than {most} plans are left to simulate");
+    assert_eq!(all.least, best.makespan, "{spec}");
+    all.simulated
+}
+
+#[test]
+fn the_search_finds_the_best_plan_of_all_of_a_small_perceptron() {
+    assert!(finds_the_optimum("mlp:batch=16,hidden=64,layers=1", "flat:4", 3_000_000) > 0);
+}
+
+#[test]
+#[ignore = "minutes in release: cargo test --release -p shardwright-sim --test optimum -- --ignored --nocapture"]
+fn the_search_finds_the_best_plan_of_all_of_lenet() {
+    assert!(finds_the_optimum("lenet5:batch=8", "flat:4", 100_000_000) > 0);
+}
+
+#[test]
+#[ignore = "minutes in release: cargo test --release -p shardwright-sim --test optimum -- --ignored --nocapture"]
+fn the_search_finds_the_best_plan_of_all_of_a_short_recurrent_net() {
+    assert!(
+        finds_the_optimum("rnnlm:batch=64,seq=1,hidden=1024,vocab=8192,unroll=1", "flat:4", 100_000_000) > 0
+    );
+}
