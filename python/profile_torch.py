@@ -44,11 +44,17 @@ class Bench:
 
     def make(self, cls, dtype, sizes):
         t, size = DTYPES[dtype], DTYPES[dtype].itemsize
-        if cls == "gemm":
+        if cls.startswith("gemm"):
             b, m, n, k = sizes
-            if b == 1:
-                return (self.rand((m, k), t), self.rand((k, n), t)), torch.mm
-            return (self.rand((b, m, k), t), self.rand((b, k, n), t)), torch.bmm
+            # "gemm_tn": the first operand lies with its columns side by side.
+            first, second = (cls[5:] or "nn")
+
+            def matrix(rows, columns, transposed):
+                shape = (columns, rows) if transposed == "t" else (rows, columns)
+                x = self.rand(shape if b == 1 else (b, *shape), t)
+                return x.mT if transposed == "t" else x
+
+            return (matrix(m, k, first), matrix(k, n, second)), torch.mm if b == 1 else torch.bmm
         if cls in ("conv", "conv_grad_input", "conv_grad_weight"):
             x, w, y, stride, g, d = conv_case(sizes)
             conv = torch.ops.aten.convolution_backward

@@ -78,6 +78,7 @@ impl Crossings {
             };
             let mut rates = match &level.link.topology {
                 Topology::Switch => geometry.switch(),
+                Topology::Memory => geometry.memory(),
                 Topology::FullyConnected => geometry.fully_connected(),
                 Topology::Torus { dims, wrap } => {
                     let lines: Vec<Line> = (0..dims.len())
@@ -154,6 +155,13 @@ impl Geometry {
             self.per_unit * per_byte,
             self.groups * per_byte,
         )
+    }
+
+    /// Every byte of a result is written, from whomever it comes: there is no share that stays where it is.
+    fn memory(&self) -> Crossing {
+        let switch = self.switch();
+        let whole = self.units / (self.units - 1.0);
+        self.rates(switch.ring * whole, switch.exchange * whole, switch.shift, switch.single)
     }
 
     /// Of a unit's wires only those to units of its own group are of use; one peer means one wire.

@@ -194,6 +194,19 @@ fn fully_connected_pairs_have_one_wire() {
 }
 
 #[test]
+fn in_shared_memory_what_a_device_has_is_copied_too() {
+    let m = easy(1, "topology = \"memory\"");
+    // All of the result is written, however many it comes from.
+    takes(&m, Collective::AllGather, GPU, 40 * MB, 3.0 * US + 1e-3);
+    takes(&m, Collective::AllGather, &[3], 40 * MB, 1.0 * US + 1e-3);
+    takes(&m, Collective::AllToAll, &[3], 40 * MB, 1.0 * US + 1e-3);
+    // So one gathering among four beats two among two.
+    let comm = Comm::new(&m, m.mesh());
+    let gather = |axes: &[u32], bytes| comm.seconds(Collective::AllGather, set(axes), Bytes(bytes)).0;
+    assert!(gather(GPU, 40 * MB) < gather(&[2], 20 * MB) + gather(&[3], 40 * MB));
+}
+
+#[test]
 fn a_ring_is_shared_by_the_groups_that_interleave() {
     let m = easy(1, "topology = \"ring\"");
     // Once round, both ways: 2 x 20 GB/s.

@@ -4,17 +4,40 @@ use crate::buffer::Pool;
 use crate::exchange::{Exchange, ExchangeError, Member, all_reduce};
 use crate::fabric::{Edge, Fabric, Placement};
 use crate::role::{Progress, Role};
-use crate::run::pin;
 use crate::walk::Combine;
 use shardwright_cost::Collective;
 use shardwright_graph::{Block, DType};
+use shardwright_runtime::cores::pin;
 use smallvec::smallvec;
 use std::ops::Range;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Rounds that are timed; one more before them warms up.
 const ROUNDS: usize = 7;
+
+/// Where threads meet and go on at once. Waiting is looking again and again: threads that sleep wake up one after the other, and
+/// what is to be timed would be over before the last has begun.
+struct Gate {
+    threads: usize,
+    arrived: AtomicUsize,
+}
+
+impl Gate {
+    fn new(threads: usize) -> Self {
+        Self { threads, arrived: AtomicUsize::new(0) }
+    }
+
+    fn wait(&self) {
+        let round = self.arrived.fetch_add(1, Ordering::AcqRel) / self.threads;
+        let mut looks = 0u32;
+        while self.arrived.load(Ordering::Acquire) < (round + 1) * self.threads {
+            looks += 1;
+            // With fewer cores than threads, somebody else needs this one.
+            if looks > 10_000 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+}
 
 /// Seconds of one collective of so many bytes (the larger side on a device) among so many workers: the median of some
 /// rounds, each from when all are ready to when the last is done. None for collectives that are not measured.
@@ -46,9 +69,9 @@ pub fn collective_seconds(
         stages.iter().map(|stage| Role::of(stage, &devices, &placement, &mut edges)).collect();
     let held = stages[0].members.iter().map(|m| m.holds.as_ref().map_or(0, |b| (b[0].end - b[0].start) * 4));
     let held: Vec<u64> = held.collect();
-    let (fabric, barrier) = (Fabric::new(workers, edges), Barrier::new(workers));
+    let (fabric, barrier) = (Fabric::new(workers, edges), Gate::new(workers));
     let work = |device: u32| -> Vec<f64> {
-        pin(device, workers);
+        pin(device as usize, workers);
         fabric.bell(device).claim();
         let (mut pool, mut progress) = (Pool::default(), Progress::default());
         let round = |_| {

@@ -7,7 +7,7 @@ use crate::prepare::{PrepareError, Prepared};
 use crate::worker::{Event, Spent, Stop, Worker};
 use shardwright_graph::{Block, Graph, TensorId};
 use shardwright_lower::{ParallelGraph, Work};
-use shardwright_runtime::{Value, initial_block};
+use shardwright_runtime::{Value, cores::pin, initial_block};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,7 +80,7 @@ pub fn run_devices(
     let start = Instant::now();
     let work = |device: u32| {
         // Counted over all devices, so that several processes do not share cores.
-        pin(device, prepared.devices.len());
+        pin(device as usize, prepared.devices.len());
         let work = AssertUnwindSafe(|| {
             work(device, program, prepared, fabric, &sources, options, start).map_err(|stop| match stop {
                 Stop::Failed { task, reason } => {
@@ -110,14 +110,6 @@ pub fn run_devices(
     match (outcomes.into_iter().collect(), fabric.alarm.reason()) {
         (Some(outcomes), None) => Ok(outcomes),
         (_, reason) => Err(EngineError::Device(reason.unwrap_or_else(|| "a device stopped".into()))),
-    }
-}
-
-/// Gives the calling thread a core of its own, where there are enough for all devices.
-pub(crate) fn pin(device: u32, devices: usize) {
-    let cores = core_affinity::get_core_ids().filter(|cores| cores.len() >= devices);
-    if let Some(core) = cores.and_then(|cores| cores.get(device as usize).copied()) {
-        core_affinity::set_for_current(core);
     }
 }
 

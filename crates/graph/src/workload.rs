@@ -2,7 +2,7 @@
 //!
 //! Two ops with the same workload take the same time, whatever their letters, names or roles. Classes are
 //! coarse where time is: an op that is bound by memory is its kind and the bytes that it moves; a matrix
-//! product is its batch, rows, columns and depth.
+//! product is its batch, rows, columns and depth, and which of its operands are transposed.
 
 use crate::{
     ops::Op,
@@ -59,7 +59,7 @@ impl Workload {
                 let share = (g.steps * g.m * g.n / 4) as f64 / self.lstm_states() as f64;
                 (g.flops(), (self.bytes as f64 * share) as u64)
             }
-            ("gemm", Some(g)) => {
+            ("gemm" | "gemm_nt" | "gemm_tn" | "gemm_tt", Some(g)) => {
                 let operands = g.m * g.k + g.k * g.n + g.m * g.n;
                 (g.flops(), g.batch.saturating_mul(operands).saturating_mul(element))
             }
@@ -115,7 +115,7 @@ fn conv_elements(sizes: &[u64]) -> u64 {
 
 /// The matrix product that work of a class amounts to, if it is one.
 fn gemm_of(class: &str, sizes: &[u64]) -> Option<Gemm> {
-    if class == "gemm" {
+    if class.starts_with("gemm") {
         let &[batch, m, n, k] = sizes else { return None };
         return Some(Gemm { steps: 1, batch, m, n, k });
     }
@@ -154,6 +154,21 @@ impl Op {
 mod tests {
     use super::*;
     use crate::ops::Contract;
+
+    #[test]
+    fn products_are_told_apart_by_how_their_operands_lie() {
+        let class = |spec: &str, shapes: [&[u64]; 2]| {
+            let op: Op = Contract::parse(spec).unwrap().into();
+            let inputs = shapes.map(|s| TensorType::new(DType::F32, s));
+            let outputs = op.operator().infer(&inputs).unwrap();
+            op.workload(&inputs, &outputs).class
+        };
+        assert_eq!(class("mk,kn->mn", [&[3, 5], &[5, 7]]), "gemm");
+        assert_eq!(class("mn,kn->mk", [&[3, 7], &[5, 7]]), "gemm_nt", "the gradient by the first operand");
+        assert_eq!(class("mk,mn->kn", [&[3, 5], &[3, 7]]), "gemm_tn", "the gradient by the second");
+        assert_eq!(class("km,nk->mn", [&[5, 3], &[7, 5]]), "gemm_tt");
+        assert_eq!(class("mkb,bkn->bmn", [&[3, 5, 2], &[2, 5, 7]]), "gemm", "batches do not count");
+    }
 
     #[test]
     fn letters_become_batch_rows_columns_and_depth() {

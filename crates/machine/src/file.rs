@@ -463,6 +463,7 @@ fn level(table: &Table) -> Result<Level, MachineError> {
     };
     let (topology, needs): (Topology, &[&str]) = match table.text("topology")? {
         "switch" => (Topology::Switch, &[]),
+        "memory" => (Topology::Memory, &[]),
         "fully-connected" => (Topology::FullyConnected, &[]),
         "ring" => (Topology::ring(count), &[]),
         "torus" => {
@@ -497,7 +498,7 @@ fn level(table: &Table) -> Result<Level, MachineError> {
             (topology, &["fanout", "uplinks", "peer_to_peer"])
         }
         other => {
-            let known = "switch, fully-connected, ring, torus, pcie-tree";
+            let known = "switch, memory, fully-connected, ring, torus, pcie-tree";
             return Err(table.bad("topology", format!("`{}` is not one of {known}", other.escape_debug())));
         }
     };

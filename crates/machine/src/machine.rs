@@ -248,7 +248,7 @@ fn cut_level(level: &Level, units: u32) -> Result<Level, String> {
         Ok(kept)
     };
     match &level.link.topology {
-        Topology::Switch => {}
+        Topology::Switch | Topology::Memory => {}
         Topology::FullyConnected => {
             // The wires to the units left out are lost.
             let wires = f64::from(units.max(2) - 1) / f64::from((level.count - 1).max(1));

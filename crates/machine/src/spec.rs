@@ -88,6 +88,8 @@ impl Link {
 pub enum Topology {
     /// A non-blocking switch: every port can use its full bandwidth towards any others.
     Switch,
+    /// Memory that all devices share: moving is copying, and what a device has already is copied too.
+    Memory,
     /// A wire between every two units: a pair has 1/(count-1) of a port's bandwidth.
     FullyConnected,
     /// A grid of rings (wrapped) or lines, dimensions outermost first; a port's bandwidth is divided evenly over
@@ -121,7 +123,7 @@ impl Topology {
     /// The grid that the units of a level with this topology form, outermost dimension first.
     pub fn dims(&self, count: u32) -> Vec<u32> {
         match self {
-            Topology::Switch | Topology::FullyConnected => vec![count],
+            Topology::Switch | Topology::Memory | Topology::FullyConnected => vec![count],
             Topology::Torus { dims, .. } => dims.clone(),
             Topology::PcieTree { fanout, .. } => fanout.clone(),
         }
@@ -461,7 +463,7 @@ impl Level {
             )
         };
         match &link.topology {
-            Topology::Switch | Topology::FullyConnected => Ok(()),
+            Topology::Switch | Topology::Memory | Topology::FullyConnected => Ok(()),
             Topology::Torus { dims, wrap } => {
                 multiplies("dims", dims)?;
                 if wrap.len() == dims.len() {

@@ -44,6 +44,7 @@ pub(crate) fn to_toml(spec: &MachineSpec) -> String {
         }
         match &link.topology {
             Topology::Switch => out.push_str("topology = \"switch\"\n"),
+            Topology::Memory => out.push_str("topology = \"memory\"\n"),
             Topology::FullyConnected => out.push_str("topology = \"fully-connected\"\n"),
             Topology::Torus { dims, wrap } if dims.len() == 1 && wrap[0] => {
                 out.push_str("topology = \"ring\"\n");

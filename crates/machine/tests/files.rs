@@ -93,11 +93,7 @@ fn every_mistake_names_file_line_and_key() {
         ),
         ("\"100 Gb/s\"", "100", "m.toml:6: `level[0].bandwidth`: must be a string with its unit, such as"),
         ("\"4 us\"", "\"-4 us\"", "m.toml:7: `level[0].latency`: -0.000004 s is not possible"),
-        (
-            "\"switch\"",
-            "\"mesh\"",
-            "m.toml:8: `level[0].topology`: `mesh` is not one of switch, fully-connected",
-        ),
+        ("\"switch\"", "\"mesh\"", "m.toml:8: `level[0].topology`: `mesh` is not one of switch, memory"),
         (
             "[1, 3, 2]",
             "[1, 2, 2]",

@@ -1,6 +1,7 @@
 //! Runs training graphs on this machine: kernels, one thread each, the serial interpreter, and the reference
 //! executor of lowered programs.
 
+pub mod cores;
 mod init;
 pub mod kernels;
 mod math;

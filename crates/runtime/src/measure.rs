@@ -1,5 +1,6 @@
 //! Measuring: how long a call takes, and what this machine's cores and memory give when several work at once.
 
+use crate::cores::pin;
 use crate::kernels::{Context, KernelError, run};
 use crate::tensor::Value;
 use shardwright_graph::{Init, Op, Real, Role, Tensor, TensorType};
@@ -13,18 +14,18 @@ use std::{
 };
 
 /// How long one timing should last: long enough for the clock, short enough for thousands of them.
-const TIMING: Duration = Duration::from_millis(4);
+const TIMING: Duration = Duration::from_millis(2);
 /// Timings of which the median is taken, and of calls that take longer than `LONG`.
 const TIMINGS: usize = 5;
 const FEW_TIMINGS: usize = 3;
-const LONG: Duration = Duration::from_millis(50);
+const LONG: Duration = Duration::from_millis(10);
 
 /// The median time of a call, in seconds: warm-up, then several timings of enough calls each.
 pub fn median_seconds(mut call: impl FnMut()) -> f64 {
+    call();
     let begin = Instant::now();
     call();
-    call();
-    let once = begin.elapsed() / 2;
+    let once = begin.elapsed();
     let calls = (TIMING.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 1e6) as u32;
     let timings = if once > LONG { FEW_TIMINGS } else { TIMINGS };
     let mut times: Vec<f64> = (0..timings)
@@ -65,14 +66,16 @@ pub fn op_seconds(op: &Op, inputs: &[TensorType]) -> Result<f64, KernelError> {
     failure.map_or(Ok(seconds), Err)
 }
 
-/// The median time of an op on inputs of these types while so many threads do the same, in seconds: what it takes where
-/// all of them want their share of caches and memory.
-pub fn op_seconds_among(op: &Op, inputs: &[TensorType], workers: usize) -> Result<f64, KernelError> {
+/// The median time of an op on inputs of these types on each of so many cores while all of them do the same, in seconds: what
+/// it takes where all want their share of caches and memory.
+pub fn op_seconds_among(op: &Op, inputs: &[TensorType], workers: usize) -> Result<Vec<f64>, KernelError> {
     let barrier = Barrier::new(workers);
     let times: Vec<Result<f64, KernelError>> = std::thread::scope(|scope| {
+        let barrier = &barrier;
         let threads: Vec<_> = (0..workers)
-            .map(|_| {
-                scope.spawn(|| {
+            .map(|worker| {
+                scope.spawn(move || {
+                    pin(worker, workers);
                     barrier.wait();
                     op_seconds(op, inputs)
                 })
@@ -80,9 +83,61 @@ pub fn op_seconds_among(op: &Op, inputs: &[TensorType], workers: usize) -> Resul
             .collect();
         threads.into_iter().filter_map(|t| t.join().ok()).collect()
     });
-    let mut times = times.into_iter().collect::<Result<Vec<f64>, _>>()?;
-    times.sort_by(f64::total_cmp);
-    times.get(workers / 2).copied().ok_or_else(|| KernelError::BadValue("a thread failed".into()))
+    let times = times.into_iter().collect::<Result<Vec<f64>, _>>()?;
+    if times.len() < workers { Err(KernelError::BadValue("a thread failed".into())) } else { Ok(times) }
+}
+
+/// How much longer than the average the slowest of several workers takes that do the same work: all of them wait for it.
+///
+/// Cores are not equally fast, and which of them is slow changes within seconds where others use the same machine. So measurements are
+/// taken in rounds about as long as a run; in each of them the slowest is the one whose times are the longest on the whole, not
+/// here or there.
+#[derive(Clone, Debug, Default)]
+pub struct Slowest {
+    /// Per worker: its times in this round, each relative to the average of all workers.
+    round: Vec<f64>,
+    measurements: u32,
+    /// Over the rounds before: how much longer the slowest took, added up.
+    sum: f64,
+    rounds: u32,
+    begun: Option<Instant>,
+}
+
+/// About how long a round of [`Slowest`] lasts.
+const ROUND: Duration = Duration::from_secs(1);
+
+impl Slowest {
+    /// Takes the workers' times for the same work into account.
+    pub fn add(&mut self, times: &[f64]) {
+        let average = times.iter().sum::<f64>() / times.len().max(1) as f64;
+        self.round.resize(times.len(), 0.0);
+        self.round
+            .iter_mut()
+            .zip(times)
+            .for_each(|(sum, time)| *sum += time / average.max(f64::MIN_POSITIVE));
+        self.measurements += 1;
+        if self.begun.get_or_insert_with(Instant::now).elapsed() > ROUND {
+            self.close();
+        }
+    }
+
+    fn close(&mut self) {
+        if self.measurements > 0 {
+            self.sum += self.round.iter().copied().fold(0.0, f64::max) / f64::from(self.measurements);
+            self.rounds += 1;
+        }
+        (self.measurements, self.begun) = (0, None);
+        self.round.fill(0.0);
+    }
+
+    /// How much longer the slowest takes, on average over the rounds; one where nothing was measured.
+    pub fn factor(mut self) -> f64 {
+        // A last round that has only begun would be about noise.
+        if self.rounds == 0 {
+            self.close();
+        }
+        if self.rounds == 0 { 1.0 } else { self.sum / f64::from(self.rounds) }
+    }
 }
 
 /// What each of several workers gets while all of them work.
@@ -109,6 +164,7 @@ fn together(workers: usize, make: impl Fn(usize) -> Box<dyn FnMut() + Send> + Sy
             .map(|i| {
                 let (barrier, make) = (&barrier, &make);
                 scope.spawn(move || {
+                    pin(i, workers);
                     let mut job = make(i);
                     job();
                     barrier.wait();
@@ -178,6 +234,7 @@ fn neighbour_rate(workers: usize) -> f64 {
             .map(|i| {
                 let (buffers, barrier) = (&buffers, &barrier);
                 scope.spawn(move || {
+                    pin(i, workers);
                     let mut mine = vec![0u64; words];
                     let mut spent = Duration::ZERO;
                     for round in 0..ROUNDS + 2 {
@@ -253,6 +310,18 @@ mod tests {
     fn the_median_time_of_a_sleep_is_its_length() {
         let seconds = median_seconds(|| std::thread::sleep(Duration::from_millis(2)));
         assert!(seconds >= 0.002, "{seconds}");
+    }
+
+    #[test]
+    fn the_slowest_is_slow_on_the_whole() {
+        let mut slowest = Slowest::default();
+        // Each is late once, the second always.
+        slowest.add(&[3.0, 2.0, 1.0]);
+        slowest.add(&[1.0, 2.0, 3.0]);
+        assert!((slowest.clone().factor() - 1.0).abs() < 1e-9, "nobody is slow on the whole");
+        slowest.add(&[1.0, 4.0, 1.0]);
+        assert!((slowest.factor() - (1.0 + 1.0 + 2.0) / 3.0).abs() < 1e-9);
+        assert!((Slowest::default().factor() - 1.0).abs() < 1e-9);
     }
 
     #[test]

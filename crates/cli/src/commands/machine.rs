@@ -195,7 +195,7 @@ fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -
                 efficiency: 1.0,
                 latency: Seconds(latency),
                 ports: 1,
-                topology: Topology::Switch,
+                topology: Topology::Memory,
             },
         }],
         device: Device {

@@ -186,7 +186,8 @@ impl Operator for Contract {
     }
 
     /// Letters in both operands and the result are batch, those in the result and one operand rows or
-    /// columns, the others depth. One operand alone is no product.
+    /// columns, the others depth. One operand alone is no product. Kernels are not equally fast whichever way the
+    /// operands lie: a `t` in the class says whose columns (of the first) or rows (of the second) lie side by side.
     fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
         let second = self.operands.get(1)?;
         let [mut batch, mut m, mut n, mut k] = [1; 4];
@@ -200,7 +201,19 @@ impl Operator for Contract {
             };
             *group *= size;
         }
-        Some(("gemm", WorkloadSizes::from_slice(&[batch, m, n, k])))
+        let ends_in_depth = |operand: &Letters| {
+            let other = |letter: &&u8| {
+                !(self.result.contains(*letter) && self.operands.iter().all(|o| o.contains(*letter)))
+            };
+            operand.iter().rev().find(other).is_some_and(|letter| !self.result.contains(letter))
+        };
+        let class = match (ends_in_depth(&self.operands[0]), ends_in_depth(second)) {
+            (true, false) => "gemm",
+            (true, true) => "gemm_nt",
+            (false, false) => "gemm_tn",
+            (false, true) => "gemm_tt",
+        };
+        Some((class, WorkloadSizes::from_slice(&[batch, m, n, k])))
     }
 
     fn localize(&self, _: &Region<'_>) -> Op {
