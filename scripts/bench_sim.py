@@ -160,7 +160,7 @@ def plans_for(program, machine, folder, count, failures):
 def measured(program, budget, devices, output):
     """Plans, times the plans' kernels on as many cores at once, simulates and runs.
 
-    Which core is slow changes within seconds on a machine that others use too, so every plan is run in several rounds."""
+    Which core is slow was seen to change from run to run, so every plan is run in several rounds."""
     begin = time.monotonic()
     left = lambda: budget - (time.monotonic() - begin)
     folder = Path(tempfile.mkdtemp())

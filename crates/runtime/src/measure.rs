@@ -89,9 +89,8 @@ pub fn op_seconds_among(op: &Op, inputs: &[TensorType], workers: usize) -> Resul
 
 /// How much longer than the average the slowest of several workers takes that do the same work: all of them wait for it.
 ///
-/// Cores are not equally fast, and which of them is slow changes within seconds where others use the same machine. So measurements are
-/// taken in rounds about as long as a run; in each of them the slowest is the one whose times are the longest on the whole, not
-/// here or there.
+/// Which core is slow was seen to change from run to run, so measurements are taken in rounds about as long as a run; in each of
+/// them the slowest is the one whose times are the longest on the whole, not here or there.
 #[derive(Clone, Debug, Default)]
 pub struct Slowest {
     /// Per worker: its times in this round, each relative to the average of all workers.
