@@ -204,8 +204,10 @@ impl Machine {
         let [level] = &self.spec.levels[..] else {
             return Err(error("only a machine of one level can be seen as groups".into()));
         };
-        if !matches!(level.link.topology, Topology::Switch) {
-            return Err(error("only devices on a switch are all alike to each other".into()));
+        if !matches!(level.link.topology, Topology::Switch | Topology::Memory) {
+            return Err(error(
+                "only devices on a switch, or that share a memory, are all alike to each other".into(),
+            ));
         }
         if groups < 1 || members < 1 || groups.checked_mul(members) != Some(u64::from(level.count)) {
             return Err(error(format!("there are {} devices", level.count)));

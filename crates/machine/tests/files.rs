@@ -392,6 +392,7 @@ fn a_flat_machine_can_be_seen_as_groups() {
     assert_eq!(builtin("flat:8").unwrap().grouped(4, 2).unwrap(), machine);
     let from_file = open_among("my.toml:3x2", &[("my.toml", &builtin_file("flat:12").unwrap())]).unwrap();
     assert_eq!(from_file.levels().iter().map(|level| level.count).collect::<Vec<_>>(), [3, 2]);
+    assert_eq!(builtin("cpu:8:4x2").unwrap().levels().len(), 2, "cores share a memory");
     let refused = |name: &str| builtin(name).unwrap_err().to_string();
     assert!(refused("p100x16:4x4").contains("only a machine of one level"), "{}", refused("p100x16:4x4"));
     assert!(refused("flat:8:3x3").contains("ask for 1 to 8"), "{}", refused("flat:8:3x3"));
