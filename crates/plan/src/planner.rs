@@ -436,7 +436,7 @@ fn describe(
             description: format!("{} on {}", strategy.about, problem.grain.describe()),
             untied: problem.untied,
             prime_axes: problem.grain.prime,
-            variables: problem.choices.len(),
+            variables: problem.variables.splits.len(),
             choices: problem.choices.iter().map(|choices| choices.len()).sum(),
             coarse: None,
         },

@@ -37,15 +37,29 @@ impl Default for Rule {
     }
 }
 
-/// How fast things really are.
-pub trait Reality {
-    /// Picoseconds that a task really takes on a device, given what was predicted.
-    fn duration(&self, task: usize, device: u32, predicted: u64) -> u64;
+/// How fast things really are: noise belongs to a task, slowness to whoever computes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Reality<'r> {
+    /// The same tasks with the times that they really take where the plan has them.
+    pub schedule: &'r Schedule,
+    /// Devices that compute so many times as slowly as planned, as in [`Schedule::slow_down`].
+    pub slower: &'r [(u32, f64)],
 }
 
-impl<F: Fn(usize, u32, u64) -> u64> Reality for F {
-    fn duration(&self, task: usize, device: u32, predicted: u64) -> u64 {
-        self(task, device, predicted)
+impl Reality<'_> {
+    fn slowness(&self, device: u32) -> f64 {
+        self.slower.iter().filter(|(slow, _)| *slow == device).map(|(_, factor)| factor).product()
+    }
+
+    /// Picoseconds that a task really takes on a device.
+    fn duration(&self, task: usize, device: u32) -> u64 {
+        let own = self.schedule.tasks.duration(task);
+        match self.schedule.owner(task) {
+            Some(owner) if owner != device => {
+                (own as f64 * self.slowness(device) / self.slowness(owner)).round() as u64
+            }
+            _ => own,
+        }
     }
 }
 
@@ -66,7 +80,7 @@ struct Assistants<'s> {
     program: &'s ParallelGraph,
     comm: &'s Comm,
     rule: Rule,
-    reality: &'s dyn Reality,
+    reality: Reality<'s>,
     now: u64,
     /// Per stream: until when it is taken.
     free: Vec<u64>,
@@ -97,7 +111,7 @@ pub fn assist(
     program: &ParallelGraph,
     comm: &Comm,
     rule: Rule,
-    reality: &dyn Reality,
+    reality: Reality<'_>,
 ) -> Assisted {
     let tasks = &schedule.tasks;
     let devices = schedule.classes.len();
@@ -185,8 +199,7 @@ impl Assistants<'_> {
             }
             Some((device, Stream::Port(_))) => {
                 let start = streams.iter().map(|&s| self.free[s as usize]).fold(self.now, u64::max);
-                let predicted = self.schedule.tasks.duration(task as usize);
-                let end = start.saturating_add(self.reality.duration(task as usize, device, predicted));
+                let end = start.saturating_add(self.reality.duration(task as usize, device));
                 for &stream in streams {
                     self.free[stream as usize] = end;
                 }
@@ -224,7 +237,7 @@ impl Assistants<'_> {
     /// Computes on a device from some time on; the end.
     fn compute(&mut self, task: u32, device: u32, start: u64) -> u64 {
         let predicted = self.schedule.tasks.duration(task as usize);
-        let took = self.reality.duration(task as usize, device, predicted).max(1);
+        let took = self.reality.duration(task as usize, device).max(1);
         let end = start.saturating_add(took);
         let stream = self.compute_stream(device);
         self.free[stream] = end;

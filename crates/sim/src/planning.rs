@@ -108,8 +108,9 @@ pub fn plan(
     let mut plan = if strategy.name == PLACE.name {
         let Placed { found, rows } = placing::place(problem, demands, control)?;
         let mut plan = describe_found(problem, strategy, &found, control)?;
-        plan.optimised = Optimised::Simulated;
         plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
+        // Every layer on every device.
+        plan.space.choices = plan.space.variables * problem.mesh().devices() as usize;
         plan.placements = rows;
         plan
     } else {

@@ -7,7 +7,7 @@ use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::{Machine, builtin};
 use shardwright_plan::{Demands, Problem, strategy};
 use shardwright_search::Control;
-use shardwright_sim::{Assisted, Classes, PLACE, Rule, Schedule, assist, search};
+use shardwright_sim::{Assisted, Classes, PLACE, Reality, Rule, Schedule, assist, search};
 use shardwright_space::place;
 
 const CASES: [(&str, &str, &str); 4] = [
@@ -57,12 +57,8 @@ fn both(
     let mut real = planned.clone();
     real.slow_down(slow);
     real.perturb(noise, 7);
-    let slowness = |device: u32| slow.iter().filter(|s| s.0 == device).map(|s| s.1).product::<f64>();
-    let reality = |task: usize, device: u32, _: u64| {
-        let own = real.tasks.duration(task) as f64;
-        (own * planned.owner(task).map_or(1.0, |owner| slowness(device) / slowness(owner))).round() as u64
-    };
-    let assisted = assist(planned, program, problem.relayouts.comm(), rule, &reality);
+    let reality = Reality { schedule: &real, slower: slow };
+    let assisted = assist(planned, program, problem.relayouts.comm(), rule, reality);
     (real.simulate().makespan(), assisted)
 }
 

@@ -57,6 +57,8 @@ fn no_plain_placement_is_better_and_every_layer_is_whole_on_one_device() {
         }
         assert_eq!(own.step_seconds, plan.simulated.step_seconds, "{model}");
         assert_eq!(own.peak_memory_bytes, plan.peak_memory_bytes, "{model}");
+        let (layers, devices) = (graph.layers.len(), machine.devices() as usize);
+        assert_eq!((plan.space.variables, plan.space.choices), (layers, layers * devices), "{model}");
         let whole = |op: &shardwright_plan::PlanOp| {
             op.axes.iter().all(|a| a.as_ref().is_some_and(|a| a.starts_with('@')))
         };

@@ -13,7 +13,7 @@ use shardwright_machine::Bytes;
 use shardwright_plan::strategy::Baseline;
 use shardwright_request::parse_seconds;
 use shardwright_sim::{
-    Assisted, Classes, Delta, Links, Memory, Rule, Schedule, Timeline, Trace, Usage, assist, usages,
+    Assisted, Classes, Delta, Links, Memory, Reality, Rule, Schedule, Timeline, Trace, Usage, assist, usages,
 };
 use shardwright_space::{OpShapes, place};
 use std::io::{self, Write};
@@ -168,14 +168,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             fetch: !args.assist_resident,
         };
         let comm = Relayouts::new(&opened.request.machine, &program.mesh);
-        let slowness = |device: u32| args.slow.iter().filter(|s| s.0 == device).map(|s| s.1).product::<f64>();
-        // Noise belongs to the task, slowness to whoever computes it.
-        let reality = |task: usize, device: u32, _: u64| {
-            let owner = schedule.owner(task);
-            let own = schedule.tasks.duration(task) as f64;
-            (own * owner.map_or(1.0, |owner| slowness(device) / slowness(owner))).round() as u64
-        };
-        assist(&planned, program, comm.comm(), rule, &reality)
+        let reality = Reality { schedule: &schedule, slower: &args.slow };
+        assist(&planned, program, comm.comm(), rule, reality)
     });
     let full_seconds = started.elapsed().as_secs_f64();
     let by_changes = match change_by_change(&opened) {
