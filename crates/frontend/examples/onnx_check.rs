@@ -2,7 +2,8 @@
 //! input, one per line.
 //!
 //! A folder holds `model.onnx`, `input_0.pb`, ... and `output_0.pb`, ..., as ONNX's own tests do. One line per case
-//! on standard output: `ok`, `differs`, `unsupported` or `error`, the folder, and the reason.
+//! on standard output: a verdict, the folder, and the reason. The verdicts: `ok`; `differs`; `unknown` for an op that is
+//! not supported at all; `refused` for a form of an op, or an element type, that is not; `error` for the rest.
 
 use bytes::Bytes;
 use shardwright_frontend::onnx::{self, ImportOptions, Literal, NoExternalData, Numbers, Stored};
@@ -29,7 +30,8 @@ fn main() -> std::io::Result<()> {
         let (verdict, reason) = match check(Path::new(&folder)) {
             Ok(()) => ("ok", String::new()),
             Err(Failure::Differs(reason)) => ("differs", reason),
-            Err(Failure::Unsupported(reason)) => ("unsupported", reason),
+            Err(Failure::Unknown(reason)) => ("unknown", reason),
+            Err(Failure::Refused(reason)) => ("refused", reason),
             Err(Failure::Other(reason)) => ("error", reason),
         };
         writeln!(out, "{verdict}\t{folder}\t{}", reason.replace('\n', " "))?;
@@ -39,7 +41,8 @@ fn main() -> std::io::Result<()> {
 
 enum Failure {
     Differs(String),
-    Unsupported(String),
+    Unknown(String),
+    Refused(String),
     Other(String),
 }
 
@@ -68,26 +71,35 @@ fn tensors(folder: &Path, name: &str) -> Result<Vec<Stored>, Failure> {
 
 fn unreadable(error: onnx::OnnxError) -> Failure {
     let text = error.to_string();
-    let unsupported = matches!(error, onnx::OnnxError::Unsupported(_)) || text.ends_with("not supported");
-    if unsupported { Failure::Unsupported(text) } else { Failure::Other(text) }
+    match &error {
+        onnx::OnnxError::Unsupported(ops) if ops.iter().any(|op| op.reason.is_empty()) => {
+            Failure::Unknown(text)
+        }
+        onnx::OnnxError::Unsupported(_) => Failure::Refused(text),
+        _ if text.ends_with("not supported") => Failure::Refused(text),
+        _ => Failure::Other(text),
+    }
 }
 
 fn check(folder: &Path) -> Result<(), Failure> {
     let bytes = Bytes::from(std::fs::read(folder.join("model.onnx"))?);
     let (inputs, expected) = (tensors(folder, "input")?, tensors(folder, "output")?);
-    let mut options = ImportOptions { training: false, ..ImportOptions::default() };
-    let Ok(model) = onnx::import(&bytes, &options, &NoExternalData) else {
-        // Node tests give shapes, axes and limits as inputs; a graph is planned for known ones.
-        for stored in inputs.iter().skip(1) {
+    // A graph is planned for known shapes, axes and limits, which node tests give as inputs: as many of these as must be
+    // are made constants, from the last one on.
+    let mut refused = None;
+    for data in [inputs.len(), 1, 0] {
+        let mut options = ImportOptions { training: false, ..ImportOptions::default() };
+        for stored in inputs.iter().skip(data) {
             if let Some(literal) = stored.load(&NoExternalData).map_err(other)? {
                 options.constants.push((stored.name.clone(), literal));
             }
         }
-        let data = inputs.get(..1).unwrap_or(&[]);
-        let model = onnx::import(&bytes, &options, &NoExternalData).map_err(unreadable)?;
-        return evaluate(&model, data, &expected);
-    };
-    evaluate(&model, &inputs, &expected)
+        match onnx::import(&bytes, &options, &NoExternalData) {
+            Ok(model) => return evaluate(&model, inputs.get(..data).unwrap_or(&inputs), &expected),
+            Err(error) => refused = Some(error),
+        }
+    }
+    Err(refused.map_or_else(|| other("no import was tried"), unreadable))
 }
 
 fn evaluate(model: &onnx::Imported, inputs: &[Stored], expected: &[Stored]) -> Result<(), Failure> {

@@ -14,6 +14,7 @@ mod kind {
     pub const GRAPH: i32 = 5;
     pub const FLOATS: i32 = 6;
     pub const INTS: i32 = 7;
+    pub const STRINGS: i32 = 8;
 }
 
 impl Node {
@@ -65,6 +66,12 @@ impl Node {
             None => default.into(),
             Some(a) => String::from_utf8_lossy(&a.s).into_owned(),
         })
+    }
+
+    /// Several words; none if they are left out.
+    pub(crate) fn texts(&self, name: &str) -> Tried<Vec<String>> {
+        let words = self.find(name, kind::STRINGS)?.map_or(&[][..], |a| a.strings.as_slice());
+        Ok(words.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect())
     }
 
     /// A tensor, if given.

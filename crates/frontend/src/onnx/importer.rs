@@ -17,12 +17,13 @@ use super::{
     stored::{ExternalData, Stored},
     view::View,
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use shardwright_graph::{
     GraphBuilder, Init, Op, Real, Role, Shape, TensorId, TensorType,
     ops::{Reshape, Transpose, Unary, UnaryFn},
 };
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// The most elements that folding may make in all.
@@ -57,7 +58,7 @@ pub(crate) struct Entry {
     stored: Rc<Stored>,
     /// Its shape; not the stored one's if only a part of that is meant.
     shape: Vec<u64>,
-    part: Option<Part>,
+    cuts: Vec<Cut>,
     role: Role,
     /// The tensor in the graph, once an op has read it.
     tensor: Option<TensorId>,
@@ -67,15 +68,26 @@ pub(crate) struct Entry {
     untied: bool,
 }
 
-/// A part of a stored tensor: positions `start..start + size` of one dimension.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+/// What is taken of a stored tensor: positions of one dimension, range after range. A part of it, or its blocks in
+/// another order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cut {
     /// The dimension.
     pub axis: usize,
-    /// The first position.
-    pub start: u64,
-    /// How many positions.
-    pub size: u64,
+    /// The positions.
+    pub ranges: Vec<Range<u64>>,
+}
+
+impl Cut {
+    /// Positions that follow each other.
+    pub(crate) fn range(axis: usize, range: Range<u64>) -> Self {
+        Self { axis, ranges: vec![range] }
+    }
+
+    /// How many positions are taken.
+    fn size(&self) -> u64 {
+        self.ranges.iter().map(|r| r.end - r.start).sum()
+    }
 }
 
 /// A tensor of the graph whose contents come from the file.
@@ -85,8 +97,8 @@ pub struct Source {
     pub tensor: TensorId,
     /// What the file stores.
     pub stored: Rc<Stored>,
-    /// Which part of it, where it is not the whole.
-    pub part: Option<Part>,
+    /// What is taken of it, one after the other, where it is not the whole.
+    pub cuts: Vec<Cut>,
 }
 
 pub(crate) struct Importer<'a> {
@@ -103,6 +115,8 @@ pub(crate) struct Importer<'a> {
     pub sources: Vec<Source>,
     reshapes: FxHashMap<(TensorId, Shape), TensorId>,
     bounds: FxHashMap<TensorId, u64>,
+    /// Tensors of indices that never count from the end.
+    pub positions: FxHashSet<TensorId>,
     folded: usize,
     depth: usize,
     unsupported: Vec<UnsupportedOp>,
@@ -132,6 +146,7 @@ impl<'a> Importer<'a> {
             sources: Vec::new(),
             reshapes: FxHashMap::default(),
             bounds: FxHashMap::default(),
+            positions: FxHashSet::default(),
             folded: 0,
             depth: 0,
             unsupported: Vec::new(),
@@ -168,39 +183,51 @@ impl<'a> Importer<'a> {
     fn entry(&mut self, stored: Stored, role: Role) -> View {
         let view = View::plain(Base::Stored(self.entries.len() as u32), &stored.shape);
         let (shape, stored) = (stored.shape.clone(), stored.into());
-        self.entries.push(Entry { stored, shape, part: None, role, tensor: None, init: None, untied: false });
+        self.entries.push(Entry {
+            stored,
+            shape,
+            cuts: Vec::new(),
+            role,
+            tensor: None,
+            init: None,
+            untied: false,
+        });
         view
     }
 
     /// Parts of a stored tensor along a dimension, each a tensor of its own; none if it was read already or is
     /// no stored tensor as it lies.
     pub fn stored_parts(&mut self, view: &View, axis: usize, sizes: &[u64]) -> Option<Vec<View>> {
-        let Base::Stored(number) = view.base else { return None };
-        let entry = &self.entries[number as usize];
-        let whole = View::plain(view.base, &entry.shape) == *view && entry.part.is_none();
-        if entry.tensor.is_some() || !whole || view.size(axis) != sizes.iter().sum::<u64>() {
+        if view.size(axis) != sizes.iter().sum::<u64>() {
             return None;
         }
-        let (stored, role, init) = (entry.stored.clone(), entry.role, entry.init);
         let mut start = 0;
-        let mut parts = Vec::with_capacity(sizes.len());
-        for &size in sizes {
-            let mut shape = stored.shape.clone();
-            shape[axis] = size;
-            parts.push(View::plain(Base::Stored(self.entries.len() as u32), &shape));
-            let part = Some(Part { axis, start, size });
-            self.entries.push(Entry {
-                stored: stored.clone(),
-                shape,
-                part,
-                role,
-                tensor: None,
-                init,
-                untied: true,
-            });
-            start += size;
+        sizes
+            .iter()
+            .map(|&size| {
+                start += size;
+                self.stored_cut(view, vec![Cut::range(axis, start - size..start)])
+            })
+            .collect()
+    }
+
+    /// What is cut from a stored tensor, as a tensor of its own; none if it was read already or is no stored
+    /// tensor as it lies.
+    pub fn stored_cut(&mut self, view: &View, cuts: Vec<Cut>) -> Option<View> {
+        let Base::Stored(number) = view.base else { return None };
+        let entry = &self.entries[number as usize];
+        let whole = View::plain(view.base, &entry.shape) == *view && entry.cuts.is_empty();
+        if entry.tensor.is_some() || !whole {
+            return None;
         }
-        Some(parts)
+        let mut shape = entry.shape.clone();
+        for cut in &cuts {
+            shape[cut.axis] = cut.size();
+        }
+        let (stored, role, init) = (entry.stored.clone(), entry.role, entry.init);
+        let part = View::plain(Base::Stored(self.entries.len() as u32), &shape);
+        self.entries.push(Entry { stored, shape, cuts, role, tensor: None, init, untied: true });
+        Some(part)
     }
 
     /// Counts folded elements; refuses files that would make too many.
@@ -348,8 +375,13 @@ impl<'a> Importer<'a> {
         let Some(name) = node.input_name(i) else { return Ok(None) };
         match self.values.get(name) {
             Some(Value::Known(literal)) => Ok(Some(literal.clone())),
-            Some(Value::View(View { base: Base::Stored(entry), scale, .. })) if *scale == 1.0 => {
-                let stored = self.entries[*entry as usize].stored.clone();
+            Some(Value::View(view)) => {
+                let Base::Stored(number) = view.base else { return Ok(None) };
+                let entry = &self.entries[number as usize];
+                if !entry.cuts.is_empty() || *view != View::plain(view.base, &entry.shape) {
+                    return Ok(None);
+                }
+                let stored = entry.stored.clone();
                 let literal = stored.fold(self.external)?.filter(|l| !l.assumed);
                 if let Some(literal) = &literal {
                     self.charge(literal.len())?;
@@ -492,7 +524,7 @@ impl<'a> Importer<'a> {
     /// Makes a stored tensor a weight or constant of the graph.
     fn declare(&mut self, number: u32, shape: &Shape) -> Tried<TensorId> {
         let entry = &self.entries[number as usize];
-        let (stored, part) = (entry.stored.clone(), entry.part);
+        let (stored, cuts) = (entry.stored.clone(), entry.cuts.clone());
         let ty = TensorType::new(stored.dtype, shape.clone());
         let init = match (entry.role, entry.init) {
             (_, Some(init)) => init,
@@ -501,7 +533,7 @@ impl<'a> Importer<'a> {
         };
         let tensor = self.b.source(&shown(&stored.name), ty, entry.role, init)?;
         self.entries[number as usize].tensor = Some(tensor);
-        self.sources.push(Source { tensor, stored, part });
+        self.sources.push(Source { tensor, stored, cuts });
         Ok(tensor)
     }
 

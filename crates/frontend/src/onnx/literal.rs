@@ -1,6 +1,9 @@
 //! Tensors whose contents are known while importing: shapes, axes, masks, scalars.
 
-use super::error::{Tried, Trouble};
+use super::{
+    error::{Tried, Trouble},
+    importer::Cut,
+};
 use shardwright_graph::DType;
 
 /// The elements, widened: every ONNX element type that is supported fits one of the two.
@@ -104,14 +107,18 @@ impl Literal {
         Self { shape, numbers, ..self.clone() }
     }
 
-    /// Positions `start..start + size` of one dimension.
-    pub(crate) fn along(&self, axis: usize, start: u64, size: u64) -> Self {
-        let inner: u64 = self.shape[axis + 1..].iter().product();
-        let outer: u64 = self.shape[..axis].iter().product();
+    /// Positions of one dimension, range after range.
+    pub(crate) fn cut(&self, cut: &Cut) -> Self {
+        let inner: u64 = self.shape[cut.axis + 1..].iter().product();
+        let outer: u64 = self.shape[..cut.axis].iter().product();
+        let row = self.shape[cut.axis];
         let mut shape = self.shape.clone();
-        let row = std::mem::replace(&mut shape[axis], size);
-        let block = |o: u64| (o * row + start) * inner..(o * row + start + size) * inner;
-        self.pick(shape, (0..outer).flat_map(block).map(|i| i as usize))
+        shape[cut.axis] = cut.ranges.iter().map(|r| r.end - r.start).sum();
+        let blocks = (0..outer).flat_map(|o| {
+            let place = move |i: u64| (o * row + i) * inner;
+            cut.ranges.iter().flat_map(move |r| place(r.start)..place(r.end))
+        });
+        self.pick(shape, blocks.map(|i| i as usize))
     }
 
     /// The elements converted to another type, as ONNX's Cast does.

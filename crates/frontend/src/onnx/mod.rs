@@ -30,7 +30,7 @@ mod training;
 mod view;
 
 pub use error::{OnnxError, UnsupportedOp};
-pub use importer::{Part, Source};
+pub use importer::{Cut, Source};
 pub use literal::{Literal, Numbers};
 pub use model::{Model, OPSETS};
 pub use stored::{ExternalData, ExternalPlace, NoExternalData, Stored};
@@ -118,10 +118,7 @@ impl Source {
     /// The contents of the tensor, in its own shape, if the file (or those beside it) has them.
     pub fn load(&self, external: &dyn ExternalData) -> Result<Option<Literal>, String> {
         let Some(whole) = self.stored.load(external)? else { return Ok(None) };
-        Ok(Some(match self.part {
-            None => whole,
-            Some(Part { axis, start, size }) => whole.along(axis, start, size),
-        }))
+        Ok(Some(self.cuts.iter().fold(whole, |left, cut| left.cut(cut))))
     }
 }
 

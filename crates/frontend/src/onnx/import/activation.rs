@@ -2,9 +2,10 @@
 
 use super::{
     Import,
-    elementwise::{affine, apply, binary, number},
+    elementwise::{affine, apply, binary, negated, number},
 };
 use crate::onnx::{
+    align::elementwise,
     error::{Tried, Trouble},
     importer::Importer,
     proto::Node,
@@ -12,7 +13,7 @@ use crate::onnx::{
 };
 use shardwright_graph::{
     Real,
-    ops::{BinaryFn, UnaryFn},
+    ops::{BinaryFn, Compare, CompareFn, Select, UnaryFn},
 };
 
 pub(super) fn find(op: &str) -> Option<Import> {
@@ -37,14 +38,20 @@ pub(super) fn find(op: &str) -> Option<Import> {
         };
     }
     Some(match op {
-        "Abs" => plain!(UnaryFn::Abs),
+        "Abs" => composed!(abs),
+        "Acos" => composed!(acos),
+        "Acosh" => composed!(acosh),
+        "Asin" => composed!(asin),
+        "Asinh" => composed!(asinh),
+        "Atan" => composed!(atan),
+        "Atanh" => composed!(atanh),
         "Ceil" => plain!(UnaryFn::Ceil),
         "Cos" => plain!(UnaryFn::Cos),
         "Erf" => plain!(UnaryFn::Erf),
         "Exp" => plain!(UnaryFn::Exp),
         "Floor" => plain!(UnaryFn::Floor),
         "Log" => plain!(UnaryFn::Log),
-        "Neg" => plain!(UnaryFn::Neg),
+        "Neg" => composed!(neg),
         "Not" => plain!(UnaryFn::Not),
         "Reciprocal" => plain!(UnaryFn::Reciprocal),
         "Relu" => plain!(UnaryFn::Relu),
@@ -67,11 +74,95 @@ pub(super) fn find(op: &str) -> Option<Import> {
         "Selu" => composed!(selu),
         "Celu" => composed!(celu),
         "PRelu" => composed!(prelu),
+        "Shrink" => composed!(shrink),
+        "ThresholdedRelu" => composed!(thresholded_relu),
         "Tan" => composed!(tan),
         "Sinh" => composed!(sinh),
         "Cosh" => composed!(cosh),
         _ => return None,
     })
+}
+
+fn neg(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    negated(cx, "", x)
+}
+
+fn abs(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    if cx.dtype(x).is_float() {
+        return apply(cx, "", UnaryFn::Abs, x);
+    }
+    let other = negated(cx, "negated", x)?;
+    binary(cx, "", BinaryFn::Max, x, &other)
+}
+
+/// `x` where a comparison with a limit holds, else `other`.
+fn where_beyond(
+    cx: &mut Importer<'_>,
+    x: &View,
+    f: CompareFn,
+    limit: f64,
+    yes: &View,
+    no: &View,
+) -> Tried<View> {
+    let limit = number(cx, "limit", cx.dtype(x), limit)?;
+    let beyond = elementwise(cx, "is_beyond", Compare { f }, &[x.clone(), limit])?;
+    elementwise(cx, "choice", Select {}, &[beyond, yes.clone(), no.clone()])
+}
+
+fn thresholded_relu(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let zero = number(cx, "zero", cx.dtype(x), 0.0)?;
+    where_beyond(cx, x, CompareFn::Gt, node.float("alpha", 1.0)?, x, &zero)
+}
+
+fn shrink(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {
+    let (limit, bias) = (node.float("lambd", 0.5)?, node.float("bias", 0.0)?);
+    let zero = number(cx, "zero", cx.dtype(x), 0.0)?;
+    let (up, down) = (affine(cx, "up", x, 1.0, bias)?, affine(cx, "down", x, 1.0, -bias)?);
+    let upper = where_beyond(cx, x, CompareFn::Gt, limit, &down, &zero)?;
+    where_beyond(cx, x, CompareFn::Lt, -limit, &up, &upper)
+}
+
+/// `sqrt(sign * x^2 + shift)`.
+fn leg(cx: &mut Importer<'_>, x: &View, sign: f64, shift: f64) -> Tried<View> {
+    let square = apply(cx, "square", UnaryFn::Square, x)?;
+    let rest = affine(cx, "rest", &square, sign, shift)?;
+    apply(cx, "leg", UnaryFn::Sqrt, &rest)
+}
+
+fn asin(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let leg = leg(cx, x, -1.0, 1.0)?;
+    binary(cx, "", BinaryFn::Atan2, x, &leg)
+}
+
+fn acos(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let leg = leg(cx, x, -1.0, 1.0)?;
+    binary(cx, "", BinaryFn::Atan2, &leg, x)
+}
+
+fn atan(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    against(cx, "", BinaryFn::Atan2, x, 1.0)
+}
+
+/// `sign(x) ln(|x| + sqrt(x^2 + 1))`: the sum never cancels.
+fn asinh(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let (leg, size) = (leg(cx, x, 1.0, 1.0)?, apply(cx, "abs", UnaryFn::Abs, x)?);
+    let sum = binary(cx, "sum", BinaryFn::Add, &size, &leg)?;
+    let (log, sign) = (apply(cx, "log", UnaryFn::Log, &sum)?, apply(cx, "sign", UnaryFn::Sign, x)?);
+    binary(cx, "", BinaryFn::Mul, &log, &sign)
+}
+
+fn acosh(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let leg = leg(cx, x, 1.0, -1.0)?;
+    let sum = binary(cx, "sum", BinaryFn::Add, x, &leg)?;
+    apply(cx, "", UnaryFn::Log, &sum)
+}
+
+/// `(ln(1 + x) - ln(1 - x)) / 2`.
+fn atanh(cx: &mut Importer<'_>, _: &Node, x: &View) -> Tried<View> {
+    let negated = apply(cx, "neg", UnaryFn::Neg, x)?;
+    let (up, down) = (apply(cx, "up", UnaryFn::Log1p, x)?, apply(cx, "down", UnaryFn::Log1p, &negated)?);
+    let both = binary(cx, "both", BinaryFn::Sub, &up, &down)?;
+    affine(cx, "", &both, 0.5, 0.0)
 }
 
 fn gelu(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried<View> {

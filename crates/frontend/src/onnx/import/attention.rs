@@ -1,9 +1,10 @@
-//! The Attention op of opset 23: products, mask and softmax, as `layers::attention` has them.
+//! The Attention op of opset 23 and later: products, masks and softmax, as `layers::attention` has them; and rotary
+//! embeddings.
 
 use super::{
     Import,
-    elementwise::{binary, number},
-    movement::{reshaped_view, single_atom},
+    elementwise::{affine, apply, binary, number},
+    movement::{reshaped_view, single_atom, take},
 };
 use crate::onnx::{
     align::elementwise,
@@ -12,16 +13,18 @@ use crate::onnx::{
     importer::{Base, Importer},
     literal::Literal,
     proto::Node,
+    stored::{MOST_FOLDED, element_type},
     view::View,
 };
 use shardwright_graph::{
-    DType,
-    ops::{BinaryFn, Select, Softmax},
+    DType, Dims, Real,
+    ops::{BinaryFn, Cast, Compare, CompareFn, Concat, Gather, Pad, Select, Softmax, UnaryFn},
 };
 
 pub(super) fn find(op: &str) -> Option<Import> {
     Some(match op {
         "Attention" => attention,
+        "RotaryEmbedding" => rotary_embedding,
         _ => return None,
     })
 }
@@ -37,15 +40,42 @@ fn heads(cx: &mut Importer<'_>, x: &View, count: i64) -> Tried<View> {
     Ok(reshaped_view(cx, x, &[n, s, count, width / count])?.transpose(&[0, 2, 1, 3]))
 }
 
-fn attention(cx: &mut Importer<'_>, node: &Node) -> Tried {
-    if (4..node.input.len()).any(|i| cx.given(node, i)) || node.output.iter().skip(1).any(|o| !o.is_empty()) {
-        return Err(Trouble::unsupported("past keys and values, or scores that are returned"));
+/// Sizes of an attention: samples, key heads, queries per key head, queries, keys, and keys of earlier calls.
+struct Sizes {
+    n: u64,
+    key_heads: u64,
+    group: u64,
+    q: u64,
+    k: u64,
+    past: u64,
+}
+
+impl Sizes {
+    fn heads(&self) -> u64 {
+        self.key_heads * self.group
     }
-    const KNOWN: [&str; 7] = [
+}
+
+/// Keys or values of earlier calls, then those of this one.
+fn with_past(cx: &mut Importer<'_>, node: &Node, input: usize, now: View) -> Tried<(View, u64)> {
+    if !cx.given(node, input) {
+        return Ok((now, 0));
+    }
+    let past = cx.view(node, input)?;
+    let length = past.shape().get(2).copied().unwrap_or(0);
+    let parts = [cx.plain(&past)?, cx.plain(&now)?];
+    let all = cx.emit(if input == 4 { "keys" } else { "values" }, Concat { axis: 2 }, &parts)?;
+    Ok((cx.seen(all), length))
+}
+
+fn attention(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    const KNOWN: [&str; 9] = [
         "is_causal",
         "kv_num_heads",
+        "left_window_size",
         "q_num_heads",
         "qk_matmul_output_mode",
+        "right_window_size",
         "scale",
         "softcap",
         "softmax_precision",
@@ -53,35 +83,35 @@ fn attention(cx: &mut Importer<'_>, node: &Node) -> Tried {
     if let Some(other) = node.attribute.iter().find(|a| !KNOWN.contains(&a.name.as_str())) {
         return Err(Trouble::unsupported(format!("attribute `{}`", crate::onnx::error::shown(&other.name))));
     }
-    if node.float("softcap", 0.0)? != 0.0 {
-        return Err(Trouble::unsupported("a soft cap"));
-    }
     let given = cx.view(node, 0)?;
     let (query_heads, key_heads) = (node.int("q_num_heads", 0)?, node.int("kv_num_heads", 0)?);
     let (key, value) = (cx.view(node, 1)?, cx.view(node, 2)?);
     let query = heads(cx, &given, query_heads)?;
     let (key, value) = (heads(cx, &key, key_heads)?, heads(cx, &value, key_heads)?);
+    let (key, past) = with_past(cx, node, 4, key)?;
+    let (value, _) = with_past(cx, node, 5, value)?;
+    for (i, present) in [(1, &key), (2, &value)] {
+        cx.output_view(node, i, present.clone());
+    }
     let (q, k) = (query.shape(), key.shape());
     if k[1] == 0 || q[1] % k[1] != 0 {
         return Err(Trouble::wrong(format!("{} query heads share {} key heads", q[1], k[1])));
     }
+    let sizes = Sizes { n: q[0], key_heads: k[1], group: q[1] / k[1], q: q[2], k: k[2], past };
     let scale = node.float("scale", 1.0 / (q[3] as f64).sqrt())?;
     // Grouped queries: the group that shares a key head is a dimension of its own.
-    let groups = q[1] / k[1];
-    let query = reshaped_view(cx, &query, &[q[0], k[1], groups, q[2], q[3]])?;
+    let query = reshaped_view(cx, &query, &[q[0], k[1], sizes.group, q[2], q[3]])?;
     let query = View { scale: query.scale * scale, ..query };
     let scores = Product { labels: [b"nhrqd", b"nhkd"], result: b"nhrqk", cuts: &[] };
-    let mut scores = product(cx, "scores", &query, &key, &scores)?;
-    if node.flag("is_causal", false)? {
-        scores = causal(cx, &scores, q[2], k[2])?;
-    }
-    if cx.given(node, 3) {
-        let mask = cx.view(node, 3)?;
-        scores = masked(cx, &scores, &mask, q[1], k[1])?;
-    }
-    let (view, tensor, axis) = single_atom(cx, &scores, 4)?;
-    let weights = cx.emit("weights", Softmax { axis }, &[tensor])?;
-    let weights = view.of(Base::Tensor(weights));
+    let scores = product(cx, "scores", &query, &key, &scores)?;
+    let mode = node.int("qk_matmul_output_mode", 0)?;
+    returned(cx, node, &sizes, &scores, mode == 0)?;
+    let scores = capped(cx, &scores, node.float("softcap", 0.0)?)?;
+    returned(cx, node, &sizes, &scores, mode == 1)?;
+    let scores = masked(cx, node, &sizes, scores)?;
+    returned(cx, node, &sizes, &scores, mode == 2)?;
+    let weights = softmax(cx, node, &scores)?;
+    returned(cx, node, &sizes, &weights, mode == 3)?;
     let context = Product { labels: [b"nhrqk", b"nhkd"], result: b"nhrqd", cuts: &[] };
     let y = product(cx, "", &weights, &value, &context)?;
     let size = value.shape()[3];
@@ -94,29 +124,222 @@ fn attention(cx: &mut Importer<'_>, node: &Node) -> Tried {
     Ok(())
 }
 
-fn causal(cx: &mut Importer<'_>, scores: &View, queries: u64, keys: u64) -> Tried<View> {
-    if queries.saturating_mul(keys) > crate::onnx::stored::MOST_FOLDED as u64 {
-        return Err(Trouble::unsupported("a mask of over four million elements"));
+/// Scores are a result, too, where somebody reads them.
+fn returned(cx: &mut Importer<'_>, node: &Node, sizes: &Sizes, scores: &View, now: bool) -> Tried {
+    if now && node.output.get(3).is_some_and(|o| !o.is_empty()) {
+        let scores = reshaped_view(cx, scores, &[sizes.n, sizes.heads(), sizes.q, sizes.k])?;
+        cx.output_view(node, 3, scores);
     }
-    let seen = (0..queries * keys).map(|i| i64::from(i % keys <= i / keys)).collect();
-    let name = format!("{}.causal", cx.name);
-    let mask = cx.constant(&name, &Literal::ints(DType::Bool, vec![queries, keys], seen))?;
-    let never = number(cx, "never", cx.dtype(scores), f64::NEG_INFINITY)?;
-    elementwise(cx, "causal_scores", Select {}, &[mask, scores.clone(), never])
+    Ok(())
 }
 
-/// Where a mask of truth values is false nothing is seen; one of numbers is added.
-fn masked(cx: &mut Importer<'_>, scores: &View, mask: &View, heads: u64, key_heads: u64) -> Tried<View> {
+/// Scores that do not leave `-cap..cap`.
+fn capped(cx: &mut Importer<'_>, scores: &View, cap: f64) -> Tried<View> {
+    if cap <= 0.0 {
+        return Ok(scores.clone());
+    }
+    let share = affine(cx, "share_of_cap", scores, 1.0 / cap, 0.0)?;
+    let share = apply(cx, "cap", UnaryFn::Tanh, &share)?;
+    affine(cx, "capped_scores", &share, cap, 0.0)
+}
+
+/// The softmax, in the precision that is asked for.
+fn softmax(cx: &mut Importer<'_>, node: &Node, scores: &View) -> Tried<View> {
+    let own = cx.dtype(scores);
+    let precision = match node.int("softmax_precision", 0)? {
+        0 => own,
+        onnx => element_type(i32::try_from(onnx).unwrap_or(0))?,
+    };
+    let cast = |cx: &mut Importer<'_>, x: &View, dtype: DType| match cx.dtype(x) == dtype {
+        true => Ok(x.clone()),
+        false => elementwise(cx, "precision", Cast { dtype }, std::slice::from_ref(x)),
+    };
+    let scores = cast(cx, scores, precision)?;
+    let (view, tensor, axis) = single_atom(cx, &scores, 4)?;
+    let weights = cx.emit("weights", Softmax { axis }, &[tensor])?;
+    cast(cx, &view.of(Base::Tensor(weights)), own)
+}
+
+/// Scores with everything hidden that a query must not see.
+fn masked(cx: &mut Importer<'_>, node: &Node, sizes: &Sizes, mut scores: View) -> Tried<View> {
+    let window = [node.int("left_window_size", -1)?, node.int("right_window_size", -1)?];
+    let causal = node.flag("is_causal", false)?;
+    let lengths = if cx.given(node, 6) { Some(cx.view(node, 6)?) } else { None };
+    if causal || window != [-1, -1] || lengths.is_some() {
+        if sizes.q.saturating_mul(sizes.k) > MOST_FOLDED as u64 {
+            return Err(Trouble::unsupported("a mask of over four million elements"));
+        }
+        let right = if causal { 0 } else { window[1] };
+        match lengths {
+            None => scores = within(cx, sizes, &scores, window[0], right)?,
+            Some(lengths) => scores = within_lengths(cx, sizes, &scores, &lengths, window[0], right)?,
+        }
+    }
+    if cx.given(node, 3) {
+        let mask = cx.view(node, 3)?;
+        scores = under_mask(cx, sizes, &scores, &mask)?;
+    }
+    Ok(scores)
+}
+
+/// Hides what the truth values do not let a query see.
+fn hidden(cx: &mut Importer<'_>, what: &str, scores: &View, seen: View) -> Tried<View> {
+    let never = number(cx, "never", cx.dtype(scores), f64::NEG_INFINITY)?;
+    elementwise(cx, what, Select {}, &[seen, scores.clone(), never])
+}
+
+/// Keys from `left` before a query to `right` behind it; all, where that is negative.
+fn within(cx: &mut Importer<'_>, sizes: &Sizes, scores: &View, left: i64, right: i64) -> Tried<View> {
+    let (q, k) = (sizes.q as i64, sizes.k as i64);
+    let seen = |i: i64| {
+        let ahead = i % k - (i / k + sizes.past as i64);
+        i64::from((left < 0 || -ahead <= left) && (right < 0 || ahead <= right))
+    };
+    let name = format!("{}.causal", cx.name);
+    let seen = (0..q * k).map(seen).collect();
+    let seen = cx.constant(&name, &Literal::ints(DType::Bool, vec![sizes.q, sizes.k], seen))?;
+    hidden(cx, "causal_scores", scores, seen)
+}
+
+/// The same where keys are filled up to a length per sample, and queries are the last of it.
+fn within_lengths(
+    cx: &mut Importer<'_>,
+    sizes: &Sizes,
+    scores: &View,
+    lengths: &View,
+    left: i64,
+    right: i64,
+) -> Tried<View> {
+    let (q, k) = (sizes.q as i64, sizes.k as i64);
+    let lengths = reshaped_view(cx, lengths, &[sizes.n, 1, 1, 1, 1])?;
+    let dtype = cx.dtype(&lengths);
+    let mut scores = scores.clone();
+    // Key j of query i is there if j < length; it is j - i + q - length ahead.
+    let filled = (0..k).collect();
+    let mut limits = vec![("filled", vec![1, sizes.k], filled, CompareFn::Lt)];
+    let ahead = |slack: i64| (0..q * k).map(|i| i % k - i / k + q - slack).collect::<Vec<i64>>();
+    if right >= 0 {
+        limits.push(("causal", vec![sizes.q, sizes.k], ahead(right), CompareFn::Le));
+    }
+    if left >= 0 {
+        limits.push(("window", vec![sizes.q, sizes.k], ahead(-left), CompareFn::Ge));
+    }
+    for (what, shape, positions, f) in limits {
+        let name = format!("{}.{what}", cx.name);
+        let positions = cx.constant(&name, &Literal::ints(dtype, shape, positions))?;
+        let seen = elementwise(cx, what, Compare { f }, &[positions, lengths.clone()])?;
+        scores = hidden(cx, &format!("{what}_scores"), &scores, seen)?;
+    }
+    Ok(scores)
+}
+
+/// Where a mask of truth values is false nothing is seen; one of numbers is added. Keys behind its end are hidden.
+fn under_mask(cx: &mut Importer<'_>, sizes: &Sizes, scores: &View, mask: &View) -> Tried<View> {
+    let mut mask = mask.clone();
+    let given = mask.shape().last().copied().unwrap_or(1);
+    let truth = cx.dtype(&mask) == DType::Bool;
+    if given < sizes.k && (given > 1 || mask.rank() == 0) {
+        let none = Dims::from_elem(0, mask.rank());
+        let mut high = none.clone();
+        if let Some(last) = high.last_mut() {
+            *last = sizes.k - given;
+        }
+        let value = Real(if truth { 0.0 } else { f64::NEG_INFINITY });
+        let tensor = cx.plain(&mask)?;
+        let padded = cx.emit("mask", Pad { low: none.clone(), high, interior: none, value }, &[tensor])?;
+        mask = cx.seen(padded);
+    }
     let mut shape = mask.shape();
     while shape.len() < 4 {
         shape.insert(0, 1);
     }
     let &[n, h, q, k] = shape.as_slice() else { return Err(Trouble::wrong(format!("a mask {shape:?}"))) };
-    let grouped = if h == heads { [n, key_heads, heads / key_heads, q, k] } else { [n, 1, h, q, k] };
-    let mask = reshaped_view(cx, mask, &grouped)?;
-    if cx.dtype(&mask) != DType::Bool {
-        return binary(cx, "masked_scores", BinaryFn::Add, scores, &mask);
+    let heads = sizes.heads();
+    let grouped = if h == heads { [n, sizes.key_heads, sizes.group, q, k] } else { [n, 1, h, q, k] };
+    let mask = reshaped_view(cx, &mask, &grouped)?;
+    if truth {
+        return hidden(cx, "masked_scores", scores, mask);
     }
-    let never = number(cx, "never", cx.dtype(scores), f64::NEG_INFINITY)?;
-    elementwise(cx, "masked_scores", Select {}, &[mask, scores.clone(), never])
+    binary(cx, "masked_scores", BinaryFn::Add, scores, &mask)
+}
+
+/// Turns pairs of channels by the angle of their position.
+fn rotary_embedding(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let given = x.shape();
+    // As [n, s, h, d].
+    let seen = heads(cx, &x, node.int("num_heads", 0)?)?.transpose(&[0, 2, 1, 3]);
+    let shape = seen.shape();
+    let size = match u64::try_from(node.int("rotary_embedding_dim", 0)?) {
+        Ok(0) => shape[3],
+        Ok(size) if size <= shape[3] => size,
+        _ => return Err(Trouble::wrong(format!("a rotation of more than {} channels", shape[3]))),
+    };
+    if size % 2 != 0 || size == 0 {
+        return Err(Trouble::wrong(format!("{size} channels do not pair up")));
+    }
+    let half = size / 2;
+    let mut angles = Vec::with_capacity(2);
+    for input in [1, 2] {
+        let mut table = cx.view(node, input)?;
+        if cx.given(node, 3) {
+            let ids = cx.tensor(node, 3)?;
+            let extent = table.shape().first().copied().unwrap_or(1);
+            let seen = cx.seen(ids);
+            cx.indexes(&seen, extent);
+            cx.freeze(&table);
+            let rows = cx.plain(&table)?;
+            let op = Gather { axis: 0, base: 0, extent };
+            let taken = cx.emit(if input == 1 { "cos" } else { "sin" }, op, &[rows, ids])?;
+            table = cx.seen(taken);
+        }
+        let &[n, s, width] = table.shape().as_slice() else {
+            return Err(Trouble::wrong(format!("angles {:?}", table.shape())));
+        };
+        if width != half {
+            return Err(Trouble::wrong(format!("{width} angles for {half} pairs of channels")));
+        }
+        angles.push(reshaped_view(cx, &table, &[n, s, 1, width])?);
+    }
+    let turned = take(cx, "turned", &seen, 3, 0, size)?;
+    let interleaved = node.flag("interleaved", false)?;
+    let paired = if interleaved {
+        [shape[0], shape[1], shape[2], half, 2]
+    } else {
+        [shape[0], shape[1], shape[2], 2, half]
+    };
+    let axis = if interleaved { 4 } else { 3 };
+    let pairs = reshaped_view(cx, &turned, &paired)?;
+    let mut parts = Vec::with_capacity(2);
+    for i in 0..2 {
+        let mut part = take(cx, &i.to_string(), &pairs, axis, i, 1)?;
+        part.dims.remove(axis);
+        parts.push(part);
+    }
+    let (cos, sin, a, b) = (&angles[0], &angles[1], &parts[0], &parts[1]);
+    let product =
+        |cx: &mut Importer<'_>, what: &str, x: &View, angle: &View| binary(cx, what, BinaryFn::Mul, x, angle);
+    let (ac, bs) = (product(cx, "a_cos", a, cos)?, product(cx, "b_sin", b, sin)?);
+    let (as_, bc) = (product(cx, "a_sin", a, sin)?, product(cx, "b_cos", b, cos)?);
+    let real = binary(cx, "real", BinaryFn::Sub, &ac, &bs)?;
+    let imaginary = binary(cx, "imaginary", BinaryFn::Add, &as_, &bc)?;
+    let mut one = paired.to_vec();
+    one[axis] = 1;
+    let mut tensors = Vec::with_capacity(2);
+    for part in [real, imaginary] {
+        let part = reshaped_view(cx, &part, &one)?;
+        tensors.push(cx.plain(&part)?);
+    }
+    let joined = cx.emit("pairs", Concat { axis }, &tensors)?;
+    let joined = cx.seen(joined);
+    let mut y = reshaped_view(cx, &joined, &[shape[0], shape[1], shape[2], size])?;
+    if size < shape[3] {
+        let rest = take(cx, "rest", &seen, 3, size, shape[3] - size)?;
+        let tensors = [cx.plain(&y)?, cx.plain(&rest)?];
+        let whole = cx.emit("", Concat { axis: 3 }, &tensors)?;
+        y = cx.seen(whole);
+    }
+    let y = if given.len() == 4 { y.transpose(&[0, 2, 1, 3]) } else { reshaped_view(cx, &y, &given)? };
+    cx.output_view(node, 0, y);
+    Ok(())
 }

@@ -35,7 +35,12 @@ pub(super) fn find(op: &str) -> Option<Import> {
         "Max" => |cx, node| many(cx, node, BinaryFn::Max),
         "Sum" => |cx, node| many(cx, node, BinaryFn::Add),
         "Mean" => mean,
+        "Mod" => modulo,
         "Pow" => pow,
+        "BitwiseAnd" => |cx, node| whole(cx, node, BinaryFn::And),
+        "BitwiseOr" => |cx, node| whole(cx, node, BinaryFn::Or),
+        "BitwiseXor" => |cx, node| whole(cx, node, BinaryFn::Xor),
+        "BitShift" => shift,
         "Where" => select,
         "Equal" => |cx, node| compare(cx, node, CompareFn::Eq),
         "Less" => |cx, node| compare(cx, node, CompareFn::Lt),
@@ -48,6 +53,7 @@ pub(super) fn find(op: &str) -> Option<Import> {
             cx.output_view(node, 0, y);
             Ok(())
         },
+        "IsInf" => is_infinite,
         _ => return None,
     })
 }
@@ -103,9 +109,6 @@ fn arithmetic(cx: &mut Importer<'_>, node: &Node, f: BinaryFn) -> Tried {
         }
     }
     let (x, y) = (cx.view(node, 0)?, cx.view(node, 1)?);
-    if !cx.dtype(&x).is_float() && f == BinaryFn::Div {
-        return Err(Trouble::unsupported("a quotient of whole numbers"));
-    }
     let z = binary(cx, "", f, &x, &y)?;
     cx.output_view(node, 0, z);
     Ok(())
@@ -197,8 +200,11 @@ fn mean(cx: &mut Importer<'_>, node: &Node) -> Tried {
 
 fn pow(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let x = cx.view(node, 0)?;
-    let exponent = cx.literal(node, 1)?.filter(|l| l.len() == 1).and_then(|l| l.scalar());
-    let p = exponent.ok_or_else(|| Trouble::unsupported("a power that is no single known number"))?;
+    let rank = x.rank();
+    let single = cx.literal(node, 1)?.filter(|l| l.len() == 1 && l.shape.len() <= rank);
+    let (Some(p), true) = (single.and_then(|l| l.scalar()), cx.dtype(&x).is_float()) else {
+        return power_of_tensors(cx, node, &x);
+    };
     let f = match p {
         1.0 => None,
         2.0 => Some(UnaryFn::Square),
@@ -211,6 +217,90 @@ fn pow(cx: &mut Importer<'_>, node: &Node) -> Tried {
         None => x,
         Some(f) => apply(cx, "", f, &x)?,
     };
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+/// A tensor of powers; whole numbers and powers of other types pass as floats.
+fn power_of_tensors(cx: &mut Importer<'_>, node: &Node, x: &View) -> Tried {
+    let powers = cx.view(node, 1)?;
+    let dtype = cx.dtype(x);
+    let float = if dtype.is_float() { dtype } else { DType::F64 };
+    let (x, powers) = (as_type(cx, x, float)?, as_type(cx, &powers, float)?);
+    let y = binary(cx, "", BinaryFn::Pow, &x, &powers)?;
+    let y = as_type(cx, &y, dtype)?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+/// The same elements as another type.
+pub(super) fn as_type(cx: &mut Importer<'_>, x: &View, dtype: DType) -> Tried<View> {
+    if cx.dtype(x) == dtype {
+        return Ok(x.clone());
+    }
+    elementwise(cx, "cast", Cast { dtype }, std::slice::from_ref(x))
+}
+
+/// `-x`, of whole numbers, too.
+pub(super) fn negated(cx: &mut Importer<'_>, what: &str, x: &View) -> Tried<View> {
+    if cx.dtype(x).is_float() {
+        return apply(cx, what, UnaryFn::Neg, x);
+    }
+    let zero = number(cx, "zero", cx.dtype(x), 0.0)?;
+    binary(cx, what, BinaryFn::Sub, &zero, x)
+}
+
+/// What a division leaves; it has the divisor's sign, unless C's rule is asked for.
+fn modulo(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let (x, y) = (cx.view(node, 0)?, cx.view(node, 1)?);
+    let c_rule = node.flag("fmod", false)?;
+    let mut rest = binary(cx, if c_rule { "" } else { "rest" }, BinaryFn::Rem, &x, &y)?;
+    if !c_rule {
+        let zero = number(cx, "zero", cx.dtype(&x), 0.0)?;
+        let compared = |cx: &mut Importer<'_>, what: &str, f, x: &View| {
+            elementwise(cx, what, Compare { f }, &[x.clone(), zero.clone()])
+        };
+        let below = compared(cx, "is_below", CompareFn::Lt, &rest)?;
+        let divisor_below = compared(cx, "is_divisor_below", CompareFn::Lt, &y)?;
+        let left = compared(cx, "is_left", CompareFn::Ne, &rest)?;
+        let differ = binary(cx, "signs_differ", BinaryFn::Xor, &below, &divisor_below)?;
+        let wrong = binary(cx, "is_wrong", BinaryFn::And, &differ, &left)?;
+        let other = binary(cx, "other", BinaryFn::Add, &rest, &y)?;
+        rest = elementwise(cx, "", Select {}, &[wrong, other, rest])?;
+    }
+    cx.output_view(node, 0, rest);
+    Ok(())
+}
+
+/// Bit by bit.
+fn whole(cx: &mut Importer<'_>, node: &Node, f: BinaryFn) -> Tried {
+    let (x, y) = (cx.view(node, 0)?, cx.view(node, 1)?);
+    let z = binary(cx, "", f, &x, &y)?;
+    cx.output_view(node, 0, z);
+    Ok(())
+}
+
+fn shift(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    match node.text("direction", "")?.as_str() {
+        "RIGHT" => whole(cx, node, BinaryFn::ShiftRightSigned),
+        // Small types are widened: bits that should be lost would stay.
+        "LEFT" => Err(Trouble::unsupported("bits that are moved up")),
+        other => Err(Trouble::wrong(format!("direction `{other}`"))),
+    }
+}
+
+fn is_infinite(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let (up, down) = (node.flag("detect_positive", true)?, node.flag("detect_negative", true)?);
+    let (x, limit) = match (up, down) {
+        (true, true) => (apply(cx, "abs", UnaryFn::Abs, &x)?, f64::INFINITY),
+        (true, false) => (x, f64::INFINITY),
+        (false, true) => (x, f64::NEG_INFINITY),
+        // Nothing is looked for, and nothing found: no number is NaN.
+        (false, false) => (x, f64::NAN),
+    };
+    let limit = number(cx, "limit", cx.dtype(&x), limit)?;
+    let y = elementwise(cx, "", Compare { f: CompareFn::Eq }, &[x, limit])?;
     cx.output_view(node, 0, y);
     Ok(())
 }
@@ -234,8 +324,14 @@ fn cast(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let dtype = if node.op_type == "Cast" {
         cast_type(node)?
     } else {
-        let like = cx.view(node, 1)?;
-        cx.dtype(&like)
+        match node.input_name(1).and_then(|name| cx.value(name)) {
+            // It may be empty: only its type matters.
+            Some(Value::Known(literal)) => literal.dtype,
+            _ => {
+                let like = cx.view(node, 1)?;
+                cx.dtype(&like)
+            }
+        }
     };
     let y = if cx.dtype(&x) == dtype { x } else { elementwise(cx, "", Cast { dtype }, &[x])? };
     cx.output_view(node, 0, y);
@@ -253,9 +349,13 @@ fn dropout(cx: &mut Importer<'_>, node: &Node) -> Tried {
     if on && !cx.training && rate > 0.0 {
         return Err(Trouble::unsupported("dropout without training"));
     }
-    let mask = node.output.get(1).is_some_and(|o| !o.is_empty());
-    if mask {
-        return Err(Trouble::unsupported("a mask that is returned"));
+    if node.output.get(1).is_some_and(|o| !o.is_empty()) {
+        if cx.training && rate > 0.0 {
+            return Err(Trouble::unsupported("a mask that is returned"));
+        }
+        let ty = TensorType::new(DType::Bool, x.shape());
+        let all = cx.emit("mask", Fill { value: Real(1.0), ty }, &[])?;
+        cx.output(node, 1, all);
     }
     let y = if cx.training && rate > 0.0 {
         let (shape, _) = cx.natural(&x);

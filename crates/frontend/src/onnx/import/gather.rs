@@ -1,23 +1,30 @@
 //! Looking things up by their indices.
 
-use super::{Import, movement::take};
+use super::{
+    Import,
+    elementwise::{binary, number},
+    movement::{reshaped_view, take},
+};
 use crate::onnx::{
+    align::elementwise,
     error::{Tried, Trouble},
     fold::{axis_of, index_into},
-    importer::{Base, Importer},
+    importer::{Base, Importer, Value},
     literal::Literal,
     proto::Node,
+    stored::MOST_FOLDED,
     view::View,
 };
 use shardwright_graph::{
-    Init, Real,
-    ops::{Gather, TakeAlong},
+    DType, Init, Real,
+    ops::{BinaryFn, Compare, CompareFn, Gather, Select, TakeAlong},
 };
 
 pub(super) fn find(op: &str) -> Option<Import> {
     Some(match op {
         "Gather" => gather,
         "GatherElements" => gather_elements,
+        "GatherND" => gather_nd,
         _ => return None,
     })
 }
@@ -35,7 +42,9 @@ fn gather(cx: &mut Importer<'_>, node: &Node) -> Tried {
         return Ok(());
     }
     let extent = x.size(dim);
-    let ids = indices(cx, node, extent)?;
+    // Words, positions and other ids of a table of weights are never negative.
+    let table = matches!(x.base, Base::Stored(_));
+    let ids = if table { known_indices(cx, node, extent)? } else { indices(cx, node, extent)? };
     cx.starts_as(&x, Init::Normal(Real(EMBEDDING_DEVIATION)));
     let table = cx.plain(&x)?;
     let (shape, _) = cx.natural(&ids);
@@ -63,7 +72,7 @@ fn gather(cx: &mut Importer<'_>, node: &Node) -> Tried {
 }
 
 /// The second input, which counts along a dimension of this size; negative numbers that are known count from its end.
-fn indices(cx: &mut Importer<'_>, node: &Node, extent: u64) -> Tried<View> {
+fn known_indices(cx: &mut Importer<'_>, node: &Node, extent: u64) -> Tried<View> {
     let ids = match cx.literal(node, 1)? {
         Some(literal) if literal.as_ints()?.iter().any(|&i| i < 0) => {
             let positive = literal.as_ints()?.iter().map(|&i| Ok(index_into(i, extent)? as i64));
@@ -76,6 +85,117 @@ fn indices(cx: &mut Importer<'_>, node: &Node, extent: u64) -> Tried<View> {
     };
     cx.indexes(&ids, extent);
     Ok(ids)
+}
+
+/// The same, where negative numbers that are computed count from the end, too.
+pub(super) fn indices(cx: &mut Importer<'_>, node: &Node, extent: u64) -> Tried<View> {
+    let ids = known_indices(cx, node, extent)?;
+    match cx.literal(node, 1)? {
+        Some(_) => Ok(ids),
+        None => from_start(cx, &ids, extent),
+    }
+}
+
+/// Computed indices with those that count from the end counted from the start.
+pub(super) fn from_start(cx: &mut Importer<'_>, ids: &View, extent: u64) -> Tried<View> {
+    if matches!(ids.base, Base::Tensor(t) if cx.positions.contains(&t)) {
+        return Ok(ids.clone());
+    }
+    let dtype = cx.dtype(ids);
+    let (zero, size) = (number(cx, "zero", dtype, 0.0)?, number(cx, "extent", dtype, extent as f64)?);
+    let negative = elementwise(cx, "is_negative", Compare { f: CompareFn::Lt }, &[ids.clone(), zero])?;
+    let moved = binary(cx, "from_end", BinaryFn::Add, ids, &size)?;
+    elementwise(cx, "ids", Select {}, &[negative, moved, ids.clone()])
+}
+
+/// The places of rows that the last dimension of the second input names by their coordinates, counted over `dims`.
+/// The first `batch` coordinates are those of the indices themselves. With it, the places if they are known.
+pub(super) fn flat_places(
+    cx: &mut Importer<'_>,
+    node: &Node,
+    dims: &[u64],
+    batch: usize,
+) -> Tried<(View, Option<Vec<u64>>)> {
+    let strides: Vec<u64> = (0..dims.len()).map(|d| dims[d + 1..].iter().product()).collect();
+    let own = &dims[batch..];
+    let shape = match node.input_name(1).and_then(|name| cx.value(name)) {
+        Some(Value::Known(literal)) => literal.shape.clone(),
+        _ => cx.view(node, 1)?.shape(),
+    };
+    let fits =
+        shape.last() == Some(&(own.len() as u64)) && shape.len() > batch && shape[..batch] == dims[..batch];
+    if !fits {
+        return Err(Trouble::wrong(format!("indices {shape:?} for dimensions {dims:?}")));
+    }
+    let rows = shape[..shape.len() - 1].to_vec();
+    let count = crate::onnx::literal::count(&rows).unwrap_or(0) as u64;
+    if count > MOST_FOLDED as u64 && batch > 0 {
+        return Err(Trouble::unsupported("over four million indices"));
+    }
+    // What the coordinates that indices share with the data add up to.
+    let per_batch = rows[batch..].iter().product::<u64>().max(1);
+    let inner: u64 = own.iter().product();
+    if let Some(literal) = cx.literal(node, 1)?.filter(|l| !l.assumed) {
+        let mut places = Vec::with_capacity(count as usize);
+        for (i, coordinates) in literal.as_ints()?.chunks_exact(own.len().max(1)).enumerate() {
+            let mut place = i as u64 / per_batch * inner;
+            for ((&c, &size), stride) in coordinates.iter().zip(own).zip(&strides[batch..]) {
+                place += index_into(c, size)? * stride;
+            }
+            places.push(place);
+        }
+        let name = format!("{}.places", cx.name);
+        let ints = places.iter().map(|&p| p as i64).collect();
+        let view = cx.constant(&name, &Literal::ints(DType::I64, rows, ints))?;
+        return Ok((view, Some(places)));
+    }
+    let ids = cx.view(node, 1)?;
+    cx.indexes(&ids, own.iter().copied().min().unwrap_or(1));
+    let dtype = cx.dtype(&ids);
+    let mut sum: Option<View> = None;
+    for (d, (&size, &stride)) in own.iter().zip(&strides[batch..]).enumerate() {
+        let mut part = take(cx, &d.to_string(), &ids, rows.len(), d as u64, 1)?;
+        part.dims.pop();
+        let mut part = from_start(cx, &part, size)?;
+        if stride != 1 {
+            let stride = number(cx, "stride", dtype, stride as f64)?;
+            part = binary(cx, "place", BinaryFn::Mul, &part, &stride)?;
+        }
+        sum = Some(match sum {
+            None => part,
+            Some(before) => binary(cx, "places", BinaryFn::Add, &before, &part)?,
+        });
+    }
+    let mut places = sum.ok_or_else(|| Trouble::wrong("indices without coordinates"))?;
+    if batch > 0 {
+        let mut shape = rows.clone();
+        shape[batch..].fill(1);
+        let starts = (0..count / per_batch).map(|b| (b * inner) as i64).collect();
+        let name = format!("{}.samples", cx.name);
+        let starts = cx.constant(&name, &Literal::ints(dtype, shape, starts))?;
+        places = binary(cx, "all_places", BinaryFn::Add, &places, &starts)?;
+    }
+    Ok((places, None))
+}
+
+/// Rows that are named by several coordinates each.
+fn gather_nd(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let shape = x.shape();
+    let batch = usize::try_from(node.int("batch_dims", 0)?).unwrap_or(usize::MAX);
+    let coordinates = match node.input_name(1).and_then(|name| cx.value(name)) {
+        Some(Value::Known(literal)) => literal.shape.last().copied(),
+        _ => cx.view(node, 1)?.shape().last().copied(),
+    };
+    let end = coordinates.and_then(|k| batch.checked_add(k as usize)).filter(|&end| end <= shape.len());
+    let end = end.ok_or_else(|| Trouble::wrong(format!("more coordinates than {shape:?} has dimensions")))?;
+    let (places, _) = flat_places(cx, node, &shape[..end], batch)?;
+    let rows: u64 = shape[..end].iter().product();
+    let table = reshaped_view(cx, &x, &[&[rows], &shape[end..]].concat())?;
+    let (table, ids) = (cx.plain(&table)?, cx.plain(&places)?);
+    let y = cx.emit("", Gather { axis: 0, base: 0, extent: rows }, &[table, ids])?;
+    cx.output(node, 0, y);
+    Ok(())
 }
 
 /// Every index takes from its own row.

@@ -2,7 +2,10 @@
 //!
 //! Positions come from sorting; elements are then taken by their positions, which has a gradient.
 
-use super::{Import, elementwise::apply};
+use super::{
+    Import,
+    elementwise::{binary, negated, number},
+};
 use crate::onnx::{
     error::{Tried, Trouble},
     fold::axis_of,
@@ -12,7 +15,7 @@ use crate::onnx::{
 };
 use shardwright_graph::{
     DType, TensorId,
-    ops::{Cast, TakeAlong, TopK, UnaryFn},
+    ops::{BinaryFn, Cast, OneHot, Reverse, TakeAlong, TopK},
 };
 
 pub(super) fn find(op: &str) -> Option<Import> {
@@ -20,6 +23,7 @@ pub(super) fn find(op: &str) -> Option<Import> {
         "TopK" => top_k,
         "ArgMax" => |cx, node| arg(cx, node, true),
         "ArgMin" => |cx, node| arg(cx, node, false),
+        "Hardmax" => hardmax,
         _ => return None,
     })
 }
@@ -38,7 +42,7 @@ fn with_last(x: &View, axis: usize) -> (View, Vec<usize>) {
 
 /// The positions of the `k` largest or smallest elements of each row, those first that come first.
 fn positions(cx: &mut Importer<'_>, x: &View, k: u64, largest: bool) -> Tried<TensorId> {
-    let x = if largest { x.clone() } else { apply(cx, "negated", UnaryFn::Neg, x)? };
+    let x = if largest { x.clone() } else { negated(cx, "negated", x)? };
     let x = cx.plain(&x)?;
     Ok(cx.add("largest", TopK { k }, &[x])?[1])
 }
@@ -56,6 +60,7 @@ fn top_k(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let op = TakeAlong { axis: x.rank() - 1, base: 0, extent: x.size(axis) };
     let values = cx.emit("", op, &[tensor, at])?;
     let at = cx.emit("positions", Cast { dtype: DType::I64 }, &[at])?;
+    cx.positions.insert(at);
     for (i, tensor) in [values, at].into_iter().enumerate() {
         let seen = cx.seen(tensor).transpose(&back);
         cx.output_view(node, i, seen);
@@ -63,15 +68,46 @@ fn top_k(cx: &mut Importer<'_>, node: &Node) -> Tried {
     Ok(())
 }
 
+/// The last of equal elements is the first from the end.
+fn last_position(cx: &mut Importer<'_>, rows: &View, largest: bool) -> Tried<TensorId> {
+    let axis = rows.rank() - 1;
+    let tensor = cx.plain(rows)?;
+    let turned = cx.emit("turned", Reverse { axes: [axis].into_iter().collect() }, &[tensor])?;
+    let turned = cx.seen(turned);
+    let at = positions(cx, &turned, 1, largest)?;
+    let at = cx.seen(at);
+    let last = number(cx, "last", cx.dtype(&at), rows.size(axis) as f64 - 1.0)?;
+    let at = binary(cx, "from_start", BinaryFn::Sub, &last, &at)?;
+    cx.plain(&at)
+}
+
+/// 1 at the first of the largest elements, 0 elsewhere.
+fn hardmax(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let axis = axis_of(node.int("axis", -1)?, x.rank())?;
+    let (rows, back) = with_last(&x, axis);
+    let at = positions(cx, &rows, 1, true)?;
+    let mut at = cx.seen(at);
+    at.dims.pop();
+    let at = cx.plain(&at)?;
+    let op = OneHot { depth: x.size(axis), base: 0, dtype: cx.dtype(&x) };
+    let y = cx.emit("", op, &[at])?;
+    let seen = cx.seen(y).transpose(&back);
+    cx.output_view(node, 0, seen);
+    Ok(())
+}
+
 fn arg(cx: &mut Importer<'_>, node: &Node, largest: bool) -> Tried {
     let x = cx.view(node, 0)?;
     let axis = axis_of(node.int("axis", 0)?, x.rank())?;
-    if node.flag("select_last_index", false)? {
-        return Err(Trouble::unsupported("the last of equal elements"));
-    }
     let (rows, back) = with_last(&x, axis);
-    let at = positions(cx, &rows, 1, largest)?;
+    let at = if node.flag("select_last_index", false)? {
+        last_position(cx, &rows, largest)?
+    } else {
+        positions(cx, &rows, 1, largest)?
+    };
     let at = cx.emit("", Cast { dtype: DType::I64 }, &[at])?;
+    cx.positions.insert(at);
     let mut seen = cx.seen(at).transpose(&back);
     if !node.flag("keepdims", true)? {
         // The dimension has one position, and so no atom.

@@ -2,51 +2,137 @@
 
 use super::{
     Import,
+    elementwise::{apply, binary, number},
     reduce::{Joined, over},
 };
 use crate::onnx::{
+    align::elementwise,
     error::{Tried, Trouble},
-    importer::Importer,
+    importer::{Base, Importer},
     proto::Node,
+    view::View,
 };
-use shardwright_graph::ops::{CrossEntropy, Reduce, SumExp};
+use shardwright_graph::{
+    Real, Shape, TensorId, TensorType,
+    ops::{
+        BinaryFn, Compare, CompareFn, CrossEntropy, Fill, Gather, LogSoftmax, Reduce, Select, SumExp,
+        TakeAlong, UnaryFn,
+    },
+};
 use smallvec::smallvec;
 
 pub(super) fn find(op: &str) -> Option<Import> {
     Some(match op {
-        "SoftmaxCrossEntropyLoss" => softmax_cross_entropy,
+        "NegativeLogLikelihoodLoss" => |cx, node| loss(cx, node, false),
+        "SoftmaxCrossEntropyLoss" => |cx, node| loss(cx, node, true),
         _ => return None,
     })
 }
 
-/// Cross-entropy of scores `[n, classes, ..]`, as the three ops of `layers::cross_entropy`.
-fn softmax_cross_entropy(cx: &mut Importer<'_>, node: &Node) -> Tried {
-    if cx.given(node, 2) || node.has("ignore_index") {
-        return Err(Trouble::unsupported("class weights or labels that are ignored"));
-    }
-    if node.output.get(1).is_some_and(|o| !o.is_empty()) {
-        return Err(Trouble::unsupported("probabilities that are returned"));
-    }
-    let (scores, labels) = (cx.view(node, 0)?, cx.view(node, 1)?);
-    let rank = scores.rank();
+/// Scores (or logarithms of probabilities) `[n, classes, ..]` and labels `[n, ..]`, with a weight per class and a label
+/// that does not count, where these are given.
+fn loss(cx: &mut Importer<'_>, node: &Node, scores: bool) -> Tried {
+    let (x, labels) = (cx.view(node, 0)?, cx.view(node, 1)?);
+    let rank = x.rank();
     if rank < 2 || labels.rank() + 1 != rank {
-        return Err(Trouble::wrong(format!("scores {:?} and labels {:?}", scores.shape(), labels.shape())));
+        return Err(Trouble::wrong(format!("scores {:?} and labels {:?}", x.shape(), labels.shape())));
     }
-    let mut order: Vec<usize> = (0..rank).filter(|&d| d != 1).collect();
-    order.push(1);
-    let (logits, labels) = (cx.plain(&scores.transpose(&order))?, cx.plain(&labels)?);
-    let classes = scores.size(1);
-    let largest = cx.emit("max", Reduce::max(smallvec![rank - 1]), &[logits])?;
+    let classes = x.size(1);
+    let order: Vec<usize> = (0..rank).filter(|&d| d != 1).chain([1]).collect();
+    let rows = cx.plain(&x.transpose(&order))?;
+    cx.indexes(&labels, classes);
+    let (labels, ignored) = counted(cx, node, labels)?;
+    let labels = cx.plain(&labels)?;
+    let mut each = if scores {
+        cross_entropy(cx, rows, labels, classes)?
+    } else {
+        likelihood(cx, rows, labels, classes)?
+    };
+    let weights = weights(cx, node, &x, labels, ignored)?;
+    if let Some(weights) = &weights {
+        each = binary(cx, "weighted", BinaryFn::Mul, &each, weights)?;
+    }
+    let all: Vec<usize> = (0..each.rank()).collect();
+    let y = match (node.text("reduction", "mean")?.as_str(), weights) {
+        ("none", _) => each,
+        ("sum", _) => over(cx, "", &each, &all, Joined::Sum, false)?,
+        ("mean", None) => over(cx, "", &each, &all, Joined::Mean, false)?,
+        ("mean", Some(weights)) => {
+            let sum = over(cx, "sum", &each, &all, Joined::Sum, false)?;
+            let weight = over(cx, "weight", &weights, &all, Joined::Sum, false)?;
+            binary(cx, "", BinaryFn::Div, &sum, &weight)?
+        }
+        (other, _) => return Err(Trouble::wrong(format!("reduction `{other}`"))),
+    };
+    cx.output_view(node, 0, y);
+    if node.output.get(1).is_some_and(|o| !o.is_empty()) {
+        let logs = cx.emit("log_prob", LogSoftmax { axis: rank - 1 }, &[rows])?;
+        let back: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+        let logs = cx.seen(logs).transpose(&back);
+        cx.output_view(node, 1, logs);
+    }
+    Ok(())
+}
+
+/// Labels, and which do not count; those are 0, so that all are classes.
+fn counted(cx: &mut Importer<'_>, node: &Node, labels: View) -> Tried<(View, Option<View>)> {
+    if !node.has("ignore_index") {
+        return Ok((labels, None));
+    }
+    let dtype = cx.dtype(&labels);
+    let ignored = number(cx, "ignore_index", dtype, node.int("ignore_index", 0)? as f64)?;
+    let zero = number(cx, "zero", dtype, 0.0)?;
+    let ignored = elementwise(cx, "is_ignored", Compare { f: CompareFn::Eq }, &[labels.clone(), ignored])?;
+    let labels = elementwise(cx, "labels", Select {}, &[ignored.clone(), zero, labels])?;
+    Ok((labels, Some(ignored)))
+}
+
+/// How much each label counts, unless all count one.
+fn weights(
+    cx: &mut Importer<'_>,
+    node: &Node,
+    scores: &View,
+    labels: TensorId,
+    ignored: Option<View>,
+) -> Tried<Option<View>> {
+    let given = if cx.given(node, 2) { Some(cx.view(node, 2)?) } else { None };
+    let dtype = cx.dtype(scores);
+    let of_labels = match (&given, &ignored) {
+        (None, None) => return Ok(None),
+        (Some(table), _) => {
+            cx.freeze(table);
+            let table = cx.plain(table)?;
+            cx.emit("class_weights", Gather { axis: 0, base: 0, extent: scores.size(1) }, &[table, labels])?
+        }
+        (None, Some(_)) => {
+            let ty = TensorType::new(dtype, cx.b.ty(labels).shape.clone());
+            cx.emit("ones", Fill { value: Real(1.0), ty }, &[])?
+        }
+    };
+    let of_labels = cx.seen(of_labels);
+    let Some(ignored) = ignored else { return Ok(Some(of_labels)) };
+    let zero = number(cx, "nothing", dtype, 0.0)?;
+    elementwise(cx, "label_weights", Select {}, &[ignored, zero, of_labels]).map(Some)
+}
+
+/// The three ops of `layers::cross_entropy`, for scores with the classes last.
+fn cross_entropy(cx: &mut Importer<'_>, logits: TensorId, labels: TensorId, classes: u64) -> Tried<View> {
+    let last = cx.b.ty(logits).rank() - 1;
+    let largest = cx.emit("max", Reduce::max(smallvec![last]), &[logits])?;
     let sum = cx.emit("sum_exp", SumExp {}, &[logits, largest])?;
     let op = CrossEntropy { base: 0, classes };
     let each = cx.emit("cross_entropy", op, &[logits, labels, largest, sum])?;
-    let each = cx.seen(each);
-    let all: Vec<usize> = (0..each.rank()).collect();
-    let y = match node.text("reduction", "mean")?.as_str() {
-        "mean" => over(cx, "", &each, &all, Joined::Mean, false)?,
-        "sum" => over(cx, "", &each, &all, Joined::Sum, false)?,
-        _ => each,
-    };
-    cx.output_view(node, 0, y);
-    Ok(())
+    Ok(cx.seen(each))
+}
+
+/// The logarithm that each label names, negated.
+fn likelihood(cx: &mut Importer<'_>, logs: TensorId, labels: TensorId, classes: u64) -> Tried<View> {
+    let shape = cx.b.ty(labels).shape.clone();
+    let column = Shape::new(&[&shape[..], &[1]].concat());
+    let labels = cx.resolve(&View::plain(Base::Tensor(labels), &shape), &column)?;
+    let op = TakeAlong { axis: shape.rank(), base: 0, extent: classes };
+    let taken = cx.emit("taken", op, &[logs, labels])?;
+    let taken = cx.resolve(&View::plain(Base::Tensor(taken), &column), &shape)?;
+    let taken = cx.seen(taken);
+    apply(cx, "likelihood", UnaryFn::Neg, &taken)
 }

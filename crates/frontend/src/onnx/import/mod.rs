@@ -11,7 +11,10 @@ mod movement;
 mod norm;
 mod product;
 mod rearrange;
+mod recurrent;
 mod reduce;
+mod resize;
+mod scatter;
 mod window;
 
 use super::{
@@ -39,7 +42,10 @@ const FAMILIES: &[Family] = &[
     norm::find,
     product::find,
     rearrange::find,
+    recurrent::find,
     reduce::find,
+    resize::find,
+    scatter::find,
     window::find,
 ];
 

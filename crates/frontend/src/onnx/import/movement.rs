@@ -9,7 +9,7 @@ use crate::onnx::{
     proto::Node,
     view::{Dim, View},
 };
-use shardwright_graph::ops::{Broadcast, Concat, Slice};
+use shardwright_graph::ops::{Broadcast, Concat, Reverse, Slice};
 use shardwright_graph::{Shape, TensorId};
 
 pub(super) fn find(op: &str) -> Option<Import> {
@@ -267,14 +267,16 @@ fn slice(cx: &mut Importer<'_>, node: &Node) -> Tried {
             x = take(cx, "", &x, dim, start, count)?;
             continue;
         }
-        if step < 0 {
-            return Err(Trouble::unsupported("a slice backwards"));
-        }
         let (view, tensor, position) = single_atom(cx, &x, dim)?;
-        let limit = start + (count - 1) * step as u64 + 1;
-        let mut op = Slice::along(position, start, limit, cx.b.shape(tensor));
-        op.stride[position] = step as u64;
-        let part = cx.emit("", op, &[tensor])?;
+        let (size, reach) = (step.unsigned_abs(), (count - 1) * step.unsigned_abs());
+        // Backwards: the same elements from the other end, then turned around.
+        let first = if step < 0 { start - reach } else { start };
+        let mut op = Slice::along(position, first, first + reach + 1, cx.b.shape(tensor));
+        op.stride[position] = size;
+        let mut part = cx.emit("", op, &[tensor])?;
+        if step < 0 {
+            part = cx.emit("reverse", Reverse { axes: [position].into_iter().collect() }, &[part])?;
+        }
         x = resized(&view, part, dim, count);
     }
     cx.output_view(node, 0, x);

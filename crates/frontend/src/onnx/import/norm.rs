@@ -2,10 +2,11 @@
 
 use super::{
     Import,
-    elementwise::{affine, apply, binary},
+    elementwise::{affine, apply, binary, number},
     movement::reshaped_view,
 };
 use crate::onnx::{
+    align::elementwise,
     error::{Tried, Trouble},
     fold::axis_of,
     importer::{Base, Importer},
@@ -14,7 +15,7 @@ use crate::onnx::{
 };
 use shardwright_graph::{
     Init, Real, Shape, TensorId,
-    ops::{BinaryFn, Normalize, UnaryFn},
+    ops::{BinaryFn, Compare, CompareFn, Normalize, Select, UnaryFn},
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -61,9 +62,6 @@ fn parameters(
 
 fn batch_norm(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let eps = node.float("epsilon", 1e-5)?;
-    if node.output.iter().skip(1).any(|o| !o.is_empty()) {
-        return Err(Trouble::unsupported("running statistics that are returned"));
-    }
     let x = cx.tensor(node, 0)?;
     let shape = cx.b.ty(x).shape.clone();
     if shape.rank() < 2 {
@@ -73,9 +71,20 @@ fn batch_norm(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let channels = Shape::new(&[shape[1]]);
     let mut inputs: SmallVec<[TensorId; 5]> = smallvec![x];
     let (mean, variance) = (cx.view(node, 3)?, cx.view(node, 4)?);
-    if cx.training {
+    if cx.training || node.flag("training_mode", false)? {
         // A training step normalises by its own batch; running averages are for inference.
-        inputs.extend(statistics(cx, &norm, x)?);
+        let stats = statistics(cx, &norm, x)?;
+        let momentum = node.float("momentum", 0.9)?;
+        for (i, (view, &now)) in [mean, variance].iter().zip(&stats).enumerate() {
+            if node.output.get(i + 1).is_some_and(|o| !o.is_empty()) {
+                let old = affine(cx, "old_average", view, momentum, 0.0)?;
+                let now = cx.seen(now);
+                let now = affine(cx, "new_average", &now, 1.0 - momentum, 0.0)?;
+                let average = binary(cx, "average", BinaryFn::Add, &old, &now)?;
+                cx.output_view(node, i + 1, average);
+            }
+        }
+        inputs.extend(stats);
     } else {
         for (view, start) in [(mean, 0.0), (variance, 1.0)] {
             cx.freeze(&view);
@@ -282,7 +291,12 @@ fn lp_norm(cx: &mut Importer<'_>, node: &Node) -> Tried {
     if euclidean {
         sum = apply(cx, "root", UnaryFn::Sqrt, &sum)?;
     }
-    let y = binary(cx, "", BinaryFn::Div, &x, &sum)?;
+    // Rows of zeros stay what they are.
+    let dtype = cx.dtype(&x);
+    let (zero, one) = (number(cx, "zero", dtype, 0.0)?, number(cx, "one", dtype, 1.0)?);
+    let nothing = elementwise(cx, "is_zero", Compare { f: CompareFn::Eq }, &[sum.clone(), zero])?;
+    let divisor = elementwise(cx, "divisor", Select {}, &[nothing, one, sum])?;
+    let y = binary(cx, "", BinaryFn::Div, &x, &divisor)?;
     cx.output_view(node, 0, y);
     Ok(())
 }

@@ -2,16 +2,23 @@
 
 use super::{
     Import,
-    elementwise::{affine, binary},
+    elementwise::{affine, binary, number},
+    reduce::{Joined, over},
 };
 use crate::onnx::{
+    align::elementwise,
     contraction::{Product, product},
     error::{Tried, Trouble},
     importer::{Importer, Value},
+    literal::Literal,
     proto::Node,
+    stored::MOST_FOLDED,
     view::View,
 };
-use shardwright_graph::ops::BinaryFn;
+use shardwright_graph::{
+    DType,
+    ops::{BinaryFn, Select},
+};
 
 pub(super) fn find(op: &str) -> Option<Import> {
     Some(match op {
@@ -123,7 +130,29 @@ fn gemm(cx: &mut Importer<'_>, node: &Node) -> Tried {
     Ok(())
 }
 
-/// One or two operands, without repeated letters in one of them.
+/// Where a letter occurs for the first and the second time.
+fn repeated(term: &str) -> Option<(usize, usize)> {
+    let second = (0..term.len()).find(|&i| term[..i].contains(&term[i..=i]))?;
+    Some((term.find(&term[second..=second])?, second))
+}
+
+/// The elements whose positions along two dimensions are the same; the second dimension is gone.
+fn diagonal(cx: &mut Importer<'_>, x: &View, first: usize, second: usize) -> Tried<View> {
+    let size = x.size(first);
+    if x.size(second) != size || size.saturating_mul(size) > MOST_FOLDED as u64 {
+        return Err(Trouble::wrong(format!("a diagonal of {:?}", x.shape())));
+    }
+    let mut shape = vec![1; x.rank()];
+    (shape[first], shape[second]) = (size, size);
+    let on = (0..size * size).map(|i| i64::from(i / size == i % size)).collect();
+    let name = format!("{}.diagonal", cx.name);
+    let on = cx.constant(&name, &Literal::ints(DType::Bool, shape, on))?;
+    let zero = number(cx, "zero", cx.dtype(x), 0.0)?;
+    let kept = elementwise(cx, "on_diagonal", Select {}, &[on, x.clone(), zero])?;
+    over(cx, "diagonal", &kept, &[second], Joined::Sum, false)
+}
+
+/// Any number of operands, joined two by two.
 fn einsum(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let text = node.text("equation", "")?.replace(' ', "");
     let (operands, result) = match text.split_once("->") {
@@ -131,7 +160,7 @@ fn einsum(cx: &mut Importer<'_>, node: &Node) -> Tried {
         None => (text, None),
     };
     let mut terms: Vec<String> = operands.split(',').map(String::from).collect();
-    let views = (0..node.input.len()).map(|i| cx.view(node, i)).collect::<Tried<Vec<_>>>()?;
+    let mut views = (0..node.input.len()).map(|i| cx.view(node, i)).collect::<Tried<Vec<_>>>()?;
     if terms.len() != views.len() || terms.is_empty() {
         return Err(Trouble::wrong(format!("`{operands}` for {} operands", views.len())));
     }
@@ -155,13 +184,13 @@ fn einsum(cx: &mut Importer<'_>, node: &Node) -> Tried {
         }
     }
     result = result.replace("...", &spare[spare.len() - most..]);
-    for (term, view) in terms.iter().zip(&views) {
-        let repeated = term.chars().enumerate().any(|(i, c)| term.chars().take(i).any(|d| d == c));
-        if repeated {
-            return Err(Trouble::unsupported("a letter twice in one operand"));
-        }
+    for (term, view) in terms.iter_mut().zip(&mut views) {
         if term.len() != view.rank() || !term.is_ascii() {
             return Err(Trouble::wrong(format!("`{term}` for {:?}", view.shape())));
+        }
+        while let Some((first, second)) = repeated(term) {
+            *view = diagonal(cx, view, first, second)?;
+            term.remove(second);
         }
     }
     let mut views = views.into_iter().zip(terms);
@@ -186,7 +215,7 @@ fn einsum(cx: &mut Importer<'_>, node: &Node) -> Tried {
     }
     if term != result {
         let gone: Vec<usize> = (0..term.len()).filter(|&d| !result.contains(&term[d..=d])).collect();
-        view = super::reduce::over(cx, "", &view, &gone, super::reduce::Joined::Sum, false)?;
+        view = over(cx, "", &view, &gone, Joined::Sum, false)?;
         term.retain(|c| result.contains(c));
         let order: Option<Vec<usize>> = result.chars().map(|c| term.find(c)).collect();
         view = view.transpose(&order.ok_or_else(|| Trouble::wrong("a letter that no operand has"))?);

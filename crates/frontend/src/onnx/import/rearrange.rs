@@ -1,8 +1,9 @@
-//! Ops that put elements elsewhere, more than once or not at all: padding, tiling, triangles, resampling.
+//! Ops that put elements elsewhere, more than once or not at all: padding, tiling, triangles.
 
 use super::{
     Import,
     elementwise::{affine, number},
+    gather::from_start,
     movement::{reshaped_view, take},
 };
 use crate::onnx::{
@@ -10,10 +11,10 @@ use crate::onnx::{
     contraction::{Product, product},
     error::{Tried, Trouble},
     fold::{axis_of, fill_value},
-    importer::Importer,
+    importer::{Importer, Value},
     literal::Literal,
     proto::Node,
-    stored::{MOST_FOLDED, sizes},
+    stored::{MOST_FOLDED, element_type, sizes},
     view::View,
 };
 use shardwright_graph::{
@@ -31,7 +32,8 @@ pub(super) fn find(op: &str) -> Option<Import> {
         "Trilu" => trilu,
         "CumSum" => cumsum,
         "OneHot" => one_hot,
-        "Resize" => resize,
+        "EyeLike" => eye_like,
+        "Range" => |_, _| Err(Trouble::unsupported("limits that are computed from the data")),
         _ => return None,
     })
 }
@@ -47,7 +49,7 @@ fn constant_of_shape(cx: &mut Importer<'_>, node: &Node) -> Tried {
 }
 
 /// Positions along one dimension, by their indices.
-fn pick(cx: &mut Importer<'_>, x: &View, dim: usize, ids: Vec<i64>) -> Tried<View> {
+pub(super) fn pick(cx: &mut Importer<'_>, x: &View, dim: usize, ids: Vec<i64>) -> Tried<View> {
     if ids.len() > MOST_FOLDED {
         return Err(Trouble::unsupported("a dimension of over four million elements"));
     }
@@ -211,6 +213,28 @@ fn cumsum(cx: &mut Importer<'_>, node: &Node) -> Tried {
     Ok(())
 }
 
+/// Ones on a diagonal, in the shape of the input.
+fn eye_like(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let &[rows, columns] = x.shape().as_slice() else {
+        return Err(Trouble::wrong(format!("needs a matrix, got {:?}", x.shape())));
+    };
+    if rows.saturating_mul(columns) > MOST_FOLDED as u64 {
+        return Err(Trouble::unsupported("a matrix of over four million elements"));
+    }
+    let k = node.int("k", 0)?;
+    let dtype = match node.has("dtype") {
+        true => element_type(i32::try_from(node.int("dtype", 0)?).unwrap_or(0))?,
+        false => cx.dtype(&x),
+    };
+    let on = |i: u64| i64::from((i % columns) as i64 - (i / columns) as i64 == k);
+    let eye = Literal::ints(DType::I64, vec![rows, columns], (0..rows * columns).map(on).collect());
+    if let Some(output) = node.output.first() {
+        cx.bind(output, Value::Known(eye.cast(dtype).into()));
+    }
+    Ok(())
+}
+
 fn one_hot(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let ids = cx.view(node, 0)?;
     let depth = cx.known(node, 1, "depths")?.scalar().unwrap_or(0.0);
@@ -223,6 +247,9 @@ fn one_hot(cx: &mut Importer<'_>, node: &Node) -> Tried {
     if !cx.b.ty(tensor).dtype.is_int() {
         tensor = cx.emit("ids", Cast { dtype: DType::I64 }, &[tensor])?;
     }
+    let ids_seen = cx.seen(tensor);
+    let from_start = from_start(cx, &ids_seen, depth as u64)?;
+    let tensor = cx.plain(&from_start)?;
     let y = cx.emit("", OneHot { depth: depth as u64, base: 0, dtype: DType::F32 }, &[tensor])?;
     let hot = cx.seen(y);
     let mut hot = affine(cx, "values", &hot, on - off, off)?;
@@ -236,108 +263,14 @@ fn one_hot(cx: &mut Importer<'_>, node: &Node) -> Tried {
     Ok(())
 }
 
-/// How Resize turns a position of the result into one of the input.
-struct Sampling {
-    transform: String,
-    nearest: String,
-    linear: bool,
-}
-
-impl Sampling {
-    fn position(&self, i: u64, scale: f64, input: u64, rounded: u64) -> Tried<f64> {
-        // The length before it was rounded down.
-        let (i, input, output) = (i as f64, input as f64, scale * input as f64);
-        Ok(match self.transform.as_str() {
-            "half_pixel" => (i + 0.5) / scale - 0.5,
-            "pytorch_half_pixel" if output > 1.0 => (i + 0.5) / scale - 0.5,
-            "pytorch_half_pixel" => 0.0,
-            "align_corners" if output > 1.0 => i * (input - 1.0) / (output - 1.0),
-            "align_corners" => 0.0,
-            "asymmetric" => i / scale,
-            "half_pixel_symmetric" => {
-                let centre = input / 2.0 * (1.0 - rounded as f64 / output);
-                centre + (i + 0.5) / scale - 0.5
-            }
-            other => return Err(Trouble::unsupported(format!("coordinates `{other}`"))),
-        })
-    }
-
-    /// The positions of the input that an output position is made of, with their weights.
-    fn weights(&self, x: f64, input: u64) -> Vec<(u64, f64)> {
-        let last = input as f64 - 1.0;
-        if self.linear {
-            let low = x.floor();
-            let share = x - low;
-            let place = |x: f64| x.clamp(0.0, last) as u64;
-            return vec![(place(low), 1.0 - share), (place(low + 1.0), share)];
-        }
-        let rounded = match self.nearest.as_str() {
-            "round_prefer_ceil" => (x + 0.5).floor(),
-            "floor" => x.floor(),
-            "ceil" => x.ceil(),
-            _ => (x - 0.5).ceil(),
-        };
-        vec![(rounded.clamp(0.0, last) as u64, 1.0)]
-    }
-}
-
-fn resize(cx: &mut Importer<'_>, node: &Node) -> Tried {
-    let mut x = cx.view(node, 0)?;
-    let mode = node.text("mode", "nearest")?;
-    let linear = match mode.as_str() {
-        "nearest" => false,
-        "linear" => true,
-        other => return Err(Trouble::unsupported(format!("mode `{other}`"))),
-    };
-    if node.flag("antialias", false)? || node.text("keep_aspect_ratio_policy", "stretch")? != "stretch" {
-        return Err(Trouble::unsupported("antialiasing or a kept aspect ratio"));
-    }
-    let sampling = Sampling {
-        transform: node.text("coordinate_transformation_mode", "half_pixel")?,
-        nearest: node.text("nearest_mode", "round_prefer_floor")?,
-        linear,
-    };
-    let axes = match node.ints("axes")? {
-        Some(axes) => axes.iter().map(|&a| axis_of(a, x.rank())).collect::<Tried<Vec<_>>>()?,
-        None => (0..x.rank()).collect(),
-    };
-    let shape = x.shape();
-    let given = if cx.given(node, 3) { Some(sizes(cx.known(node, 3, "sizes")?.as_ints()?)?) } else { None };
-    let scales = match &given {
-        Some(sizes) if sizes.len() == axes.len() => {
-            axes.iter().zip(sizes).map(|(&d, &s)| s as f64 / shape[d] as f64).collect()
-        }
-        Some(_) => return Err(Trouble::wrong("sizes do not fit the axes")),
-        None => cx.known(node, 2, "scales")?.to_reals(),
-    };
-    if scales.len() != axes.len() || scales.iter().any(|s| !s.is_finite() || *s <= 0.0) {
-        return Err(Trouble::wrong(format!("scales {scales:?}")));
-    }
-    for (i, (&dim, &scale)) in axes.iter().zip(&scales).enumerate() {
-        let input = shape[dim];
-        let output = given.as_ref().map_or_else(|| (input as f64 * scale).floor() as u64, |sizes| sizes[i]);
-        if output == 0 || output.saturating_mul(input) > MOST_FOLDED as u64 {
-            return Err(Trouble::unsupported(format!("{input} positions resized to {output}")));
-        }
-        let mut weights = Vec::with_capacity(output as usize);
-        for o in 0..output {
-            weights.push(sampling.weights(sampling.position(o, scale, input, output)?, input));
-        }
-        if input == output && weights.iter().enumerate().all(|(o, w)| w[0] == (o as u64, 1.0)) {
-            continue;
-        }
-        x = if linear {
-            interpolate(cx, &x, dim, &weights)?
-        } else {
-            pick(cx, &x, dim, weights.iter().map(|w| w[0].0 as i64).collect())?
-        };
-    }
-    cx.output_view(node, 0, x);
-    Ok(())
-}
-
-/// A product with a matrix of weights along one dimension.
-fn interpolate(cx: &mut Importer<'_>, x: &View, dim: usize, weights: &[Vec<(u64, f64)>]) -> Tried<View> {
+/// A product with a matrix along one dimension. Weights per position of the result: positions of the input, and how much each counts.
+pub(super) fn weighted(
+    cx: &mut Importer<'_>,
+    what: &str,
+    x: &View,
+    dim: usize,
+    weights: &[Vec<(u64, f64)>],
+) -> Tried<View> {
     let (input, output) = (x.size(dim) as usize, weights.len());
     let mut matrix = vec![0.0; input * output];
     for (o, weights) in weights.iter().enumerate() {
@@ -353,5 +286,5 @@ fn interpolate(cx: &mut Importer<'_>, x: &View, dim: usize, weights: &[Vec<(u64,
     let mut result = labels.to_vec();
     result[dim] = b'o';
     let spec = Product { labels: [labels, &[b'o', labels[dim]]], result: &result, cuts: &[] };
-    product(cx, "", x, &matrix, &spec)
+    product(cx, what, x, &matrix, &spec)
 }

@@ -1,6 +1,10 @@
 //! Sums, means and maxima over dimensions; softmax.
 
-use super::{Import, elementwise::apply, movement::single_atom};
+use super::{
+    Import,
+    elementwise::{apply, as_type, binary, negated},
+    movement::{single_atom, take},
+};
 use crate::onnx::{
     error::{Tried, Trouble},
     fold::{axes_of, axis_of},
@@ -9,14 +13,14 @@ use crate::onnx::{
     view::{Dim, View},
 };
 use shardwright_graph::{
-    Op, Real,
-    ops::{LogSoftmax, Reduce, Softmax, UnaryFn},
+    DType, Op, Real,
+    ops::{BinaryFn, LogSoftmax, Reduce, Softmax, UnaryFn},
 };
 use smallvec::SmallVec;
 
 pub(super) fn find(op: &str) -> Option<Import> {
     Some(match op {
-        "ReduceMean" | "ReduceSum" | "ReduceMax" | "ReduceMin" | "ReduceL1" | "ReduceL2"
+        "ReduceMean" | "ReduceSum" | "ReduceProd" | "ReduceMax" | "ReduceMin" | "ReduceL1" | "ReduceL2"
         | "ReduceSumSquare" | "ReduceLogSum" | "ReduceLogSumExp" => reduce,
         "GlobalAveragePool" | "GlobalMaxPool" => global_pool,
         "Softmax" => |cx, node| softmax(cx, node, |axis| Softmax { axis }.into()),
@@ -81,15 +85,20 @@ fn reduce(cx: &mut Importer<'_>, node: &Node) -> Tried {
         _ => (0..x.rank()).collect(),
     };
     let keep = node.flag("keepdims", true)?;
+    let (x, truth) = match cx.dtype(&x) {
+        DType::Bool => (as_type(cx, &x, DType::I32)?, true),
+        _ => (x, false),
+    };
     let y = match node.op_type.as_str() {
         "ReduceSum" => over(cx, "", &x, &dims, Joined::Sum, keep)?,
         "ReduceMean" => over(cx, "", &x, &dims, Joined::Mean, keep)?,
         "ReduceMax" => over(cx, "", &x, &dims, Joined::Max, keep)?,
         "ReduceMin" => {
-            let negated = negate(cx, &x)?;
-            let largest = over(cx, "max", &negated, &dims, Joined::Max, keep)?;
-            negate(cx, &largest)?
+            let other = negated(cx, "negated", &x)?;
+            let largest = over(cx, "max", &other, &dims, Joined::Max, keep)?;
+            negated(cx, "", &largest)?
         }
+        "ReduceProd" => product_over(cx, &x, &dims, keep)?,
         "ReduceL1" => {
             let x = apply(cx, "abs", UnaryFn::Abs, &x)?;
             over(cx, "", &x, &dims, Joined::Sum, keep)?
@@ -105,21 +114,40 @@ fn reduce(cx: &mut Importer<'_>, node: &Node) -> Tried {
         }
         _ => log_sum_exp(cx, &x, &dims, keep)?,
     };
+    let y = if truth { as_type(cx, &y, DType::Bool)? } else { y };
     cx.output_view(node, 0, y);
     Ok(())
 }
 
-fn negate(cx: &mut Importer<'_>, x: &View) -> Tried<View> {
-    if !cx.dtype(x).is_float() {
-        return Err(Trouble::unsupported("a minimum of whole numbers"));
+/// Products by halves: a dimension of n elements takes about log2(n) of them.
+fn product_over(cx: &mut Importer<'_>, x: &View, dims: &[usize], keep: bool) -> Tried<View> {
+    let mut y = x.clone();
+    for &dim in dims {
+        let mut odd: Option<View> = None;
+        while y.size(dim) > 1 {
+            let half = y.size(dim) / 2;
+            if y.size(dim) % 2 == 1 {
+                let last = take(cx, "odd", &y, dim, 2 * half, 1)?;
+                odd = Some(match odd {
+                    None => last,
+                    Some(before) => binary(cx, "odds", BinaryFn::Mul, &before, &last)?,
+                });
+            }
+            let (low, high) = (take(cx, "low", &y, dim, 0, half)?, take(cx, "high", &y, dim, half, half)?);
+            y = binary(cx, "halves", BinaryFn::Mul, &low, &high)?;
+        }
+        if let Some(odd) = odd {
+            y = binary(cx, "product", BinaryFn::Mul, &y, &odd)?;
+        }
     }
-    apply(cx, "negated", UnaryFn::Neg, x)
+    if !keep {
+        y.dims = (0..x.rank()).filter(|d| !dims.contains(d)).map(|d| y.dims[d].clone()).collect();
+    }
+    Ok(y)
 }
 
 /// From the largest element, so that nothing overflows.
 fn log_sum_exp(cx: &mut Importer<'_>, x: &View, dims: &[usize], keep: bool) -> Tried<View> {
-    use super::elementwise::binary;
-    use shardwright_graph::ops::BinaryFn;
     let largest = over(cx, "max", x, dims, Joined::Max, true)?;
     let difference = binary(cx, "difference", BinaryFn::Sub, x, &largest)?;
     let exp = apply(cx, "exp", UnaryFn::Exp, &difference)?;

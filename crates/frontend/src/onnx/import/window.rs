@@ -2,7 +2,8 @@
 
 use super::{
     Import,
-    elementwise::binary,
+    elementwise::{affine, apply, as_type, binary},
+    rearrange::weighted,
     reduce::{Joined, over},
 };
 use crate::onnx::{
@@ -10,11 +11,12 @@ use crate::onnx::{
     importer::Importer,
     literal::Literal,
     proto::Node,
+    stored::MOST_FOLDED,
     view::View,
 };
 use shardwright_graph::{
-    Dims,
-    ops::{AvgPool, BinaryFn, Conv, ConvGeometry, ConvGradInput, MaxPool, PoolGeometry},
+    DType, Dims, Real,
+    ops::{AvgPool, BinaryFn, Conv, ConvGeometry, ConvGradInput, MaxPool, PoolGeometry, UnaryFn},
 };
 use smallvec::SmallVec;
 
@@ -24,6 +26,8 @@ pub(super) fn find(op: &str) -> Option<Import> {
         "ConvTranspose" => conv_transpose,
         "MaxPool" => max_pool,
         "AveragePool" => average_pool,
+        "LpPool" => lp_pool,
+        "LRN" => local_response,
         _ => return None,
     })
 }
@@ -241,9 +245,58 @@ fn max_pool(cx: &mut Importer<'_>, node: &Node) -> Tried {
         cx.output_view(node, 0, x);
         return Ok(());
     }
+    let dtype = cx.dtype(&x);
+    let float = if dtype.is_float() { dtype } else { DType::F64 };
+    let x = as_type(cx, &x, float)?;
     let x = cx.plain(&x)?;
     let y = cx.add("", MaxPool { geometry: window.geometry() }, &[x])?[0];
-    cx.output(node, 0, y);
+    let y = cx.seen(y);
+    let y = as_type(cx, &y, dtype)?;
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+/// The p-norm of each window.
+fn lp_pool(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let sizes = spatial(&x)?;
+    let window = Window::of(node, &sizes, pool_kernel(node, sizes.len())?)?;
+    let p = node.int("p", 2)?;
+    if !(1..=1 << 20).contains(&p) {
+        return Err(Trouble::wrong(format!("a norm of order {p}")));
+    }
+    let size = apply(cx, "size", UnaryFn::Abs, &x)?;
+    let power = if p == 1 { size } else { apply(cx, "power", UnaryFn::Power(Real(p as f64)), &size)? };
+    let tensor = cx.plain(&power)?;
+    let mean = cx.emit("mean", AvgPool { geometry: window.geometry() }, &[tensor])?;
+    let mean = cx.seen(mean);
+    let sum = affine(cx, "sum", &mean, window.kernel.iter().product::<u64>() as f64, 0.0)?;
+    let y = if p == 1 { sum } else { apply(cx, "", UnaryFn::Power(Real(1.0 / p as f64)), &sum)? };
+    cx.output_view(node, 0, y);
+    Ok(())
+}
+
+/// Local response norm: each channel by the squares of its neighbours, summed by a matrix with a band of ones.
+fn local_response(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let x = cx.view(node, 0)?;
+    let size = u64::try_from(node.int("size", 1)?).unwrap_or(0);
+    let (alpha, beta) = (node.float("alpha", 1e-4)?, node.float("beta", 0.75)?);
+    let channels = x.shape().get(1).copied().unwrap_or(0);
+    if size == 0 || channels == 0 || channels.saturating_mul(channels) > MOST_FOLDED as u64 {
+        return Err(Trouble::wrong(format!("{size} neighbours of {channels} channels")));
+    }
+    let (before, behind) = ((size - 1) / 2, size / 2);
+    let neighbours = |c: u64| {
+        let range = c.saturating_sub(before)..=c.saturating_add(behind).min(channels - 1);
+        range.map(|i| (i, 1.0)).collect::<Vec<_>>()
+    };
+    let weights: Vec<_> = (0..channels).map(neighbours).collect();
+    let square = apply(cx, "square", UnaryFn::Square, &x)?;
+    let sum = weighted(cx, "sum", &square, 1, &weights)?;
+    let scale = affine(cx, "scale", &sum, alpha / size as f64, node.float("bias", 1.0)?)?;
+    let divisor = apply(cx, "divisor", UnaryFn::Power(Real(beta)), &scale)?;
+    let y = binary(cx, "", BinaryFn::Div, &x, &divisor)?;
+    cx.output_view(node, 0, y);
     Ok(())
 }
 
