@@ -84,7 +84,7 @@ impl PlanningArgs {
             role: Vec::new(),
             opaque: Vec::new(),
             dim: Vec::new(),
-            loss: onnx::Loss::CrossEntropy,
+            loss: onnx::Loss::default(),
             inference: false,
             optimizer: Optimizer::sgd(0.01),
             costs: None,
@@ -119,9 +119,13 @@ impl PlanningArgs {
     }
 
     /// The same arguments, with the model, the machine and the costs that a plan was made for.
-    pub fn for_request(&self, asked: PlanRequest) -> Self {
-        let PlanRequest { model, batch, optimizer, machine, costs } = asked;
-        Self { model, batch, optimizer, machine, costs, ..self.clone() }
+    pub fn for_request(&self, asked: PlanRequest) -> anyhow::Result<Self> {
+        let PlanRequest { model, batch, optimizer, machine, costs, roles, opaque, dims, loss, inference } =
+            asked;
+        let loss = loss.map_or(Ok(onnx::Loss::default()), |loss| loss.parse()).map_err(anyhow::Error::msg)?;
+        let (role, dim) = (roles, dims);
+        let given = self.clone();
+        Ok(Self { model, batch, optimizer, machine, costs, role, opaque, dim, loss, inference, ..given })
     }
 
     /// What the plan has to keep, and what the search may take.
@@ -143,5 +147,24 @@ impl PlanningArgs {
     /// Runs `work` on as many threads as were asked for.
     pub fn on_threads<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
         self.search().on_threads(work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_asks_for_its_model_as_it_was_asked_for() {
+        let asked = r#"{"model": "a.onnx", "batch": 4, "optimizer": {"sgd": {"lr": 0.5}}, "machine": "flat:2",
+            "roles": [["x", "parameter"]], "opaque": ["f"], "dims": [["n", 3]], "loss": "mse", "inference": true}"#;
+        let asked: PlanRequest = serde_json::from_str(asked).unwrap();
+        let given = PlanningArgs::of("plan.json", 1);
+        let told = given.for_request(asked.clone()).unwrap();
+        assert_eq!((told.model.as_str(), told.machine.as_str(), told.batch), ("a.onnx", "flat:2", Some(4)));
+        assert_eq!((told.role, told.opaque), (vec![("x".into(), Role::Parameter)], vec!["f".into()]));
+        assert_eq!((told.dim, told.loss, told.inference), (vec![("n".into(), 3)], onnx::Loss::Mse, true));
+        let wrong = PlanRequest { loss: Some("luck".into()), ..asked };
+        assert!(given.for_request(wrong).err().unwrap().to_string().contains("there is no loss luck"));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::tilings::Moved;
 use serde::{Deserialize, Serialize};
-use shardwright_graph::Optimizer;
+use shardwright_graph::{Optimizer, Role};
 use std::collections::BTreeMap;
 
 /// The version of the plan's JSON.
@@ -109,6 +109,21 @@ pub struct PlanRequest {
     /// Measured operator costs: a built-in device, or a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub costs: Option<String>,
+    /// What arguments of a program were said to be for, by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<(String, Role)>,
+    /// Targets of custom calls that were said to be pure functions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub opaque: Vec<String>,
+    /// Sizes of dimensions that the model leaves open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dims: Vec<(String, u64)>,
+    /// What is trained, where that is not the usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<String>,
+    /// Whether there is only the forward pass.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub inference: bool,
 }
 
 /// Where operator times come from.

@@ -135,7 +135,7 @@ impl Ask {
             roles: Vec::new(),
             opaque: Vec::new(),
             dims: Vec::new(),
-            loss: onnx::Loss::CrossEntropy,
+            loss: onnx::Loss::default(),
             inference: false,
             optimizer: Optimizer::sgd(0.01),
             costs: None,
@@ -177,6 +177,11 @@ impl Ask {
             optimizer: self.optimizer,
             machine: self.machine.clone(),
             costs: self.costs.clone(),
+            roles: self.roles.clone(),
+            opaque: self.opaque.clone(),
+            dims: self.dims.clone(),
+            loss: (self.loss != onnx::Loss::default()).then(|| self.loss.name().into()),
+            inference: self.inference,
         }
     }
 

@@ -35,7 +35,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let asked = plan.request.clone().with_context(|| {
         format!("{}: the plan does not say how its model was asked for; plan again", args.plan)
     })?;
-    let request = PlanningArgs::of(&asked.model, 0).for_request(asked).open()?;
+    let request = PlanningArgs::of(&asked.model, 0).for_request(asked)?.open()?;
     let program = request.program.as_ref().with_context(|| {
         format!(
             "{}: only plans of StableHLO programs have shardings; this one is of {}",

@@ -97,7 +97,7 @@ pub fn reopen(planning: &PlanningArgs, plan: &Plan) -> anyhow::Result<Request> {
     let asked = plan.request.clone().with_context(|| {
         format!("{}: the plan does not say how its model was asked for; plan again", planning.model)
     })?;
-    planning.for_request(asked).open()
+    planning.for_request(asked)?.open()
 }
 
 /// Reads a plan; none where the name is a model's.

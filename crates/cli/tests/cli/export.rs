@@ -38,6 +38,30 @@ fn shardings_have_an_entry_per_argument() {
 }
 
 #[test]
+fn what_was_said_about_the_program_need_not_be_said_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let called = folder.path().join("called.mlir").display().to_string();
+    let program = r#"module {
+  func.func public @main(%arg0: tensor<8x16xf32>, %arg1: tensor<8x16xf32>) -> tensor<8x16xf32> {
+    %0 = stablehlo.custom_call @mine(%arg0) : (tensor<8x16xf32>) -> tensor<8x16xf32>
+    %1 = stablehlo.add %0, %arg1 : tensor<8x16xf32>
+    return %1 : tensor<8x16xf32>
+  }
+}
+"#;
+    std::fs::write(&called, program).unwrap();
+    refused(&["plan", &called, "--machine", "flat:4"], "mine");
+    let path = folder.path().join("plan.json").display().to_string();
+    let told = ["--opaque", "mine", "--role", "arg0=parameter", "-q", "-o", &path];
+    assert!(shardwright(&[&["plan", &called, "--machine", "flat:4"], &told[..]].concat()).status.success());
+    let shardings = json(&["export", &path, "--to", "jax"]);
+    assert_eq!(shardings["arguments"].as_array().unwrap().len(), 2);
+    // Another program under the same name is noticed.
+    std::fs::write(&called, program.replace("8x16", "8x32")).unwrap();
+    refused(&["export", &path, "--to", "jax"], "plan again");
+}
+
+#[test]
 fn what_is_no_program_has_no_shardings() {
     let folder = tempfile::tempdir().unwrap();
     refused(&["export", &planned("mlp", &folder), "--to", "sdy"], "only plans of StableHLO programs");

@@ -11,10 +11,11 @@ use shardwright_graph::{DType, GraphBuilder, TensorId, ops::Reduce, train};
 use std::str::FromStr;
 
 /// What is trained.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Loss {
     /// Mean cross-entropy of the first output against labels. Classes are its last dimension; the second, where
     /// there are more than three (images, as PyTorch has them).
+    #[default]
     CrossEntropy,
     /// Mean squared difference of the first output and a target.
     Mse,
@@ -22,15 +23,24 @@ pub enum Loss {
     Output,
 }
 
+impl Loss {
+    const ALL: [Self; 3] = [Self::CrossEntropy, Self::Mse, Self::Output];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CrossEntropy => "cross-entropy",
+            Self::Mse => "mse",
+            Self::Output => "output",
+        }
+    }
+}
+
 impl FromStr for Loss {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "cross-entropy" => Ok(Self::CrossEntropy),
-            "mse" => Ok(Self::Mse),
-            "output" => Ok(Self::Output),
-            _ => Err(format!("there is no loss {text}; choose cross-entropy, mse or output")),
-        }
+        let found = Self::ALL.into_iter().find(|loss| loss.name() == text);
+        found.ok_or_else(|| format!("there is no loss {text}; choose cross-entropy, mse or output"))
     }
 }
 
