@@ -11,11 +11,15 @@ import gzip
 import json
 import pathlib
 import re
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python/tests"))
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from steps import block, cross_entropy
 
 FOLDER = pathlib.Path(__file__).parent.parent / "crates/frontend/tests/stablehlo"
 RNG = np.random.default_rng(7)
@@ -72,10 +76,6 @@ def adam(loss, lr=1e-2, b1=0.9, b2=0.999, eps=1e-8):
     return step
 
 
-def cross_entropy(logits, labels):
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1))
-
-
 # A perceptron, its batch donated too; names of arguments come with the text.
 def mlp_loss(params, x, y):
     h = jax.nn.relu(x @ params["w1"] + params["b1"])
@@ -115,24 +115,6 @@ case("conv_nchw", sgd(nchw_loss), {"a": normal(4, 3, 3, 2), "b": normal(2, 4, 3,
 
 
 # A transformer with tied embeddings and Adam.
-def norm(x, g, b):
-    mean = x.mean(-1, keepdims=True)
-    return (x - mean) * lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * g + b
-
-
-def attend(x, qkv, out, heads):
-    n, s, d = x.shape
-    q, k, v = (t.reshape(n, s, heads, d // heads).transpose(0, 2, 1, 3) for t in jnp.split(x @ qkv, 3, -1))
-    scores = q @ k.transpose(0, 1, 3, 2) / jnp.sqrt(d / heads)
-    scores = jnp.where(jnp.tril(jnp.ones((s, s), bool)), scores, -1e9)
-    return (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(n, s, d) @ out
-
-
-def block(x, p):
-    x = x + attend(norm(x, p["g1"], p["b1"]), p["qkv"], p["out"], 2)
-    return x + jax.nn.gelu(norm(x, p["g2"], p["b2"]) @ p["up"]) @ p["down"]
-
-
 def block_params(d=8, layers=()):
     shapes = {"qkv": (d, 3 * d), "out": (d, d), "up": (d, 2 * d), "down": (2 * d, d)}
     params = {k: normal(*layers, *s, scale=0.3) for k, s in shapes.items()}
@@ -142,7 +124,7 @@ def block_params(d=8, layers=()):
 def gpt_loss(params, tokens):
     x = params["embed"][tokens[:, :-1]] + params["position"]
     for p in params["blocks"]:
-        x = block(x, p)
+        x = block(x, p, 2)
     return cross_entropy(x @ params["embed"].T, tokens[:, 1:])
 
 
@@ -153,7 +135,7 @@ case("gpt_adam", adam(gpt_loss), GPT, ZEROS, ZEROS, jnp.int32(0), ids(11, 2, 6))
 
 # The same blocks under scan, rematerialised.
 def scan_loss(params, x):
-    body = jax.checkpoint(lambda x, p: (block(x, p), None))
+    body = jax.checkpoint(lambda x, p: (block(x, p, 2), None))
     return jnp.mean(lax.scan(body, x, params)[0] ** 2)
 
 
