@@ -80,7 +80,6 @@ def run_whole(step: Step, module: nn.Module, mesh: Any, inputs: tuple[Any, ...])
             "inputs": [["R"]] * len(op.inputs),
             "outputs": [["R"]] * len(op.outputs),
             "split": [],
-            "reaching": [],
         }
         for op in step.graph.ops
     }

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use shardwright_cost::{Layout, Placement, Reduction, Relayouts};
 use shardwright_graph::{Graph, OpId, Phase, Role};
 use shardwright_machine::{AxisId, Mesh};
-use shardwright_space::{AxisUse, Config, halos};
+use shardwright_space::{AxisUse, Config};
 use std::collections::BTreeMap;
 
 /// Per axis of the mesh: `R` the same everywhere, `S1` a block of dimension 1, `P` a part of a sum, `M` of a maximum.
@@ -42,8 +42,6 @@ pub struct OpLayouts {
     pub outputs: Vec<Placements>,
     /// The axes along which devices do different parts of it.
     pub split: Vec<usize>,
-    /// Those of them whose devices need more than their block of an input: what windows reach for.
-    pub reaching: Vec<usize>,
 }
 
 /// How everything lies.
@@ -79,32 +77,12 @@ fn layouts(graph: &Graph, known: &Known<'_>, op: OpId) -> OpLayouts {
     let config = &known.places.configs[op.index()];
     let input = |i: usize| known.places.input(op, i, shapes, mesh);
     let split = |axis: &usize| matches!(config.get(AxisId(*axis as u32)), AxisUse::Split(_));
-    let reaches = |axis: &usize| {
-        let axis = AxisId(*axis as u32);
-        (0..node.inputs.len()).any(|i| {
-            let beyond = halos(shapes, i, config, mesh)
-                .iter()
-                .any(|halo| (halo.down.0 > 0 || halo.up.0 > 0) && halo.axes.iter().any(|a| a == axis));
-            // A window's dimension that does not divide is needed whole.
-            let windowed = |factor| {
-                shapes.rule.inputs[i]
-                    .dims
-                    .iter()
-                    .any(|dim| dim.window.is_some() && dim.factors.contains(&factor))
-            };
-            let whole = matches!(config.get(axis), AxisUse::Split(factor) if windowed(factor))
-                && input(i).get(axis) == Placement::Replicated;
-            beyond || whole
-        })
-    };
-    let axes = 0..mesh.len();
     OpLayouts {
         inputs: (0..node.inputs.len()).map(|i| Placements::of(&input(i), mesh)).collect(),
         outputs: (0..node.outputs.len())
             .map(|o| Placements::of(&known.places.output(op, o, shapes, mesh), mesh))
             .collect(),
-        split: axes.clone().filter(split).collect(),
-        reaching: axes.filter(reaches).collect(),
+        split: (0..mesh.len()).filter(split).collect(),
     }
 }
 
@@ -115,8 +93,9 @@ mod tests {
     use shardwright_machine::builtin;
 
     #[test]
-    fn a_split_sum_leaves_parts_and_a_window_reaches() {
+    fn a_split_sum_leaves_parts_and_windows_stay_in_blocks() {
         let graph = zoo::build("lenet5:batch=8", &BuildOptions::default()).unwrap();
+        let graph = Graph { op_by_op: true, ..graph };
         let machine = builtin("flat:2").unwrap();
         let relayouts = Relayouts::new(&machine, machine.mesh());
         let name = |op: OpId| graph.node(op).name.as_str();
@@ -129,18 +108,20 @@ mod tests {
         let configs: Vec<Config> = graph
             .op_ids()
             .map(|op| match op {
-                op if op == conv => split(op, "h"),
+                op if op == conv => split(op, "o"),
                 op if op == product => split(op, "c"),
                 _ => Config::replicated(1),
             })
             .collect();
         let found = Layouts::of(&graph, &relayouts, &configs).unwrap();
         let json = |op: OpId| serde_json::to_value(&found.ops[name(op)]).unwrap();
-        assert_eq!(json(conv)["outputs"], serde_json::json!([["S2"]]));
-        assert_eq!(json(conv)["reaching"], serde_json::json!([0]));
+        assert_eq!(json(conv)["outputs"], serde_json::json!([["S1"]]));
+        assert_eq!(json(conv)["split"], serde_json::json!([0]));
         assert_eq!(json(product)["outputs"], serde_json::json!([["P"]]));
-        assert_eq!(json(product)["reaching"], serde_json::json!([]));
-        assert!(found.ops.values().all(|op| op.reaching.iter().all(|axis| op.split.contains(axis))));
+        assert!(
+            split(conv, "h").check(&graph.rule(conv), machine.mesh()).is_err(),
+            "its windows would reach"
+        );
         let weights = graph.parameters().count();
         assert_eq!(found.stored.len(), weights);
     }

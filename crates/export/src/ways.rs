@@ -6,7 +6,7 @@
 
 use crate::shardings::ExportError;
 use shardwright_cost::{Action, Arrangement, Branch, Layout, Placement, Relayouts, TensorShape};
-use shardwright_graph::{Graph, TensorType};
+use shardwright_graph::{Graph, OpId, TensorType};
 use shardwright_machine::{AxisId, AxisSet, Mesh};
 use shardwright_space::{Config, OpShapes, Placed, Places, place};
 
@@ -83,9 +83,10 @@ impl<'r> Known<'r> {
         let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
         let places = place(graph, &shapes, configs, mesh);
         let mut settled: Vec<Option<Layout>> = places.tensors.iter().map(settled).collect();
-        // Engines cannot put off what sums of partial results put off: operands are reduced to where the sum goes.
+        // XLA cannot put off what sums of partial results put off: operands are reduced to where the sum goes.
+        let at_once = |op: OpId| places.sums[op.index()].is_some() && !graph.op_by_op;
         for op in graph.op_ids().collect::<Vec<_>>().into_iter().rev() {
-            if places.sums[op.index()].is_some() {
+            if at_once(op) {
                 let node = graph.node(op);
                 let sum = settled[node.outputs[0].index()];
                 node.inputs.iter().for_each(|t| settled[t.index()] = sum);
@@ -98,7 +99,7 @@ impl<'r> Known<'r> {
             }
             let fail = |source| ExportError::Layout { tensor: tensor.name.clone(), source };
             let mut found = ways_of(placed, settled, &tensor.ty, relayouts).map_err(fail)?;
-            if tensor.producer.is_some_and(|op| places.sums[op.index()].is_some()) {
+            if tensor.producer.is_some_and(at_once) {
                 (found.reduced, found.summed) = (None, None);
             }
             ways.push(found);

@@ -146,6 +146,7 @@ pub fn differentiate(builder: &mut GraphBuilder, loss: TensorId) -> Result<(), B
             let node = b.graph().node(op);
             BuildError::Op { name: node.name.clone(), kind: node.op.kind(), reason }
         };
+        let handed_on = output_grads.clone();
         let input_grads = builder.in_layer(Phase::Backward, layer, |b| {
             let mut cx = GradContext { builder: b, op, grads: output_grads, wanted: wanted.clone() };
             operator.operator().gradient(&mut cx)
@@ -155,7 +156,10 @@ pub fn differentiate(builder: &mut GraphBuilder, loss: TensorId) -> Result<(), B
             return Err(error(builder, OpError::new("its gradient does not cover its inputs")));
         }
         for ((&tensor, grad), wanted) in inputs.iter().zip(input_grads).zip(wanted) {
-            let Some(grad) = grad.filter(|_| wanted) else { continue };
+            let Some(mut grad) = grad.filter(|_| wanted) else { continue };
+            if builder.graph().op_by_op && handed_on.contains(&Some(grad)) {
+                grad = pass_through(builder, op, grad)?;
+            }
             let sum = match grads[tensor.index()] {
                 None => grad,
                 Some(before) => accumulate(builder, tensor, before, grad, first_layer[tensor.index()])?,
@@ -170,6 +174,14 @@ pub fn differentiate(builder: &mut GraphBuilder, loss: TensorId) -> Result<(), B
         }
     }
     Ok(())
+}
+
+/// A gradient that an op hands on as it is, as a tensor of its own that the op's layer lays out.
+fn pass_through(builder: &mut GraphBuilder, op: OpId, grad: TensorId) -> Result<TensorId, BuildError> {
+    let node = builder.graph().node(op);
+    let (layer, name) = (node.layer, format!("{}.grad", node.name));
+    let shape = builder.ty(grad).shape.clone();
+    builder.in_layer(Phase::Backward, layer, |b| b.emit(&name, Reshape { shape }, &[grad]))
 }
 
 /// Adds a second contribution to a tensor's gradient, in the layer that made the tensor.

@@ -129,6 +129,9 @@ pub struct Graph {
     pub gradients: Vec<WeightGradient>,
     /// What the step hands to the next one.
     pub carries: Vec<Carry>,
+    /// Whether it will run op by op, each op on its blocks alone, and backwards through every op, as PyTorch does with
+    /// DTensor: then windows do not reach beyond blocks, and a gradient that an op only hands on is laid out as that op is.
+    pub op_by_op: bool,
 }
 
 /// Who reads each tensor: a flat index, made once per pass that needs it.
@@ -178,7 +181,12 @@ impl Graph {
 
     /// The sharding rule of an op.
     pub fn rule(&self, id: OpId) -> Rule {
-        self.node(id).op.rule(&self.input_types(id), &self.output_types(id))
+        let inputs = self.input_types(id);
+        let mut rule = self.node(id).op.rule(&inputs, &self.output_types(id));
+        if self.op_by_op {
+            rule.keep_windows_in_blocks(&inputs);
+        }
+        rule
     }
 
     /// Floating-point operations of an op.

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! Tensors, ops and layers are named by their position; a layer is written as its forward op, a gradient as
-//! `[weight, gradient]`, a carry as `[old, new]`. The same graph always gives the same bytes.
+//! `[weight, gradient]`, a carry as `[old, new]`; `"op_by_op":true` is written where it is so ([`Graph::op_by_op`]).
+//! The same graph always gives the same bytes.
 //!
 //! Reading trusts nothing: the memory that it takes is bounded by the length of the text, counts are
 //! limited, unknown fields, kinds and versions are refused, and the graph is [verified](crate::verify).
@@ -154,6 +155,8 @@ struct GraphForm<'a> {
     outputs: Items<TensorId>,
     gradients: Items<(TensorId, TensorId)>,
     carries: Items<(TensorId, TensorId)>,
+    #[serde(default)]
+    op_by_op: bool,
 }
 
 /// A list of limited length, whose errors name the item.
@@ -218,6 +221,9 @@ impl Graph {
         write_list(to, "outputs", self.outputs.iter())?;
         write_list(to, "gradients", self.gradients.iter().map(|g| (g.parameter, g.gradient)))?;
         write_list(to, "carries", self.carries.iter().map(|c| (c.old, c.new)))?;
+        if self.op_by_op {
+            to.write_all(b",\n\"op_by_op\":true")?;
+        }
         to.write_all(b"}\n")
     }
 
@@ -303,6 +309,7 @@ fn assemble(form: GraphForm<'_>) -> Result<Graph, ReadError> {
         outputs: form.outputs.0,
         gradients: form.gradients.0.into_iter().map(gradient).collect(),
         carries: form.carries.0.into_iter().map(|(old, new)| Carry { old, new }).collect(),
+        op_by_op: form.op_by_op,
         ops,
     })
 }

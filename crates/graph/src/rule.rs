@@ -243,6 +243,25 @@ impl Rule {
         rule
     }
 
+    /// Lets no factor be split along which some part would need more than its block of an input of these types.
+    pub fn keep_windows_in_blocks(&mut self, inputs: &[TensorType]) {
+        for (map, ty) in self.inputs.iter().zip(inputs) {
+            for (dim, &size) in map.dims.iter().zip(ty.shape.iter()) {
+                let (Some(window), Some(&factor)) = (dim.window, dim.factors.first()) else { continue };
+                let factor = &mut self.factors[usize::from(factor)];
+                let (stepped, other) = match window.reach {
+                    Reach::Forward => (size, factor.size),
+                    Reach::Backward => (factor.size, size),
+                };
+                // Windows side by side that fill the dimension reach nowhere.
+                let tiled = window.extent <= window.stride
+                    && window.pad == 0
+                    && other.checked_mul(window.stride) == Some(stepped);
+                factor.whole |= !tiled;
+            }
+        }
+    }
+
     /// Which factor has this name.
     pub fn find(&self, name: &str) -> Option<FactorIndex> {
         self.factors.iter().position(|f| f.name == name).map(|i| i as FactorIndex)

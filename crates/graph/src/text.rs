@@ -116,6 +116,9 @@ impl fmt::Display for Name<'_> {
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "graph {}", Name(&self.name))?;
+        if self.op_by_op {
+            writeln!(f, "op_by_op")?;
+        }
         let mut sources = self.tensor_ids().filter(|&t| self.tensor(t).producer.is_none()).peekable();
         for node in &self.ops {
             // Sources come just before the op whose results follow them, as they were built.
@@ -350,6 +353,7 @@ impl Reader {
         let start = line.at;
         match line.word() {
             "graph" => self.graph.name = line.name()?,
+            "op_by_op" => self.graph.op_by_op = true,
             "output" => self.graph.outputs.push(line.tensor_id()?),
             "gradient" => {
                 let (parameter, gradient) = (line.tensor_id()?, line.tensor_id()?);

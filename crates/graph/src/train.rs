@@ -114,7 +114,7 @@ pub fn train(builder: &mut GraphBuilder, loss: TensorId, optimizer: &Optimizer) 
 mod tests {
     use super::*;
     use crate::{
-        ops::{Contract, Reduce, Unary, UnaryFn},
+        ops::{Binary, BinaryFn, Contract, Reduce, Unary, UnaryFn},
         types::{DType, TensorType},
     };
 
@@ -179,6 +179,35 @@ mod tests {
             let readers = graph.consumers().of(carry.old).to_vec();
             assert_eq!(readers.last(), Some(&update), "nobody reads what was replaced");
         }
+    }
+
+    #[test]
+    fn op_by_op_a_gradient_that_is_handed_on_is_a_tensor_of_each_layer() {
+        let step = |op_by_op: bool| {
+            let empty = crate::Graph { name: "sum".into(), op_by_op, ..crate::Graph::default() };
+            let mut b = GraphBuilder::resume(empty);
+            let ty = TensorType::new(DType::F32, [4]);
+            let mut source =
+                |name: &str| b.source(name, ty.clone(), Role::Parameter, Init::Constant(Real(0.0)));
+            let (x, y) = (source("x").unwrap(), source("y").unwrap());
+            let sum = b.emit("sum", Binary { f: BinaryFn::Add }, &[x, y]).unwrap();
+            let loss = b.emit("loss", Reduce::sum([0].into_iter().collect()), &[sum]).unwrap();
+            b.output(loss);
+            train(&mut b, loss, &Optimizer::sgd(0.1)).unwrap();
+            b.finish()
+        };
+        let gradients =
+            |graph: &crate::Graph| -> Vec<_> { graph.gradients.iter().map(|g| g.gradient).collect() };
+        let joined = gradients(&step(false));
+        assert_eq!(joined[0], joined[1]);
+        let graph = step(true);
+        let apart = gradients(&graph);
+        assert_ne!(apart[0], apart[1]);
+        for gradient in apart {
+            let node = graph.node(graph.tensor(gradient).producer.unwrap());
+            assert_eq!((node.op.kind(), graph.layers[node.layer.index()].name.as_str()), ("reshape", "sum"));
+        }
+        assert_eq!(crate::verify::verify(&graph), Ok(()));
     }
 
     #[test]

@@ -130,5 +130,7 @@ class Graph:
             "outputs": [number[t] for t in outputs],
             "gradients": [],
             "carries": [],
+            # Each op computes from its blocks alone, and autograd goes back through every op.
+            "op_by_op": True,
         }
         return json.dumps(graph, separators=(",", ":"), allow_nan=False) + "\n"

@@ -312,6 +312,35 @@ mod tests {
     }
 
     #[test]
+    fn only_windows_side_by_side_stay_in_their_blocks() {
+        let whole = |geometry: PoolGeometry, x: TensorType| {
+            let op = AvgPool { geometry: geometry.clone() };
+            let x = [x];
+            let y = op.infer(&x).unwrap();
+            let back = AvgPoolGrad { geometry, input: Dims::from_slice(&x[0].shape[2..]) };
+            let mut rules = [op.rule(&x, &y), back.rule(&y, &x)];
+            rules[0].keep_windows_in_blocks(&x);
+            rules[1].keep_windows_in_blocks(&y);
+            rules.map(|rule| {
+                ["n", "c", "h", "w"].map(|f| rule.factors[usize::from(rule.find(f).unwrap())].whole)
+            })
+        };
+        let x = float(&[4, 8, 16, 16]);
+        assert_eq!(whole(PoolGeometry::plain(&[2, 4], &[2, 4]), x.clone()), [[false; 4]; 2]);
+        assert_eq!(
+            whole(PoolGeometry::plain(&[3, 2], &[2, 2]), x),
+            [[false, false, true, false]; 2],
+            "windows overlap"
+        );
+        let odd = float(&[4, 8, 17, 16]);
+        let rest = whole(PoolGeometry::plain(&[2, 2], &[2, 2]), odd);
+        assert_eq!(rest, [[false, false, true, false]; 2], "a row is left over");
+        let pad = SmallVec::from_slice(&[(1, 1), (0, 0)]);
+        let padded = PoolGeometry { pad, ..PoolGeometry::plain(&[2, 2], &[2, 2]) };
+        assert_eq!(whole(padded, float(&[4, 8, 14, 16])), [[false, false, true, false]; 2], "padded");
+    }
+
+    #[test]
     fn hostile_attributes_are_refused() {
         let x = [float(&[2, 3, 8, 8])];
         let plain = PoolGeometry::plain(&[2, 2], &[2, 2]);

@@ -81,8 +81,9 @@ pub fn any_graph() -> impl Strategy<Value = Graph> {
         (0..12usize, any::<prop::sample::Index>(), any::<prop::sample::Index>(), names),
         0..20,
     );
-    (sources, steps, any::<bool>()).prop_map(|(sources, steps, train)| {
-        let mut b = GraphBuilder::new("random graph");
+    (sources, steps, any::<bool>(), any::<bool>()).prop_map(|(sources, steps, train, op_by_op)| {
+        let empty = Graph { name: "random graph".into(), op_by_op, ..Graph::default() };
+        let mut b = GraphBuilder::resume(empty);
         let mut tensors = Vec::new();
         for (shape, kind, name) in sources {
             let (dtype, role, init) = [
