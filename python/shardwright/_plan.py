@@ -6,7 +6,7 @@ import html
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from . import _native
 from ._progress import ProgressLine, show_seconds, wanted
@@ -154,6 +154,18 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan of {self.model} on {self.machine}: {show_seconds(self.step_seconds)} per step>"
+
+
+class SearchOptions(TypedDict, total=False):
+    """Options of `plan` that `parallelize` hands on, for JAX and PyTorch alike; `plan` says what they mean."""
+
+    costs: str | None
+    untied: bool
+    fix: Mapping[str, object] | Iterable[str] | None
+    time: float
+    threads: int
+    seed: int
+    progress: bool | Callable[[float, float | None, float], None] | None
 
 
 def _pairs(given: Mapping[str, object] | Iterable[str] | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,12 +13,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._native import PlanError
 from .._native import devices as devices_of
-from .._plan import Plan, plan
-from .._progress import show_seconds
+from .._plan import Plan, SearchOptions, plan
+from .._trial import candidates, fastest, show_measured
 from ._capture import Step, capture
 from ._constrain import Constrain, Spec
-from ._measure import candidates, fastest
+from ._measure import seconds_of
 from ._walk import Path
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Parallelized:
@@ -87,10 +90,7 @@ class Parallelized:
     def explain(self, detail: str = "usual") -> str:
         """What the plan is, what it is worth, and how arguments and results lie."""
         lines = [self.plan.table(detail), f"mesh: {' '.join(f'{n}:{s}' for n, s in self.mesh.shape.items())}"]
-        if self.measured:
-            ranked = sorted(self.measured.items(), key=lambda item: item[1])
-            lines.append("measured, seconds per step, the fastest kept:")
-            lines.extend(f"  {name}: {show_seconds(seconds)}" for name, seconds in ranked)
+        lines += show_measured(self.measured)
         for title, tree in (("arguments", self.in_shardings), ("results", self.out_shardings)):
             lines.append(f"{title}:")
             for path, sharding in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -111,14 +111,9 @@ def parallelize(
     donate_argnums: int | Sequence[int] | None = None,
     constrain: bool = True,
     measure: bool = False,
-    costs: str | None = None,
-    untied: bool = False,
-    fix: Mapping[str, object] | Iterable[str] | None = None,
     roles: Mapping[str, object] | Iterable[str] | None = None,
     opaque: Iterable[str] = (),
-    time: float = 60.0,
-    seed: int = 0,
-    progress: bool | Callable[[float, float | None, float], None] | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Parallelized:
     """Plans a training step for a machine and returns the step, sharded as planned.
 
@@ -134,7 +129,7 @@ def parallelize(
         measure: runs the planned step on these devices, and beside it data parallelism and weights split by columns and
             rows in turn on every grid of the devices; what comes back is the fastest, `.measured` the times of all.
 
-    The other options are those of `shardwright.plan`. Sharding constraints inside `step_fn` are left out: the plan
+    The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `roles`, `opaque`, `time`, ...). Sharding constraints inside `step_fn` are left out: the plan
     replaces them.
     """
     chosen = list(jax.devices() if devices is None else devices)
@@ -147,33 +142,24 @@ def parallelize(
     if isinstance(donate_argnums, int):
         donate_argnums = (donate_argnums,)
     step = capture(step_fn, example_args, None if donate_argnums is None else tuple(donate_argnums))
-    planned = functools.partial(
-        plan,
-        step.text,
-        memory=memory,
-        costs=costs,
-        untied=untied,
-        roles=roles,
-        opaque=opaque,
-        time=time,
-        seed=seed,
-        progress=progress,
-    )
+    planned = functools.partial(plan, step.text, memory=memory, roles=roles, opaque=opaque)
+    first = planned(machine=name, solver=solver, **options)
     if not measure:
-        return Parallelized(step, planned(machine=name, solver=solver, fix=fix), chosen, constrain)
-    first = planned(machine=name, solver=solver, fix=fix)
+        return Parallelized(step, first, chosen, constrain)
+    # What is fixed is fixed in the plan that was asked for.
+    free: SearchOptions = {**options, "fix": None}
 
     def made() -> Iterator[tuple[str, Parallelized]]:
-        for candidate in candidates(name, count, solver, constrain):
+        for candidate in candidates(name, count, solver, constrain, propagates=True):
             own = (candidate.machine, candidate.solver) == (name, solver)
             try:
-                found = first if own else planned(machine=candidate.machine, solver=candidate.solver)
+                found = first if own else planned(machine=candidate.machine, solver=candidate.solver, **free)
             except PlanError:
                 # Does not fit the memory, or the machine has levels of its own.
                 continue
             yield candidate.name, Parallelized(step, found, chosen, candidate.constrain)
 
-    best, times = fastest(made())
+    best, times = fastest(made(), seconds_of)
     best.measured = times
     return best
 

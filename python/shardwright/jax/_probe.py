@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from .._machine_file import Measurements, Times
+
 # Bytes of the larger side on one device at which collectives are measured.
 _MESSAGES = (1 << 16, 1 << 20, 1 << 23, 1 << 25)
 # Products of these sizes, as far as they take at most so many operations and so much memory.
 _SIDES = (32, 128, 512, 2048)
 _MOST_OPERATIONS, _MOST_ELEMENTS = 2 * 1024**3, 1 << 22
-# What the planner takes large products to reach of a device's peak, since data sheets state what no program reaches.
-_SHARE_OF_PEAK = 0.8
 
 
 def median_seconds(
@@ -50,43 +50,17 @@ def probe(devices: Sequence[Any] | None = None, name: str = "probed") -> str:
     True
     """
     bench = _Bench(list(jax.devices() if devices is None else devices))
-    measured = [(kind, members, bench.collective(kind, members)) for members in bench.groups for kind in _KINDS]
-    last = {kind: times for kind, _, times in measured}
-    bandwidth, latency = bench.copies(), 1e-6
-    if last:
-        # What the cost model's formulas need, for what was not measured: an all-reduce among all.
-        small, big = last["all-reduce"][0], last["all-reduce"][-1]
-        latency = small / (2 * math.ceil(math.log2(bench.count)))
-        bandwidth = 2 * (bench.count - 1) / bench.count * _MESSAGES[-1] / max(big - small, 1e-7)
-    lines = [
-        f'name = "{name}"',
-        f'description = "{bench.count} devices ({bench.devices[0].device_kind}) as measured under JAX {jax.__version__}"',
-        "[[level]]",
-        'name = "device"',
-        f"count = {bench.count}",
-        f'bandwidth = "{bandwidth / 1e9:.4g} GB/s"',
-        f'latency = "{latency * 1e6:.4g} us"',
-        'topology = "switch"',
-        "[device]",
-        f'name = "{name}"',
-        'memory = "4 GiB"',
-        f'memory_bandwidth = "{bench.copies() / 1e9:.4g} GB/s"',
-        f'peak.f32 = "{bench.products() / _SHARE_OF_PEAK / 1e9:.4g} GFLOP/s"',
-        f'launch_overhead = "{bench.start() * 1e6:.4g} us"',
-    ]
-    if bench.devices[0].platform == "cpu":
+    return Measurements(
+        name=name,
+        description=f"{bench.count} devices ({bench.devices[0].device_kind}) as measured under JAX {jax.__version__}",
+        count=bench.count,
+        copies=bench.copies(),
+        products=bench.products(),
+        start=bench.start(),
         # Host devices are threads: who moves data does not compute.
-        lines.append("overlap = false")
-    for kind, members, times in measured:
-        lines += [
-            "[[measured]]",
-            'level = "device"',
-            f'collective = "{kind}"',
-            f"members = {members}",
-            f"bytes = {json.dumps([f'{size} B' for size in _MESSAGES])}",
-            f"times = {json.dumps([f'{seconds * 1e6:.4g} us' for seconds in times])}",
-        ]
-    return "\n".join([*lines, ""])
+        overlap=bench.devices[0].platform != "cpu",
+        collectives=[bench.collective(kind, members) for members in bench.groups for kind in _KINDS],
+    ).to_toml()
 
 
 def profile(devices: Sequence[Any] | None = None, name: str = "probed") -> str:
@@ -142,10 +116,9 @@ class _Bench:
     def _made(self, shape: tuple[int, ...], sharding: NamedSharding) -> Any:
         return jax.jit(lambda: jnp.full(shape, 0.5, jnp.float32), out_shardings=sharding)()
 
-    def collective(self, kind: str, members: int) -> list[float]:
-        """Seconds by size of the message; a larger one never takes less time."""
-        seconds = [statistics.mean(self._ways(kind, members, size)) for size in _MESSAGES]
-        return [max(seconds[: i + 1]) for i in range(len(seconds))]
+    def collective(self, kind: str, members: int) -> Times:
+        """Seconds by size of the message."""
+        return Times(kind, members, _MESSAGES, [statistics.mean(self._ways(kind, members, n)) for n in _MESSAGES])
 
     def _ways(self, kind: str, members: int, message: int) -> Iterator[float]:
         """The collective as XLA does it for a change of layout; along either dimension, where that makes a difference."""

@@ -1,0 +1,79 @@
+"""Machine files from what was measured under an engine: `probe` of `shardwright.jax` and `shardwright.torch`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# What the planner takes large products to reach of a device's peak, since data sheets state what no program reaches.
+_SHARE_OF_PEAK = 0.8
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a collective among groups of so many members, by bytes of the larger side on one device."""
+
+    collective: str
+    members: int
+    sizes: Sequence[int]
+    seconds: Sequence[float]
+
+    def lines(self) -> list[str]:
+        """As machine files have it; a larger message never takes less time."""
+        rising = [max(self.seconds[: i + 1]) for i in range(len(self.seconds))]
+        return [
+            "[[measured]]",
+            'level = "device"',
+            f'collective = "{self.collective}"',
+            f"members = {self.members}",
+            f"bytes = {json.dumps([f'{size} B' for size in self.sizes])}",
+            f"times = {json.dumps([f'{seconds * 1e6:.4g} us' for seconds in rising])}",
+        ]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All devices of one level at work together."""
+
+    name: str
+    description: str
+    count: int
+    #: Of one device: bytes per second read and written, operations per second of large products, seconds per operation.
+    copies: float
+    products: float
+    start: float
+    #: Whether a device computes while data moves.
+    overlap: bool
+    collectives: list[Times] = field(default_factory=list)
+
+    def to_toml(self) -> str:
+        """The machine's file."""
+        bandwidth, latency = self.copies, 1e-6
+        among_all = [t for t in self.collectives if t.collective == "all-reduce" and t.members == self.count]
+        for times in among_all:
+            # What the cost model's formulas need, for what was not measured.
+            small, big = times.seconds[0], times.seconds[-1]
+            latency = small / (2 * math.ceil(math.log2(self.count)))
+            bandwidth = 2 * (self.count - 1) / self.count * times.sizes[-1] / max(big - small, 1e-7)
+        lines = [
+            f'name = "{self.name}"',
+            f'description = "{self.description}"',
+            "[[level]]",
+            'name = "device"',
+            f"count = {self.count}",
+            f'bandwidth = "{bandwidth / 1e9:.4g} GB/s"',
+            f'latency = "{latency * 1e6:.4g} us"',
+            'topology = "switch"',
+            "[device]",
+            f'name = "{self.name}"',
+            'memory = "4 GiB"',
+            f'memory_bandwidth = "{self.copies / 1e9:.4g} GB/s"',
+            f'peak.f32 = "{self.products / _SHARE_OF_PEAK / 1e9:.4g} GFLOP/s"',
+            f'launch_overhead = "{self.start * 1e6:.4g} us"',
+        ]
+        if not self.overlap:
+            lines.append("overlap = false")
+        lines += [line for times in self.collectives for line in times.lines()]
+        return "\n".join([*lines, ""])
