@@ -2,7 +2,9 @@
 """Times training steps of PyTorch modules on processes of this machine, one thread each, and counts what they exchange:
 PyTorch's DistributedDataParallel, and the plans of `shardwright.torch`.
 
-    scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,exact
+    scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,exact,kept --probe mine.toml
+
+`kept` is the plan that `parallelize(measure=True)` keeps.
 
 Prints one JSON line per model and plan as soon as it is there. Needs torch, and the Python package.
 """
@@ -28,6 +30,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--models", default="mlp,gpt")
     parser.add_argument("--plans", default="ddp,data,exact")
     parser.add_argument("--machine", help="what plans are for; as many CPUs as there are processes by default")
+    parser.add_argument("--probe", help="plan for the processes as they are: measure them and write a machine file here")
     parser.add_argument("--seconds", type=float, default=140, help="begin nothing new after this long")
     parser.add_argument("--search", type=float, default=10, help="seconds for each search")
     parser.add_argument("--small", action="store_true", help="sizes for a try")
@@ -127,7 +130,7 @@ def work(given: argparse.Namespace) -> None:
     import torch
     from torch import distributed
 
-    from shardwright.torch import parallelize, verify_plan
+    from shardwright.torch import parallelize, probe, verify_plan
 
     warnings.filterwarnings("ignore")
     begin = time.perf_counter()
@@ -135,6 +138,14 @@ def work(given: argparse.Namespace) -> None:
     distributed.init_process_group("gloo")
     rank, world = distributed.get_rank(), distributed.get_world_size()
     makers = models(given.small)
+    machine = given.machine
+    if given.probe:
+        text, machine = probe(), given.probe
+        if rank == 0:
+            with open(given.probe, "w", encoding="utf-8") as file:
+                file.write(text)
+            print(json.dumps({"probed": given.probe, "seconds": round(time.perf_counter() - begin, 1)}), flush=True)
+        distributed.barrier()
     for name in given.models.split(","):
         for plan in given.plans.split(","):
             late = torch.tensor(float(time.perf_counter() - begin > given.seconds))
@@ -151,12 +162,13 @@ def work(given: argparse.Namespace) -> None:
                 def loss(model=model, share=share, loss_fn=loss_fn):
                     return loss_fn(model(*share[:-1]), share[-1])
             else:
-                model = parallelize(
-                    module, inputs, loss_fn, machine=given.machine, solver=plan, time=given.search, progress=False
-                )
+                kept = plan == "kept"
+                options = {"machine": machine, "measure": kept, "time": given.search, "progress": False}
+                model = parallelize(module, inputs, loss_fn, solver="exact" if kept else plan, **options)
                 verified = verify_plan(model, *inputs)
                 found["predicted_seconds"] = model.plan.step_seconds
                 found["predicted_data_seconds"] = model.plan.baselines["data"]
+                found["measured"] = {name: round(s, 5) for name, s in model.measured.items()}
                 found["configs"] = sorted(set(model.plan.configs().values()))
                 found["predicted"] = {kind: [t.count, t.bytes] for kind, t in verified.predicted.items()}
                 found["issued"] = {kind: [t.count, t.bytes] for kind, t in verified.issued.items()}

@@ -18,9 +18,10 @@ from torch.distributed import checkpoint
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwright import DoesNotFit, PlanError
-from shardwright.torch import parallelize, verify_plan
+from shardwright.torch import _probe, _sums, parallelize, probe, verify_plan
 
 STEPS = 5
+WORLD = int(sys.argv[2])
 Found = dict[str, Any]
 
 
@@ -74,7 +75,44 @@ def trained(name: str, solver: str, optimizer: str = "momentum", **options: Any)
         "issued": {kind: [t.count, t.bytes] for kind, t in verification.issued.items()},
         "counted": verification.counted,
         "explained": model.explain("all"),
+        "measured": model.measured,
+        "own": module.get_parameter("fc1.weight") is model.get_parameter("fc1.weight") if name == "mlp" else None,
     }
+
+
+def measured() -> Found:
+    """The fastest of several plans, for the processes as they are: small messages only, to be quick."""
+    _probe._MESSAGES = (1 << 12, 1 << 14)
+    machine = probe()
+    text = [machine]
+    distributed.broadcast_object_list(text, src=WORLD - 1)
+    found = trained("mlp", "exact", measure=True)
+    return {**found, "machine": machine, "same": text[0] == machine}
+
+
+def accumulated() -> Found:
+    """Gradients of two passes, added up over processes in several batches, against those of one process."""
+    _sums.TOGETHER = 4096
+    torch.manual_seed(0)
+    module, args, _, loss_fn = MODELS["mlp"]()
+    module.eval()
+    alone = copy.deepcopy(module)
+    model = parallelize(module, args, loss_fn, solver="data", progress=False)
+    sent: list[int] = []
+    one = distributed.all_reduce
+
+    def watched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent.append(tensor.numel())
+        return one(tensor, *args, **kwargs)
+
+    distributed.all_reduce = watched
+    for _ in range(2):
+        loss_fn(alone(*args[:-1]), args[-1]).backward()
+        model(*args).backward()
+    distributed.all_reduce = one
+    want = {name: p.grad for name, p in alone.named_parameters()}
+    got = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    return {"difference": furthest(want, got), "sent": sent, "elements": sum(p.numel() for p in alone.parameters())}
 
 
 def kept() -> Found:
@@ -148,6 +186,8 @@ def cases() -> dict[str, Callable[[], Found]]:
         f"{name} {solver}": lambda name=name, solver=solver: trained(name, solver) for name in MODELS for solver in solvers
     }
     found["mlp untied"] = lambda: trained("mlp", "exact", "adam", untied=True)
+    found["measured"] = measured
+    found["accumulated"] = accumulated
     found["kept"] = kept
     found["evaluated"] = evaluated
     found["refused"] = refused

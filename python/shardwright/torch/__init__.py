@@ -14,6 +14,7 @@ In every process, after `torch.distributed.init_process_group`:
 """
 
 from ._parallelize import Parallelized, parallelize
+from ._probe import probe
 from ._verify import Traffic, Verification, verify_plan
 
-__all__ = ["Parallelized", "Traffic", "Verification", "parallelize", "verify_plan"]
+__all__ = ["Parallelized", "Traffic", "Verification", "parallelize", "probe", "verify_plan"]

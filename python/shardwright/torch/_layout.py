@@ -6,11 +6,15 @@ or `M` (of a maximum). The gradient of a tensor lies as the tensor does, but who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import distributed
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from ._sums import Sums
 
 Layout = tuple[str, ...]
 
@@ -49,6 +53,9 @@ class Grid:
     """The mesh, and where this process is on it."""
 
     mesh: Any
+    _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    #: Gradients of weights on their way.
+    sums: Sums = field(default_factory=Sums)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -77,10 +84,44 @@ class Grid:
                     local = local.narrow(dim, start, size)
             return local.contiguous()
         with torch.no_grad():
+            if (swap := self._swap(source, target)) is not None:
+                return self._exchange(local, *swap)
             given = DTensor.from_local(local.contiguous(), self.mesh, placements(source), run_check=False)
             moved = given.redistribute(placements=placements(target)).to_local()
-        # A collective that is not waited for yet has a type of its own.
-        return moved.wait() if hasattr(moved, "wait") else moved
+        return moved.wait() if isinstance(moved, AsyncCollectiveTensor) else moved
+
+    def _swap(self, source: Layout, target: Layout) -> tuple[tuple[int, ...], int, int] | None:
+        """The axes that split another dimension afterwards, which, and which, where that is all that changes, and blocks
+        keep their order: the axes are the innermost ones of both dimensions."""
+        axes = tuple(axis for axis, (a, b) in enumerate(zip(source, target, strict=True)) if a != b)
+        pairs = {(source[axis], target[axis]) for axis in axes}
+        if len(pairs) != 1:
+            return None
+        before, after = pairs.pop()
+        if not (before.startswith("S") and after.startswith("S")):
+            return None
+        others = [axis for axis, at in enumerate(source) if axis not in axes and at in (before, after)]
+        if others and max(others) > min(axes):
+            return None
+        return axes, int(before[1:]), int(after[1:])
+
+    def _exchange(self, local: torch.Tensor, axes: tuple[int, ...], before: int, after: int) -> torch.Tensor:
+        """Everybody sends everybody else a part. DTensor does this along one axis after the other, and without an
+        all-to-all on CPUs, where it gathers and cuts."""
+        group = self.group(axes)
+        count = distributed.get_world_size(group)
+        parts = torch.stack(local.chunk(count, after)).contiguous()
+        received = all_to_all_single(parts, None, None, group)
+        received = received.wait() if isinstance(received, AsyncCollectiveTensor) else received
+        return torch.cat(received.unbind(), before)
+
+    def group(self, axes: tuple[int, ...]) -> Any:
+        """The processes along these axes, in the order of blocks; all processes ask for the same groups in the same order."""
+        if axes not in self._groups:
+            names = tuple(self.mesh.mesh_dim_names[axis] for axis in axes)
+            part = self.mesh[names]
+            self._groups[axes] = (part._flatten() if len(axes) > 1 else part).get_group()
+        return self._groups[axes]
 
 
 @dataclass(frozen=True)
@@ -91,6 +132,15 @@ class _Way:
     shape: tuple[int, ...]
     source: Layout
     target: Layout
+    #: The weight whose gradient it is.
+    weight: Any
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The axes over which parts are added up, where that is all there is to do."""
+        changed = [(axis, at) for axis, (at, to) in enumerate(zip(self.source, self.target, strict=True)) if at != to]
+        summed = all(at == "P" and self.target[axis] == "R" for axis, at in changed)
+        return tuple(axis for axis, _ in changed) if summed else ()
 
 
 class _Moved(torch.autograd.Function):
@@ -105,14 +155,19 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         way = ctx.way
+        if way.weight is not None and way.grid.sums.together and (axes := way.summed):
+            way.grid.sums.add(way.weight, grad, way.grid.group(axes))
+            return None, None, None
         return way.grid.move(grad, way.shape, way.source, way.target), None, None
 
 
 class Value:
     """A tensor of a run: what this process holds, how it lies, and where it was brought already."""
 
-    def __init__(self, grid: Grid, shape: tuple[int, ...], local: torch.Tensor, layout: Layout) -> None:
-        self.grid, self.shape, self.local, self.layout = grid, shape, local, layout
+    def __init__(
+        self, grid: Grid, shape: tuple[int, ...], local: torch.Tensor, layout: Layout, weight: Any = None
+    ) -> None:
+        self.grid, self.shape, self.local, self.layout, self.weight = grid, shape, local, layout, weight
         self._data: dict[Layout, torch.Tensor] = {}
         self._moved: dict[tuple[Layout, Layout], torch.Tensor] = {}
 
@@ -127,7 +182,7 @@ class Value:
                 self._data[layout] = self.grid.move(self.local.detach(), self.shape, self.layout, layout)
             moved = self._data[layout]
             if needs:
-                way = _Way(self.grid, self.shape, gradient, dual(self.layout))
+                way = _Way(self.grid, self.shape, gradient, dual(self.layout), self.weight)
                 moved = _Moved.apply(self.local, moved, way)
             self._moved[key] = moved
         return self._moved[key]

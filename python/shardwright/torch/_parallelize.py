@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -14,12 +18,19 @@ from torch.utils import _pytree as pytree
 
 from .._native import PlanError
 from .._native import devices as devices_of
-from .._plan import Plan, plan
+from .._plan import Plan, SearchOptions, plan
+from .._trial import candidates, fastest, show_measured
 from ._capture import capture
 from ._layout import placements
+from ._measure import seconds_of
+from ._probe import probe
 from ._run import Run
 from ._share import shared
+from ._sums import Sums
 from ._translate import Step, Translator
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Parallelized(torch.nn.Module):
@@ -32,9 +43,12 @@ class Parallelized(torch.nn.Module):
         object.__setattr__(self, "_original", module)
         self.training = self._mode = module.training
         self.plan = plan
+        #: Seconds per step of all plans that were tried, where that was asked for; this one is the fastest.
+        self.measured: dict[str, float] = {}
         self.mesh = mesh
         self._step = step
-        self._stored: dict[str, list[str]] = layouts["stored"]
+        #: How ops are split and weights lie, as the planner says.
+        self.layouts = layouts
         self._distribute()
         self._run = Run(step, layouts["ops"], mesh)
 
@@ -52,9 +66,14 @@ class Parallelized(torch.nn.Module):
                     done[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad)
                 submodule._parameters[name] = done[id(old)]
 
+    @property
+    def sums(self) -> Sums:
+        """Gradients of weights that are added up over processes, on their way."""
+        return self._run.grid.sums
+
     def placements(self, parameter: str) -> list[Any]:
         """How a weight lies between steps."""
-        stored = self._stored.get(parameter)
+        stored = self.layouts["stored"].get(parameter)
         return placements(tuple(stored)) if stored else [Replicate()] * self.mesh.ndim
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,10 +106,8 @@ class Parallelized(torch.nn.Module):
     def explain(self, detail: str = "usual") -> str:
         """What the plan is, what it is worth, and how the weights lie."""
         axes = " ".join(f"{name}:{size}" for name, size in self.plan.axes.items())
-        lines = [self.plan.table(detail), f"mesh: {axes}", "weights:"]
+        lines = [self.plan.table(detail), f"mesh: {axes}", *show_measured(self.measured), "weights:"]
         lines += [f"  {name}: {list(p.placements)}" for name, p in self.named_parameters()]
-        if self._run.reaching:
-            lines.append(f"computed whole, since windows reach beyond blocks: {', '.join(self._run.reaching)}")
         return "\n".join(lines)
 
 
@@ -104,12 +121,8 @@ def parallelize(
     example_kwargs: Mapping[str, Any] | None = None,
     solver: str = "exact",
     optimizer: str = "sgd",
-    costs: str | None = None,
-    untied: bool = False,
-    fix: Mapping[str, object] | Iterable[str] | None = None,
-    time: float = 60.0,
-    seed: int = 0,
-    progress: bool | Callable[[float, float | None, float], None] | None = None,
+    measure: bool = False,
+    **options: Unpack[SearchOptions],
 ) -> Parallelized:
     """Plans a module's training for a machine and returns the module, laid out and run as planned.
 
@@ -126,8 +139,11 @@ def parallelize(
         solver: `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...; those that pin ops to devices (`"mcmc"`, `"place"`, and
             `"auto"` where it ends with one of their plans) are refused, since DTensor has no word for that.
         optimizer: `"sgd"`, `"momentum"` or `"adam"`: what its state costs is planned for.
+        measure: plans for these processes as `probe` finds them where no machine is named, runs the planned step, and beside
+            it data parallelism and weights split by columns and rows in turn on every grid of the processes; what comes
+            back is the fastest, `.measured` the times of all. Modules are copied for this.
 
-    The other options are those of `shardwright.plan`.
+    The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `time`, ...).
     """
     if not distributed.is_initialized():
         raise PlanError(
@@ -136,32 +152,60 @@ def parallelize(
         )
     world = distributed.get_world_size()
     device = next((p.device.type for p in module.parameters()), "cpu")
-    name = machine or f"{'cpu' if device == 'cpu' else 'flat'}:{world}"
-    count = devices_of(name)
     if world == 1:
         raise PlanError("there is one process only: there is nothing to split; start several with torchrun")
-    if count != world:
-        raise PlanError(f"machine {name} has {count} devices, but there are {world} processes")
     if isinstance(example_inputs, Mapping):
         args, kwargs = (), {**example_inputs, **(example_kwargs or {})}
     else:
         args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
-    captured = capture(module, args, kwargs, loss_fn)
-    step = Translator(captured, module, type(module).__name__).run()
-    found, layouts = shared(
-        lambda: plan(
-            step.text(),
-            machine=name,
-            memory=memory,
-            solver=solver,
-            optimizer=optimizer,
-            costs=costs,
-            untied=untied,
-            fix=fix,
-            time=time,
-            seed=seed,
-            progress=progress,
-        )
-    )
-    mesh = init_device_mesh(device, tuple(found.axes.values()), mesh_dim_names=tuple(found.axes))
-    return Parallelized(module, step, found, json.loads(layouts), mesh)
+    with _machine(machine, device, world, measure) as name:
+        count = devices_of(name)
+        if count != world:
+            raise PlanError(f"machine {name} has {count} devices, but there are {world} processes")
+        captured = capture(module, args, kwargs, loss_fn)
+        step = Translator(captured, module, type(module).__name__).run()
+        text = step.text()
+
+        def made(module: torch.nn.Module, machine: str, solver: str, options: SearchOptions) -> Parallelized:
+            """The module under a plan; the module given is changed."""
+            found, layouts = shared(
+                lambda: plan(text, machine=machine, memory=memory, solver=solver, optimizer=optimizer, **options)
+            )
+            mesh = init_device_mesh(device, tuple(found.axes.values()), mesh_dim_names=tuple(found.axes))
+            return Parallelized(module, step, found, json.loads(layouts), mesh)
+
+        if not measure:
+            return made(module, name, solver, options)
+        # What is fixed is fixed in the plan that was asked for.
+        free: SearchOptions = {**options, "fix": None}
+
+        def tried() -> Iterator[tuple[str, Parallelized]]:
+            for candidate in candidates(name, count, solver, True, propagates=False):
+                own = candidate.machine == name and candidate.solver == solver
+                try:
+                    model = made(copy.deepcopy(module), candidate.machine, candidate.solver, options if own else free)
+                except PlanError:
+                    # Does not fit the memory, or the machine has levels of its own.
+                    if own:
+                        raise
+                    continue
+                yield candidate.name, model
+
+        copied, times = fastest(tried(), lambda model, hopeless: seconds_of(model, args, kwargs, hopeless))
+        best = Parallelized(module, step, copied.plan, copied.layouts, copied.mesh)
+        best.measured = times
+        return best
+
+
+@contextlib.contextmanager
+def _machine(name: str | None, device: str, world: int, measure: bool) -> Iterator[str]:
+    """The machine that is named, or the processes themselves: as they were measured, where that is wanted."""
+    if name is not None or not measure:
+        yield name or f"{'cpu' if device == 'cpu' else 'flat'}:{world}"
+        return
+    text = probe(device=device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "probed.toml")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        yield path

@@ -30,10 +30,10 @@ class OpLayouts:
 
     @staticmethod
     def of(op: Op, form: Mapping[str, Any]) -> OpLayouts:
-        """As the plan has them. Axes along which windows reach beyond blocks, or a maximum is trained, stay whole."""
-        whole = set(form["reaching"])
+        """As the plan has them. Axes along which a maximum is trained stay whole."""
+        whole: set[int] = set()
         if op.kind == "reduce" and op.attributes["f"] == "max" and not op.extra.get("statistic"):
-            whole |= {axis for axis, at in enumerate(form["outputs"][0]) if at == "M"}
+            whole = {axis for axis, at in enumerate(form["outputs"][0]) if at == "M"}
 
         def kept(layout: list[str]) -> Layout:
             return tuple("R" if axis in whole else at for axis, at in enumerate(layout))
@@ -68,8 +68,6 @@ class Run:
         whole = ("R",) * len(self.grid.sizes)
         self._whole: Layout = whole
         self._layouts = {op.name: OpLayouts.of(op, layouts[op.name]) for op in step.graph.ops if op.name in layouts}
-        #: Ops along whose windows tensors would have to reach, and which are computed whole instead.
-        self.reaching = [name for name, form in layouts.items() if form["reaching"]]
         self.calls: list[Call] = []
         for group in step.groups:
             self.calls += self._calls(group)
@@ -168,6 +166,7 @@ class Run:
 
     def __call__(self, module: torch.nn.Module, leaves: list[Any]) -> list[Any]:
         """What the captured graph returns, from the leaves of its inputs; `int`s stand for nothing else."""
+        self.grid.sums.clear()
         free = self._free(module, leaves)
         values: dict[TensorId, Value] = {}
         for at, call in enumerate(self.calls):
@@ -235,7 +234,8 @@ class Run:
             raise ValueError(f"`{name}` was planned with shape {list(shape)}, and has {list(given.shape)}: plan again")
         if isinstance(given, DTensor):
             at = layout_of(given)
-            return Value(self.grid, shape, given.to_local(grad_placements=placements(dual(at))), at)
+            local = given.to_local(grad_placements=placements(dual(at)))
+            return Value(self.grid, shape, local, at, given if source.parameter is not None else None)
         return Value(self.grid, shape, given, self._whole)
 
     def _result(

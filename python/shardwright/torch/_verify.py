@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ._measure import trained
 from ._parallelize import Parallelized
 
 #: Collectives as PyTorch calls them, and as plans do.
@@ -74,12 +74,15 @@ def _sum(rows: Iterable[tuple[str, Traffic]]) -> dict[str, Traffic]:
 
 
 def verify_plan(model: Parallelized, *args: Any, **kwargs: Any) -> Verification:
-    """Runs a step, forward and backward, and compares what it exchanges with the plan. Gradients are left as they were."""
+    """Runs a step, forward and backward, and compares what it exchanges with the plan. Gradients are left as they were.
+    Those of weights are added up one by one here, as they are predicted, and not many together."""
     before = [p.grad for p in model.parameters()]
-    with CommDebugMode() as counter, _Watch() as watch:
-        result = model(*args, **kwargs)
-        leaves = result if isinstance(result, torch.Tensor) else next(iter(torch.utils._pytree.tree_leaves(result)))
-        (leaves if leaves.dim() == 0 else leaves.mean()).backward()
+    model.sums.together = False
+    try:
+        with CommDebugMode() as counter, _Watch() as watch:
+            trained(model(*args, **kwargs)).backward()
+    finally:
+        model.sums.together = True
     for p, grad in zip(model.parameters(), before, strict=True):
         p.grad = grad
     planned = json.loads(model.plan._native.collectives())
