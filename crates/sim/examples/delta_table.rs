@@ -20,10 +20,11 @@ use std::time::Instant;
 const MODELS: [&str; 6] =
     ["alexnet", "resnet101", "inception_v3", "rnntc:unroll=40", "rnnlm:unroll=40", "nmt:unroll=40"];
 const DEVICES: [u32; 5] = [4, 8, 16, 32, 64];
-/// Proposals that are timed, after others that lead away from the start; and how many tasks are simulated by full simulations.
+/// Proposals that are timed, after others that lead away from the start.
 const PROPOSALS: u32 = 5000;
 const BEFORE: u32 = 20_000;
-const FULL: usize = 400_000;
+/// The same is done again until it has taken so many seconds: the system's clock of a thread's work is a coarse one.
+const LEAST: f64 = 0.4;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -77,17 +78,22 @@ fn row(model: &str, machine: &str, devices: u32) -> Result<(), Box<dyn Error>> {
     let end = delta.makespan();
     // Back to where these proposals began.
     let back: Vec<(u32, u32)> = start.iter().enumerate().map(|(op, &number)| (op as u32, number)).collect();
-    delta.propose(&back)?;
-    delta.accept();
-    let (quick, steps, accepted) = round(&mut delta)?;
-    assert_eq!(delta.makespan(), end, "the same proposals");
-    let tasks = delta.task_count();
-    let count = (FULL / tasks.max(1)).max(20);
-    let from = worked(begin);
-    for _ in 0..count {
-        assert_eq!(delta.simulate_anew(), delta.makespan());
+    let (mut quick, mut rounds, mut steps, mut accepted) = (0.0, 0, 0, 0);
+    while quick * f64::from(PROPOSALS) < LEAST * 1e6 {
+        delta.propose(&back)?;
+        delta.accept();
+        let (time, timed, taken) = round(&mut delta)?;
+        assert_eq!(delta.makespan(), end, "the same proposals");
+        (quick, rounds, steps, accepted) = (quick + time, rounds + 1, timed, taken);
     }
-    let full = (worked(begin) - from) * 1e6 / count as f64;
+    let quick = quick / f64::from(rounds);
+    let tasks = delta.task_count();
+    let (from, mut count) = (worked(begin), 0);
+    while worked(begin) - from < LEAST {
+        assert_eq!(delta.simulate_anew(), delta.makespan());
+        count += 1;
+    }
+    let full = (worked(begin) - from) * 1e6 / f64::from(count);
     println!(
         "| {model} | {devices} | {tasks} | {full:.0} | {quick:.1} | {:.1} | {first:.1} | {:.1}% | {:.0}% |",
         full / quick,

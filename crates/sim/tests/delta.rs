@@ -6,7 +6,7 @@ use shardwright_lower::{Work, lower_joining};
 use shardwright_machine::{AxisSet, Bytes, builtin};
 use shardwright_plan::{Demands, Problem, search, strategy};
 use shardwright_search::Control;
-use shardwright_sim::{Best, Classes, Delta, Limits, Moves, Schedule, Timeline, mcmc};
+use shardwright_sim::{Best, Classes, Delta, Limits, Links, Moves, Schedule, Timeline, mcmc};
 use shardwright_space::{Config, configs_with_pins, place};
 
 /// A generator that needs no dependency.
@@ -26,7 +26,7 @@ fn lowered(problem: &Problem<'_>, configs: &[Config]) -> (u64, Vec<u64>) {
     let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
     let compute = |op: OpId| times.compute(op, &run_as[op.index()]);
     let schedule = Schedule::new(&program, Classes::of(&program), compute).unwrap();
-    let line = schedule.simulate();
+    let line = schedule.simulate_on(Links::of(problem.machine));
     let mut ends = vec![0; problem.graph.ops.len()];
     for task in schedule.tasks.ids() {
         if let Work::Compute { op, .. } = program.instruction(schedule.instructions[task]).work {
@@ -125,6 +125,12 @@ fn pinned_perceptrons_untied() {
 #[test]
 fn pinned_recurrent_nets() {
     walk_over("nmt:batch=8,seq=2,hidden=16,vocab=24,unroll=2", "p100x16:8", 100, false, true);
+}
+
+#[test]
+fn cores_that_move_data_themselves() {
+    walk("nmt:batch=8,seq=2,hidden=16,vocab=24,unroll=2", "cpu:4", 150, false);
+    walk_over("lenet5:batch=8", "cpu:4", 100, false, true);
 }
 
 #[test]

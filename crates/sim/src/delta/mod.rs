@@ -34,6 +34,7 @@
 
 mod edges;
 mod lanes;
+mod line;
 mod network;
 mod parts;
 mod structure;

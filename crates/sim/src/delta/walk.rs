@@ -10,7 +10,7 @@
 
 use crate::delta::{
     NONE,
-    lanes::lanes,
+    line::{Line, Turned, shifted, streams},
     network::{Network, Task},
 };
 use crate::{Tasks, Timeline};
@@ -22,29 +22,11 @@ const FIRST_LOOK: usize = 2;
 const RARELY: usize = 64;
 /// Fewer tasks than this are timed anew rather than skipped.
 const WORTH_SKIPPING: usize = 4;
+/// Where a change concerns more tasks than this, those that are late because of them are not told apart from the rest.
+const MOST_CONCERNED: usize = 256;
 
 /// A task whose turn can come: when it is ready, its rank, its place.
 type Turn = (u64, u64, u32);
-
-/// A timeline by position in the order, and by task.
-#[derive(Clone, Debug, Default)]
-struct Line {
-    order: Vec<u32>,
-    ready: Vec<u64>,
-    ends: Vec<u64>,
-    /// The position after the last task that it waits for.
-    known: Vec<u32>,
-    /// The first position whose task may not be over when this one is ready.
-    busy: Vec<u32>,
-    /// Before the task at a position, and at the end: when each stream is free again.
-    free: Vec<u64>,
-    /// How many streams there are.
-    streams: usize,
-    /// The last end before a position; one more at the end.
-    last: Vec<u64>,
-    /// Per task: its position, or [`NONE`].
-    place: Vec<u32>,
-}
 
 /// What the change that is being weighed means for a task; counters say whether it is about this change.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,6 +42,14 @@ struct Mark {
     end: u64,
     /// Where it is concerned: it is not ready earlier than this, as far as can be told.
     soonest: u64,
+}
+
+/// A task, and when it was over in the old timeline and is in the new one.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    task: u32,
+    was: u64,
+    is: u64,
 }
 
 /// Tasks of a window, and the part of the old order after it that is only shifted.
@@ -92,59 +82,12 @@ pub struct Walk {
     /// When each stream is free again in the window.
     free: Vec<u64>,
     heap: BinaryHeap<Reverse<Turn>>,
+    /// Tasks of the old order that have had their turn and may be under way yet.
+    under_way: Vec<UnderWay>,
+    /// What is written over when a change is kept.
+    old: Vec<Turned>,
     /// Tasks that were timed.
     pub steps: u64,
-}
-
-/// The streams of a task, from its bits.
-fn streams(bits: u64) -> impl Iterator<Item = usize> {
-    lanes(bits)
-}
-
-fn shifted(time: u64, by: i64) -> u64 {
-    time.saturating_add_signed(by)
-}
-
-impl Line {
-    /// Adds the next task and what follows from it.
-    fn push(&mut self, network: &Network<'_>, task: u32, ready: u64, end: u64) {
-        let at = self.order.len();
-        let inputs = network.before(task).iter().filter(|&&other| other != NONE);
-        let known = inputs.map(|&other| self.place[other as usize] + 1).max().unwrap_or(0);
-        let mut busy = self.busy.last().map_or(0, |&busy| busy as usize);
-        while busy < at && self.ends[busy] < ready {
-            busy += 1;
-        }
-        let next = self.free.len();
-        self.free.extend_from_within(next - self.streams..);
-        streams(network.task(task).streams).for_each(|stream| self.free[next + stream] = end);
-        self.last.push(self.last[at].max(end));
-        self.order.push(task);
-        self.ready.push(ready);
-        self.ends.push(end);
-        self.known.push(known);
-        self.busy.push(busy as u32);
-        self.place[task as usize] = at as u32;
-    }
-
-    fn truncate(&mut self, len: usize) {
-        self.order.truncate(len);
-        self.ready.truncate(len);
-        self.ends.truncate(len);
-        self.known.truncate(len);
-        self.busy.truncate(len);
-        self.free.truncate((len + 1) * self.streams);
-        self.last.truncate(len + 1);
-    }
-
-    fn len(&self) -> usize {
-        self.order.len()
-    }
-
-    /// When each stream is free again before the task at a position.
-    fn free(&self, at: usize) -> &[u64] {
-        &self.free[at * self.streams..(at + 1) * self.streams]
-    }
 }
 
 impl Walk {
@@ -153,13 +96,14 @@ impl Walk {
         let all = network.tasks();
         let (tasks, _) = to_tasks(network, &all);
         let found = Timeline::of(&tasks);
-        let mut walk = Self::default();
-        walk.line.streams = network.lanes().count() * network.lanes().streams;
-        walk.line.free.resize(walk.line.streams, 0);
-        walk.line.last.push(0);
+        let streams = network.lanes().count() * network.lanes().streams;
+        let mut walk = Self { line: Line::new(streams), ..Self::default() };
         walk.grow(network);
-        for &at in &found.order {
-            walk.line.push(network, all[at as usize], found.ready[at as usize], found.end[at as usize]);
+        walk.line.resize(found.order.len());
+        for (at, &number) in found.order.iter().enumerate() {
+            let (task, number) = (all[number as usize], number as usize);
+            let (ready, end) = (found.ready[number], found.end[number]);
+            walk.line.put(at, Turned { task, taken: network.task(task).streams, ready, end });
         }
         walk
     }
@@ -219,6 +163,11 @@ impl Walk {
         let (mut cut, mut by) = (self.reach(network, 0, 0), 0);
         self.same = cut;
         self.makespan = self.line.last[cut];
+        self.free.clear();
+        self.free.extend_from_slice(self.line.free(cut));
+        self.heap.clear();
+        self.under_way.clear();
+        self.note_under_way(0, cut);
         if cut < self.line.len() || !self.concerned.is_empty() {
             while let Some(next) = self.window(network, cut, by) {
                 (cut, by) = next;
@@ -234,20 +183,34 @@ impl Walk {
         if self.pieces.is_empty() {
             return;
         }
-        let tail = self.same;
-        let old: Vec<(u32, u64, u64)> = (tail..self.line.len())
-            .map(|at| (self.line.order[at], self.line.ready[at], self.line.ends[at]))
-            .collect();
-        self.line.truncate(tail);
         network.gone.iter().for_each(|&task| self.line.place[task as usize] = NONE);
-        for piece in std::mem::take(&mut self.pieces) {
-            for &(ready, _, task) in &self.timed[piece.timed] {
-                self.line.push(network, task, ready, self.marks[task as usize].end);
+        let (tail, old_len) = (self.same, self.line.len());
+        let len = self.pieces.iter().fold(tail, |len, piece| len + piece.timed.len() + piece.shifted.len());
+        // What ends the timeline and is neither shifted in time nor in position stays as it is.
+        let stays = |piece: &&Piece| piece.by == 0 && piece.shifted.end == old_len && len == old_len;
+        let rest = self.pieces.last().filter(stays).map_or(old_len, |piece| piece.shifted.start);
+        self.old.clear();
+        self.old.extend((tail..rest).map(|at| self.line.at(at)));
+        self.line.resize(len);
+        let mut at = tail;
+        for piece in &self.pieces {
+            for &(ready, _, task) in &self.timed[piece.timed.clone()] {
+                let (taken, end) = (network.task(task).streams, self.marks[task as usize].end);
+                self.line.put(at, Turned { task, taken, ready, end });
+                at += 1;
             }
-            for &(task, ready, end) in &old[piece.shifted.start - tail..piece.shifted.end - tail] {
-                self.line.push(network, task, shifted(ready, piece.by), shifted(end, piece.by));
+            let shift = |t: &Turned| Turned {
+                ready: shifted(t.ready, piece.by),
+                end: shifted(t.end, piece.by),
+                ..*t
+            };
+            for turned in &self.old[piece.shifted.start - tail..piece.shifted.end.min(rest) - tail] {
+                self.line.put(at, shift(turned));
+                at += 1;
             }
         }
+        self.line.mend(at);
+        self.pieces.clear();
     }
 
     /// The change is undone.
@@ -302,7 +265,8 @@ impl Walk {
             return Some(mark.end);
         }
         let place = self.line.place[task as usize] as usize;
-        if place >= cut || place == NONE as usize || mark.gone == self.change {
+        let late = mark.gone == self.change || mark.concerned == self.change;
+        if place >= cut || place == NONE as usize || late {
             return None;
         }
         let end = self.line.ends[place];
@@ -323,12 +287,19 @@ impl Walk {
     fn reach(&mut self, network: &Network<'_>, from: usize, by: i64) -> usize {
         let gone = self.gone.iter().map(|&place| place as usize).filter(|&place| place >= from);
         let mut cut = gone.min().unwrap_or(self.line.len());
-        for at in 0..self.concerned.len() {
+        let (mut at, known) = (0, self.concerned.len());
+        while at < self.concerned.len() {
             let task = self.concerned[at];
+            at += 1;
+            let place = self.old_place(task);
+            // Where it was, nothing is now.
+            cut = cut.min(place.filter(|&place| place >= from).unwrap_or(cut));
             if self.marks[task as usize].timed == self.change {
                 continue;
             }
-            cut = cut.min(self.old_place(task).unwrap_or(cut));
+            if place.is_some_and(|place| place < from) {
+                cut = cut.min(self.concern_readers(network, task));
+            }
             // As if it ran in the old order: others are ready later only if something comes later.
             let mut ready = 0;
             for &other in network.before(task).iter().filter(|&&other| other != NONE) {
@@ -346,24 +317,43 @@ impl Walk {
             let place = from + self.line.ready[from..].partition_point(|&other| other < ready);
             cut = cut.min(place);
         }
+        if self.concerned.len() > known {
+            self.concerned.sort_unstable_by_key(|&task| network.task(task).rank);
+        }
         cut.max(from)
+    }
+
+    /// A task is late: so may be those who wait for it, which the change concerns from now on. The first place of one of them.
+    fn concern_readers(&mut self, network: &Network<'_>, task: u32) -> usize {
+        let mut first = self.line.len();
+        for reader in network.readers(task) {
+            let mark = &mut self.marks[reader as usize];
+            if mark.timed == self.change || mark.concerned == self.change {
+                continue;
+            }
+            first = first.min(self.line.place[reader as usize] as usize);
+            if self.concerned.len() < MOST_CONCERNED {
+                (mark.concerned, mark.soonest) = (self.change, 0);
+                self.concerned.push(reader);
+            }
+        }
+        first
     }
 
     /// Times tasks from a position of the old order on, before which everything has had its turn; `by`: the shift
     /// just before it. Where another window has to start, if any.
     fn window(&mut self, network: &Network<'_>, cut: usize, by: i64) -> Option<(usize, i64)> {
         let (count, change) = (self.line.len(), self.change);
-        self.free.clear();
-        self.free.extend(self.line.free(cut).iter().map(|&time| shifted(time, by)));
         let begin = self.timed.len();
-        self.heap.clear();
+        // What the window before has queued and not served comes later in the old order too, or is concerned.
+        for Reverse((.., task)) in self.heap.drain() {
+            self.marks[task as usize].queued = 0;
+        }
         for at in 0..self.concerned.len() {
             let task = self.concerned[at];
             if self.marks[task as usize].timed != change
                 && let Some(ready) = self.ready(network, task, cut)
             {
-                // The window before may have queued it.
-                self.marks[task as usize].queued = 0;
                 self.enqueue(network, ready, task);
             }
         }
@@ -371,48 +361,37 @@ impl Walk {
         let (mut cursor, mut first, mut furthest) = (cut, cut, None);
         let (mut look, mut patience) = (begin + FIRST_LOOK, FIRST_LOOK);
         loop {
-            while cursor < count {
-                let mark = &self.marks[self.line.order[cursor] as usize];
-                if self.line.known[cursor] as usize <= cut && mark.concerned != change && mark.gone != change
-                {
-                    break;
-                }
-                cursor += 1;
-            }
             let queued = self.heap.peek().map(|&Reverse(turn)| turn);
-            let turn = if cursor < count {
-                let task = self.line.order[cursor];
-                let turn = (shifted(self.line.ready[cursor], by), network.task(task).rank, task);
-                match queued {
-                    Some(queued) if queued < turn => {
-                        self.heap.pop();
-                        queued
-                    }
-                    _ => {
-                        cursor += 1;
-                        turn
-                    }
+            let kept = self.next_kept(network, &mut cursor, cut, by, queued.map_or(u64::MAX, |turn| turn.0));
+            let turn = match (kept, queued) {
+                (Some(kept), queued) if queued.is_none_or(|queued| kept < queued) => {
+                    cursor += 1;
+                    kept
                 }
-            } else if let Some(queued) = queued {
-                self.heap.pop();
-                queued
-            } else {
-                self.pieces.push(Piece { timed: begin..self.timed.len(), shifted: count..count, by });
-                return None;
+                (_, Some(queued)) => {
+                    self.heap.pop();
+                    queued
+                }
+                _ => {
+                    self.pieces.push(Piece { timed: begin..self.timed.len(), shifted: count..count, by });
+                    return None;
+                }
             };
             self.serve(network, turn);
-            furthest = furthest.max(self.old_place(turn.2));
+            if self.marks[turn.2 as usize].concerned != change {
+                furthest = furthest.max(self.old_place(turn.2));
+            }
             self.tell_readers(network, turn.2, cut);
             while first < count && {
                 let mark = &self.marks[self.line.order[first] as usize];
-                mark.timed == change || mark.gone == change
+                mark.timed == change || mark.gone == change || mark.concerned == change
             } {
                 first += 1;
             }
             if self.timed.len() >= look && first < count && furthest.is_none_or(|furthest| furthest < first) {
                 patience = (2 * patience).min(RARELY);
                 look = self.timed.len() + patience;
-                if let Some(by) = self.settled(network, cut, first) {
+                if let Some(by) = self.settled(network, cut, first, turn.0) {
                     let next = self.reach(network, first, by);
                     if next >= first + WORTH_SKIPPING {
                         return self.skip(begin, first..next, by);
@@ -420,6 +399,33 @@ impl Walk {
                 }
             }
         }
+    }
+
+    /// The next from a position of the old order on that only waits for what was before the window, which starts at `cut`, if it
+    /// is ready by a time; the position moves on to it.
+    fn next_kept(
+        &self,
+        network: &Network<'_>,
+        cursor: &mut usize,
+        cut: usize,
+        by: i64,
+        until: u64,
+    ) -> Option<Turn> {
+        let change = self.change;
+        while *cursor < self.line.len() {
+            let (task, ready) = (self.line.order[*cursor], shifted(self.line.ready[*cursor], by));
+            if ready > until {
+                return None;
+            }
+            let mark = &self.marks[task as usize];
+            let other = mark.concerned == change || mark.gone == change || mark.queued == change;
+            let over = |&before: &u32| before == NONE || self.over(before, cut).is_some();
+            if !other && network.before(task).iter().all(over) {
+                return Some((ready, network.task(task).rank, task));
+            }
+            *cursor += 1;
+        }
+        None
     }
 
     /// Gives a task its turn.
@@ -435,6 +441,9 @@ impl Walk {
         (mark.timed, mark.queued, mark.end) = (self.change, self.change, end);
         self.timed.push(turn);
         self.steps += 1;
+        if let Some(place) = self.old_place(task) {
+            self.under_way.push(UnderWay { task, was: self.line.ends[place], is: end });
+        }
     }
 
     fn enqueue(&mut self, network: &Network<'_>, ready: u64, task: u32) {
@@ -457,53 +466,67 @@ impl Walk {
         }
     }
 
-    /// Whether all from position `first` on, which has not had its turn, is only shifted; by how much.
-    fn settled(&self, network: &Network<'_>, cut: usize, first: usize) -> Option<i64> {
+    /// Notes the tasks between two positions, only shifted, that may be under way when a window begins at the second.
+    fn note_under_way(&mut self, from: usize, cut: usize) {
+        if cut == 0 {
+            return;
+        }
         let line = &self.line;
-        let next = line.order[first];
-        if self.marks[next as usize].concerned == self.change {
-            return None;
+        let time = line.ready[cut - 1];
+        for place in line.first_busy(time).max(from)..cut {
+            let (task, was) = (line.order[place], line.ends[place]);
+            let mark = &self.marks[task as usize];
+            if was >= time && mark.timed != self.change && mark.gone != self.change {
+                let is = if place < self.same { was } else { shifted(was, self.shift(place)) };
+                self.under_way.push(UnderWay { task, was, is });
+            }
         }
-        let (old, new) = (line.ready[first], self.ready(network, next, cut)?);
+    }
+
+    /// Whether all from position `first` on, which has not had its turn, is only shifted, up to the next task that the change
+    /// concerns; by how much. `now`: nobody who has not had a turn is ready earlier.
+    fn settled(&mut self, network: &Network<'_>, cut: usize, first: usize, now: u64) -> Option<i64> {
+        let line = &self.line;
+        let (old, new) = (line.ready[first], self.ready(network, line.order[first], cut)?);
         let by = new.wrapping_sub(old) as i64;
-        // A stream that nobody waits for may differ.
-        let same = |(&old_free, &new_free): (&u64, &u64)| {
-            shifted(old_free, by) == new_free || (old_free <= old && new_free <= new)
-        };
-        if !line.free(first).iter().zip(&self.free).all(same) {
-            return None;
+        for (stream, (&was, &is)) in line.free(first).iter().zip(&self.free).enumerate() {
+            // A stream may be free at another time if whoever wants it next does not notice.
+            if shifted(was, by) != is && self.noticed(first, stream, was.max(shifted(is, -by))) {
+                return None;
+            }
         }
-        // What is under way must be shifted as the rest, if anybody waits for it.
-        let odd = |task: u32, was: u64, is: u64| {
+        self.under_way.retain(|task| task.was >= old || task.is >= now);
+        // What is under way must be shifted as the rest, unless those who wait for it wait longer for others.
+        let (line, change) = (&self.line, self.change);
+        let odd = |&UnderWay { task, was, is }: &UnderWay| {
             (was >= old || is >= new)
                 && shifted(was, by) != is
                 && network.readers(task).any(|reader| {
                     let mark = &self.marks[reader as usize];
                     let place = line.place[reader as usize] as usize;
-                    mark.concerned != self.change && mark.timed != self.change && place >= cut
+                    mark.concerned != change && mark.timed != change && place >= cut && {
+                        let ready = line.ready[place];
+                        was >= ready || is > shifted(ready, by)
+                    }
                 })
         };
-        let timed = self.timed.iter().rev().any(|&(.., task)| {
-            self.old_place(task)
-                .is_some_and(|place| odd(task, line.ends[place], self.marks[task as usize].end))
-        });
-        if timed {
-            return None;
-        }
-        let most = self.pieces.iter().map(|piece| piece.by).max().unwrap_or(0).max(0);
-        let earliest = shifted(old, -(most - by).max(0));
-        let before = line.ready[..cut].partition_point(|&ready| ready < earliest);
-        let busy = line.busy.get(before.saturating_sub(1)).map_or(0, |&busy| busy as usize);
-        let before = (busy..cut).any(|place| {
-            let (task, was) = (line.order[place], line.ends[place]);
-            let mark = &self.marks[task as usize];
-            let here = mark.timed != self.change && mark.gone != self.change;
-            here && {
-                let by = if place < self.same { 0 } else { self.shift(place) };
-                odd(task, was, shifted(was, by))
+        (!self.under_way.iter().any(odd)).then_some(by)
+    }
+
+    /// Whether a task from a position on, up to the first that the change concerns, wants a stream before a time.
+    fn noticed(&self, first: usize, stream: usize, before: u64) -> bool {
+        let line = &self.line;
+        let waiting = (first..line.len()).take_while(|&at| line.ready[at] < before);
+        for at in waiting {
+            let mark = &self.marks[line.order[at] as usize];
+            if mark.concerned == self.change || mark.gone == self.change {
+                return false;
             }
-        });
-        (!before).then_some(by)
+            if line.taken[at] >> stream & 1 == 1 {
+                return true;
+            }
+        }
+        false
     }
 
     /// Ends a window: what follows is shifted up to a position, where the next one starts, if there is anything left to do.
@@ -515,8 +538,16 @@ impl Walk {
             line.ends[range.clone()].iter().copied().max().unwrap_or(0)
         };
         self.makespan = self.makespan.max(shifted(last, by));
-        let next = range.end;
+        // Streams that nobody has taken meanwhile are free when they were.
+        let (before, after) = (line.free(range.start), line.free(range.end));
+        for (free, (&was, &is)) in self.free.iter_mut().zip(before.iter().zip(after)) {
+            if is != was {
+                *free = shifted(is, by);
+            }
+        }
+        let (from, next) = (range.start, range.end);
         self.pieces.push(Piece { timed: begin..self.timed.len(), shifted: range, by });
+        self.note_under_way(from, next);
         let done = |task: &u32| self.marks[*task as usize].timed == self.change;
         let over = next == self.line.len() && self.concerned.iter().all(done);
         (!over).then_some((next, by))

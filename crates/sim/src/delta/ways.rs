@@ -4,6 +4,7 @@
 //! left out: whoever waits for it waits for what comes before.
 
 use crate::delta::{NONE, lanes::Lanes};
+use crate::schedule::Links;
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Layout, LayoutError, Placement, Reduction, Relayouts, Tensor, TensorShape};
 use shardwright_machine::AxisSet;
@@ -56,15 +57,19 @@ pub struct Ways<'a> {
     hops: Vec<Hop>,
     open: Vec<u32>,
     pub lanes: Lanes,
+    /// Streams that every transfer takes up beside its ports: a lane's computing, where nothing overlaps.
+    beside: u64,
     /// Sets of axes, and the lanes that act together along them.
     groups: Vec<(AxisSet, Vec<u64>)>,
 }
 
 impl<'a> Ways<'a> {
-    pub fn new(relayouts: &'a Relayouts, lanes: Lanes) -> Self {
+    /// `links`: whether transfers wait for computing, too.
+    pub fn new(relayouts: &'a Relayouts, lanes: Lanes, links: Links) -> Self {
         Self {
             relayouts,
             lanes,
+            beside: u64::from(links == Links::Core),
             groups: Vec::new(),
             numbers: FxHashMap::default(),
             shapes: Vec::new(),
@@ -112,7 +117,7 @@ impl<'a> Ways<'a> {
     pub fn collective(&mut self, duration: u64, axes: AxisSet, members: u64) -> Hop {
         // What costs nothing is local: nobody waits for others.
         let axes = if duration == 0 { AxisSet::EMPTY } else { axes };
-        let ports = u64::from(self.relayouts.comm().mesh().levels_crossed(axes)) << 1;
+        let ports = u64::from(self.relayouts.comm().mesh().levels_crossed(axes)) << 1 | self.beside;
         let known = self.groups.iter().position(|(other, _)| *other == axes);
         let groups = known.unwrap_or_else(|| {
             self.groups.push((axes, self.lanes.groups(axes)));
