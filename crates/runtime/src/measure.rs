@@ -20,6 +20,10 @@ const TIMINGS: usize = 5;
 const FEW_TIMINGS: usize = 3;
 const LONG: Duration = Duration::from_millis(10);
 
+/// Bytes after which a core's caches have forgotten what it worked on; and the most copies of small operands.
+const FORGOTTEN: u64 = 16 << 20;
+const MOST_COPIES: u64 = 256;
+
 /// The median time of a call, in seconds: warm-up, then several timings of enough calls each.
 pub fn median_seconds(mut call: impl FnMut()) -> f64 {
     call();
@@ -42,23 +46,27 @@ pub fn median_seconds(mut call: impl FnMut()) -> f64 {
 /// The median time of an op on inputs of these types, in seconds.
 pub fn op_seconds(op: &Op, inputs: &[TensorType]) -> Result<f64, KernelError> {
     let outputs = op.operator().infer(inputs).map_err(|e| KernelError::BadValue(e.to_string()))?;
-    let values: Vec<Value> = inputs
-        .iter()
-        .map(|ty| {
-            // Small whole numbers are labels, ids and window positions inside any op's range.
-            let init = if ty.dtype.is_float() { Init::Uniform(Real(1.0)) } else { Init::Below(2) };
-            let (name, ty) = ("measured".into(), ty.clone());
-            crate::init::initial_value(
-                0,
-                &Tensor { name, ty, role: Role::Input, producer: None, init: Some(init) },
-            )
-        })
-        .collect();
-    let mut results: Vec<Value> = outputs.iter().map(Value::zeros).collect();
+    let value = |ty: &TensorType| {
+        // Small whole numbers are labels, ids and window positions inside any op's range.
+        let init = if ty.dtype.is_float() { Init::Uniform(Real(1.0)) } else { Init::Below(2) };
+        let (name, ty) = ("measured".into(), ty.clone());
+        crate::init::initial_value(
+            0,
+            &Tensor { name, ty, role: Role::Input, producer: None, init: Some(init) },
+        )
+    };
+    // Between two ops on the same data a step works on other data, so caches have forgotten it: as many copies take turns.
+    let bytes: u64 = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
+    let copies = (FORGOTTEN / bytes.max(1)).clamp(1, MOST_COPIES) as usize;
+    let values: Vec<Value> = inputs.iter().map(value).collect();
+    let mut sets: Vec<(Vec<Value>, Vec<Value>)> =
+        (0..copies).map(|_| (values.clone(), outputs.iter().map(Value::zeros).collect())).collect();
     let mut context = Context::default();
-    let views: Vec<_> = values.iter().map(Value::view).collect();
-    let mut failure = None;
+    let (mut failure, mut next) = (None, 0);
     let seconds = median_seconds(|| {
+        let (values, results) = &mut sets[next];
+        next = (next + 1) % copies;
+        let views: Vec<_> = values.iter().map(Value::view).collect();
         let mut views_mut: Vec<_> = results.iter_mut().map(Value::view_mut).collect();
         failure = run(op, &views, &mut views_mut, &mut context).err();
         black_box(&mut views_mut);
@@ -87,56 +95,59 @@ pub fn op_seconds_among(op: &Op, inputs: &[TensorType], workers: usize) -> Resul
     if times.len() < workers { Err(KernelError::BadValue("a thread failed".into())) } else { Ok(times) }
 }
 
-/// How much longer than the average the slowest of several workers takes that do the same work: all of them wait for it.
-///
-/// Which core is slow was seen to change from run to run, so measurements are taken in rounds about as long as a run; in each of
-/// them the slowest is the one whose times are the longest on the whole, not here or there.
-#[derive(Clone, Debug, Default)]
-pub struct Slowest {
-    /// Per worker: its times in this round, each relative to the average of all workers.
-    round: Vec<f64>,
-    measurements: u32,
-    /// Over the rounds before: how much longer the slowest took, added up.
-    sum: f64,
-    rounds: u32,
-    begun: Option<Instant>,
+/// How often a core that computes is kept from it by others: the system, or other users of the same processor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interruptions {
+    /// Per second of work.
+    pub per_second: f64,
+    /// How long one lasts on average, in seconds.
+    pub seconds: f64,
 }
 
-/// About how long a round of [`Slowest`] lasts.
-const ROUND: Duration = Duration::from_secs(1);
+/// How long cores are watched for interruptions.
+const WATCHED: Duration = Duration::from_millis(700);
+/// Less than this is no interruption.
+const NOTICED: f64 = 1e-4;
 
-impl Slowest {
-    /// Takes the workers' times for the same work into account.
-    pub fn add(&mut self, times: &[f64]) {
-        let average = times.iter().sum::<f64>() / times.len().max(1) as f64;
-        self.round.resize(times.len(), 0.0);
-        self.round
-            .iter_mut()
-            .zip(times)
-            .for_each(|(sum, time)| *sum += time / average.max(f64::MIN_POSITIVE));
-        self.measurements += 1;
-        if self.begun.get_or_insert_with(Instant::now).elapsed() > ROUND {
-            self.close();
-        }
-    }
+/// Watches so many cores while all of them work: the same small piece of work again and again, which now and then takes longer.
+pub fn interruptions(workers: usize) -> Interruptions {
+    let barrier = Barrier::new(workers);
+    let found: Vec<(f64, f64, f64)> = std::thread::scope(|scope| {
+        let barrier = &barrier;
+        let threads: Vec<_> = (0..workers)
+            .map(|worker| {
+                scope.spawn(move || {
+                    pin(worker, workers);
+                    let mut work = product::<f32>(SMALL_SIDE);
+                    let mut times = Vec::new();
+                    work();
+                    barrier.wait();
+                    let begin = Instant::now();
+                    let mut last = begin;
+                    while last.duration_since(begin) < WATCHED {
+                        work();
+                        let now = Instant::now();
+                        times.push(now.duration_since(last).as_secs_f64());
+                        last = now;
+                    }
+                    interrupted(&mut times)
+                })
+            })
+            .collect();
+        threads.into_iter().filter_map(|t| t.join().ok()).collect()
+    });
+    let sum = |of: fn(&(f64, f64, f64)) -> f64| found.iter().map(of).sum::<f64>();
+    let (count, lost, worked) = (sum(|f| f.0), sum(|f| f.1), sum(|f| f.2));
+    Interruptions { per_second: count / worked.max(1e-9), seconds: lost / count.max(1.0) }
+}
 
-    fn close(&mut self) {
-        if self.measurements > 0 {
-            self.sum += self.round.iter().copied().fold(0.0, f64::max) / f64::from(self.measurements);
-            self.rounds += 1;
-        }
-        (self.measurements, self.begun) = (0, None);
-        self.round.fill(0.0);
-    }
-
-    /// How much longer the slowest takes, on average over the rounds; one where nothing was measured.
-    pub fn factor(mut self) -> f64 {
-        // A last round that has only begun would be about noise.
-        if self.rounds == 0 {
-            self.close();
-        }
-        if self.rounds == 0 { 1.0 } else { self.sum / f64::from(self.rounds) }
-    }
+/// Of times of the same work: how many were interrupted, how long in all, and how long the work took without that.
+fn interrupted(times: &mut [f64]) -> (f64, f64, f64) {
+    times.sort_by(f64::total_cmp);
+    let median = times.get(times.len() / 2).copied().unwrap_or(0.0);
+    let late = times.iter().map(|time| time - median).filter(|&late| late > NOTICED);
+    let (count, lost) = late.fold((0.0, 0.0), |(count, lost), late| (count + 1.0, lost + late));
+    (count, lost, times.iter().sum::<f64>() - lost)
 }
 
 /// What each of several workers gets while all of them work.
@@ -183,16 +194,18 @@ fn together(workers: usize, make: impl Fn(usize) -> Box<dyn FnMut() + Send> + Sy
 
 /// Side of the matrices that rates are measured with: large enough for the full rate of one core.
 const SIDE: usize = 512;
+/// Side of matrices whose product is over in tens of microseconds.
+const SMALL_SIDE: usize = 128;
 /// Bytes of the buffers that are copied: well past the caches.
 const COPY: usize = 64 << 20;
 
-fn product<T: crate::tensor::Float>() -> Box<dyn FnMut() + Send> {
+fn product<T: crate::tensor::Float>(side: usize) -> Box<dyn FnMut() + Send> {
     use crate::kernels::gemm::{Matrix, gemm};
-    let (a, b) = (vec![T::ONE; SIDE * SIDE], vec![T::ONE; SIDE * SIDE]);
-    let mut c = vec![T::ZERO; SIDE * SIDE];
+    let (a, b) = (vec![T::ONE; side * side], vec![T::ONE; side * side]);
+    let mut c = vec![T::ZERO; side * side];
     Box::new(move || {
-        let square = Matrix::rows(0, SIDE);
-        gemm([SIDE; 3], (&a, square), (&b, square), (&mut c, square), false);
+        let square = Matrix::rows(0, side);
+        gemm([side; 3], (&a, square), (&b, square), (&mut c, square), false);
         black_box(&mut c);
     })
 }
@@ -210,8 +223,8 @@ pub fn worker_rates(workers: usize) -> WorkerRates {
     };
     WorkerRates {
         workers,
-        f32_flops: flops * together(workers, |_| product::<f32>()),
-        f64_flops: flops * together(workers, |_| product::<f64>()),
+        f32_flops: flops * together(workers, |_| product::<f32>(SIDE)),
+        f64_flops: flops * together(workers, |_| product::<f64>(SIDE)),
         memory: 2.0 * COPY as f64 * together(workers, |_| copy(COPY)),
         neighbour: neighbour_rate(workers),
     }
@@ -312,15 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_is_slow_on_the_whole() {
-        let mut slowest = Slowest::default();
-        // Each is late once, the second always.
-        slowest.add(&[3.0, 2.0, 1.0]);
-        slowest.add(&[1.0, 2.0, 3.0]);
-        assert!((slowest.clone().factor() - 1.0).abs() < 1e-9, "nobody is slow on the whole");
-        slowest.add(&[1.0, 4.0, 1.0]);
-        assert!((slowest.factor() - (1.0 + 1.0 + 2.0) / 3.0).abs() < 1e-9);
-        assert!((Slowest::default().factor() - 1.0).abs() < 1e-9);
+    fn an_interruption_is_what_takes_longer_than_usual() {
+        let mut times = [0.001, 0.001, 0.0012, 0.001, 0.004, 0.00105, 0.001];
+        let (count, lost, worked) = interrupted(&mut times);
+        assert!((count - 2.0).abs() < 1e-9 && (lost - 0.0032).abs() < 1e-9, "{count} {lost}");
+        assert!((worked - 0.00705).abs() < 1e-9, "{worked}");
+        assert_eq!(interrupted(&mut []), (0.0, 0.0, 0.0));
     }
 
     #[test]

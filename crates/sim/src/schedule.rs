@@ -188,6 +188,43 @@ impl Schedule {
         });
     }
 
+    /// Keeps every device from its work now and then, at random: so often per second of work, for so many seconds on average. A
+    /// transfer is over when the last who take part have done their share of it.
+    ///
+    /// Give every device its own class.
+    pub fn interrupt(&mut self, per_second: f64, seconds: f64, seed: u64) {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+        // The time to the next of events that come at random: exponential.
+        let mut wait = move |mean: f64| -mean * (1.0 - random.random::<f64>()).ln();
+        let (between, length) = (1e12 / per_second.max(1e-9), 1e12 * seconds.max(0.0));
+        let mut next = vec![None; self.classes.len()];
+        let per_class = self.per_class;
+        let members: Vec<Vec<u32>> = self
+            .tasks
+            .ids()
+            .map(|task| {
+                let mut members: Vec<u32> =
+                    self.tasks.streams(task).iter().map(|stream| stream / per_class).collect();
+                members.dedup();
+                members
+            })
+            .collect();
+        self.tasks.rescale(|task, duration| {
+            let mut most = 0.0f64;
+            for &class in &members[task] {
+                let left: &mut f64 = next[class as usize].get_or_insert_with(|| wait(between));
+                let mut lost = 0.0;
+                *left -= duration as f64;
+                while *left < 0.0 {
+                    lost += wait(length);
+                    *left += wait(between);
+                }
+                most = most.max(lost);
+            }
+            duration.saturating_add(most as u64)
+        });
+    }
+
     /// The class whose compute stream a task takes up; none for what does not compute.
     pub fn owner(&self, task: usize) -> Option<u32> {
         let (class, stream) = self.stream(*self.tasks.streams(task).first()?);

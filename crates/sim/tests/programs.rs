@@ -160,6 +160,35 @@ fn noise_is_the_same_for_the_same_seed_and_stays_in_bounds() {
 }
 
 #[test]
+fn interruptions_take_their_share_of_every_devices_work() {
+    let (graph, machine) = (model(MODELS[0]), machine("flat:4"));
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let found =
+        search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
+    let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
+    let plain = schedule(&problem, &program, &found.configs, Classes::each(&program.mesh));
+    let work = |schedule: &Schedule, class| {
+        let own = schedule.tasks.ids().filter(|&task| schedule.owner(task) == Some(class));
+        own.map(|task| schedule.tasks.duration(task)).sum::<u64>() as f64
+    };
+    // A thousand interruptions in the work of a device, each a five-thousandth of it: a fifth more.
+    let often = 1000.0 / (work(&plain, 0) / 1e12);
+    let kept = |seed| {
+        let mut schedule = plain.clone();
+        schedule.interrupt(often, 0.2 / often, seed);
+        for class in plain.classes.ids() {
+            let more = work(&schedule, class) / work(&plain, class) - 1.0;
+            assert!((0.15..0.25).contains(&more), "{more} more on device {class}");
+        }
+        schedule.simulate().makespan()
+    };
+    assert_eq!(kept(1), kept(1));
+    assert_ne!(kept(1), kept(2));
+    // Everybody waits for whoever is interrupted.
+    assert!(kept(1) as f64 > 1.2 * plain.simulate().makespan() as f64);
+}
+
+#[test]
 fn a_trace_has_every_task_on_its_track() {
     let (graph, machine) = (model(MODELS[0]), machine("p100x16"));
     let problem = Problem::new(&graph, &machine, None).unwrap();

@@ -9,7 +9,9 @@ use shardwright_machine::{
     Bytes, BytesPerSecond, Device, FlopsPerSecond, Level, Link, Machine, MachineSpec, Peaks, Seconds,
     Topology,
 };
-use shardwright_runtime::measure::{WorkerRates, op_overhead, signal_latency, worker_rates};
+use shardwright_runtime::measure::{
+    Interruptions, WorkerRates, interruptions, op_overhead, signal_latency, worker_rates,
+};
 use std::{fmt::Write as _, io::Write as _, path::PathBuf};
 
 /// Works with this machine as a device.
@@ -47,16 +49,17 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let rates: Vec<WorkerRates> = steps(workers).map(worker_rates).collect();
     let latency = signal_latency(cores);
     let overhead = op_overhead();
+    let kept = interruptions(workers);
     let memory = total_memory().unwrap_or(4 << 30);
     let copied = machine_of(&rates, latency, overhead, memory)?;
     let collectives = collectives(workers)?;
     let machine = fitted(&copied, &collectives)?;
-    let text = format!("{}{}", comment(&rates, &collectives), machine.to_toml());
+    let text = format!("{}{}", comment(&rates, &collectives, kept), machine.to_toml());
     if args.json {
         let rows: Vec<_> = rates.iter().map(row).collect();
         let timed: Vec<_> = collectives.iter().map(Timed::json).collect();
         let all = json!({"workers": rows, "collectives": timed, "signal_seconds": latency, "op_overhead_seconds": overhead,
-            "memory_bytes": memory, "machine": machine.spec()});
+            "memory_bytes": memory, "interruptions": {"per_second": kept.per_second, "seconds": kept.seconds}, "machine": machine.spec()});
         print(&format!("{all:#}\n"))?;
     }
     match &args.output {
@@ -88,7 +91,7 @@ fn row(r: &WorkerRates) -> serde_json::Value {
         "memory_bytes_per_second": r.memory, "neighbour_bytes_per_second": r.neighbour})
 }
 
-fn comment(rates: &[WorkerRates], collectives: &[Timed]) -> String {
+fn comment(rates: &[WorkerRates], collectives: &[Timed], kept: Interruptions) -> String {
     let mut text = String::from(
         "# Measured by `shardwright machine probe`; per worker while all of them work:\n\
          # workers  f32 GFLOP/s  f64 GFLOP/s  memory GB/s  from neighbour GB/s\n",
@@ -106,6 +109,14 @@ fn comment(rates: &[WorkerRates], collectives: &[Timed]) -> String {
         let (name, bytes) = (timed.name(), timed.bytes);
         let _ = writeln!(text, "# {name:<15} of {bytes:>9} bytes {:9.4}", timed.seconds * 1e3);
     }
+    let _ = writeln!(
+        text,
+        "# Cores were kept from working {:.1} times a second, for {:.3} ms on average: simulate --interrupt {:.1}:{:.3e}",
+        kept.per_second,
+        kept.seconds * 1e3,
+        kept.per_second,
+        kept.seconds
+    );
     text
 }
 

@@ -10,7 +10,7 @@ use shardwright_cost::{CostFile, Sample, TableText, WorkloadSet};
 use shardwright_frontend::zoo;
 use shardwright_graph::{Optimizer, Real, TensorType, Workload};
 use shardwright_lower::ParallelGraph;
-use shardwright_runtime::measure::{Slowest, op_seconds_among};
+use shardwright_runtime::measure::op_seconds_among;
 use std::{
     collections::BTreeMap,
     io::{IsTerminal, Write},
@@ -118,8 +118,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let at_once =
         if args.workers == 1 { "one thread".into() } else { format!("{} threads at once", args.workers) };
     let source = format!("shardwright {}, its own kernels, {at_once}", env!("CARGO_PKG_VERSION"));
-    let method = "median of 5 timings of at least 2 ms each (3 of long ones), after a warm-up; of several threads the average, times \
-                  what the slowest takes longer"
+    let method = "median of 5 timings of at least 2 ms each (3 of long ones), after a warm-up, on data that caches have forgotten; of \
+                  several threads the median"
         .into();
     let file = CostFile::new([args.name.clone(), date, source, method], measured)?;
     files::write_atomically(&args.output, |out| out.write_all(file.to_json().as_bytes()))?;
@@ -198,7 +198,6 @@ fn measure(args: &Args, samples: &[&[Sample]]) -> Vec<TableText> {
     let tables = by_table(samples);
     // Coarse to fine, round by round over the tables: a time limit thins all of them alike.
     let mut results: Vec<Vec<(Vec<u64>, f64)>> = vec![Vec::new(); tables.len()];
-    let mut slowest = Slowest::default();
     let orders: Vec<Vec<usize>> = tables.values().map(|t| coarse_to_fine(t.len())).collect();
     let rounds = tables.values().map(Vec::len).max().unwrap_or(0);
     'all: for round in 0..rounds {
@@ -215,9 +214,9 @@ fn measure(args: &Args, samples: &[&[Sample]]) -> Vec<TableText> {
                     continue;
                 }
                 // An op that our kernels do not run on this type is simply not in the file.
-                if let Ok(times) = op_seconds_among(&sample.op, &sample.inputs, args.workers) {
-                    slowest.add(&times);
-                    sum += times.iter().sum::<f64>() / times.len() as f64;
+                if let Ok(mut times) = op_seconds_among(&sample.op, &sample.inputs, args.workers) {
+                    times.sort_by(f64::total_cmp);
+                    sum += times[times.len() / 2];
                     count += 1;
                 }
             }
@@ -227,10 +226,8 @@ fn measure(args: &Args, samples: &[&[Sample]]) -> Vec<TableText> {
         }
     }
     bar.finish_and_clear();
-    // Devices wait for each other in every collective, so what counts is the slowest.
-    let slower = slowest.factor();
     let row = |(mut row, seconds): (Vec<u64>, f64)| {
-        row.push(((seconds * slower * 1e9).round() as u64).max(1));
+        row.push(((seconds * 1e9).round() as u64).max(1));
         row
     };
     tables

@@ -130,4 +130,5 @@ fn plans_that_cannot_be_simulated_are_explained() {
     check(&["simulate", "missing.json"], "missing.json");
     check(&["simulate", "mlp"], "mlp is not a plan");
     check(&["simulate", path.to_str().unwrap(), "--perturb", "2"], "between 0 and 1");
+    check(&["simulate", path.to_str().unwrap(), "--interrupt", "20:1"], "as in 120:0.0009");
 }
