@@ -1,5 +1,7 @@
-//! Runs ONNX test cases through the interpreter and compares: `onnx_check FOLDER...`, or the folders on standard
-//! input, one per line.
+//! Runs ONNX test cases through the interpreter and compares: `onnx_check [--train BATCH] FOLDER...`, or the folders on
+//! standard input, one per line.
+//!
+//! With `--train` the models are trained for a step at that batch, from the file's weights and seeded data, instead.
 //!
 //! A folder holds `model.onnx`, `input_0.pb`, ... and `output_0.pb`, ..., as ONNX's own tests do. One line per case
 //! on standard output: a verdict, the folder, and the reason. The verdicts: `ok`; `differs`; `unknown` for an op that is
@@ -19,7 +21,12 @@ const ABSOLUTE: f64 = 1e-7;
 const NARROW: f64 = 2e-2;
 
 fn main() -> std::io::Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut batch = None;
+    if arguments.first().is_some_and(|first| first == "--train") {
+        batch = arguments.get(1).and_then(|batch| batch.parse().ok());
+        arguments.drain(..arguments.len().min(2));
+    }
     let folders = if arguments.is_empty() {
         std::io::stdin().lock().lines().collect::<Result<Vec<_>, _>>()?
     } else {
@@ -27,7 +34,9 @@ fn main() -> std::io::Result<()> {
     };
     let mut out = std::io::stdout().lock();
     for folder in folders {
-        let (verdict, reason) = match check(Path::new(&folder)) {
+        let folder_path = Path::new(&folder);
+        let outcome = batch.map_or_else(|| check(folder_path), |batch| train(folder_path, batch));
+        let (verdict, reason) = match outcome {
             Ok(()) => ("ok", String::new()),
             Err(Failure::Differs(reason)) => ("differs", reason),
             Err(Failure::Unknown(reason)) => ("unknown", reason),
@@ -102,6 +111,28 @@ fn check(folder: &Path) -> Result<(), Failure> {
     Err(refused.map_or_else(|| other("no import was tried"), unreadable))
 }
 
+/// A step at another batch; a model with a single number as its output is its own loss.
+fn train(folder: &Path, batch: u64) -> Result<(), Failure> {
+    let bytes = Bytes::from(std::fs::read(folder.join("model.onnx"))?);
+    let outputs = tensors(folder, "output")?;
+    let scalar = outputs.first().is_some_and(|output| output.shape.is_empty());
+    let loss = if scalar { onnx::Loss::Output } else { onnx::Loss::CrossEntropy };
+    let options = ImportOptions { batch: Some(batch), loss, ..ImportOptions::default() };
+    let model = onnx::import(&bytes, &options, &NoExternalData).map_err(unreadable)?;
+    shardwright_graph::verify::verify(&model.graph).map_err(other)?;
+    let mut run = Serial::new(&model.graph, 0, &[]);
+    for source in &model.sources {
+        if let Some(literal) = source.load(&NoExternalData).map_err(other)? {
+            run.set(source.tensor, value(&literal, &model.graph.tensor(source.tensor).ty)).map_err(other)?;
+        }
+    }
+    run.step().map_err(other)?;
+    match run.loss() {
+        Some(loss) if loss.is_finite() => Ok(()),
+        loss => Err(Failure::Differs(format!("a loss of {loss:?}"))),
+    }
+}
+
 fn evaluate(model: &onnx::Imported, inputs: &[Stored], expected: &[Stored]) -> Result<(), Failure> {
     let mut run = Serial::new(&model.graph, 0, &[]);
     for source in &model.sources {
@@ -126,21 +157,10 @@ fn evaluate(model: &onnx::Imported, inputs: &[Stored], expected: &[Stored]) -> R
 
 /// Contents as a value of this type, which has as many elements.
 fn value(literal: &Literal, ty: &TensorType) -> Value {
-    let reals = match &literal.numbers {
-        Numbers::Reals(v) => v.clone(),
-        Numbers::Ints(v) if ty.dtype == DType::I64 => {
-            return Value::new(ty.shape.clone(), Data::I64(v.clone()));
-        }
-        Numbers::Ints(v) => v.iter().map(|&x| x as f64).collect(),
-    };
-    let data = match ty.dtype {
-        DType::F32 => Data::F32(reals.iter().map(|&x| x as f32).collect()),
-        DType::F64 => Data::F64(reals),
-        DType::F16 => Data::F16(reals.iter().map(|&x| half::f16::from_f64(x)).collect()),
-        DType::Bf16 => Data::Bf16(reals.iter().map(|&x| half::bf16::from_f64(x)).collect()),
-        DType::I32 => Data::I32(reals.iter().map(|&x| x as i32).collect()),
-        DType::I64 => Data::I64(reals.iter().map(|&x| x as i64).collect()),
-        DType::Bool => Data::Bool(reals.iter().map(|&x| u8::from(x != 0.0)).collect()),
+    let data = match &literal.numbers {
+        Numbers::Ints(v) if ty.dtype == DType::I64 => Data::I64(v.clone()),
+        Numbers::Ints(v) => Data::of_reals(ty.dtype, v.iter().map(|&x| x as f64).collect()),
+        Numbers::Reals(v) => Data::of_reals(ty.dtype, v.clone()),
     };
     Value::new(ty.shape.clone(), data)
 }

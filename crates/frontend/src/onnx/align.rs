@@ -4,7 +4,7 @@ use super::{
     error::Tried,
     fold::broadcast,
     importer::{Base, Importer},
-    view::{Dim, View, common},
+    view::{Dim, MOST_DIMS, View, common},
 };
 use shardwright_graph::{Op, Shape, TensorId};
 use smallvec::SmallVec;
@@ -68,6 +68,9 @@ fn aligned(cx: &mut Importer<'_>, views: &[View], shape: &[u64]) -> Tried<Option
     }
     let leader = all[place].clone();
     let (lying, positions) = cx.natural(&leader);
+    if lying.rank() > MOST_DIMS {
+        return Ok(None);
+    }
     let mut tensors = Vec::with_capacity(all.len());
     for (i, view) in all.iter().enumerate() {
         if i == place {

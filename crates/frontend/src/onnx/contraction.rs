@@ -3,7 +3,7 @@
 use super::{
     error::{Tried, Trouble},
     importer::{Base, Importer},
-    view::{Dim, Sizes, View, common},
+    view::{Dim, MOST_DIMS, Sizes, View, common},
 };
 use shardwright_graph::{
     Real, Shape,
@@ -119,6 +119,10 @@ pub(crate) fn product(
     }
     let result: SmallVec<[u8; 8]> =
         spec.result.iter().filter_map(|&l| find(l)).flat_map(|(_, g, _)| g.clone()).collect();
+    let most = operands.iter().map(|o| o.len()).max().unwrap_or(0).max(result.len());
+    if most > MOST_DIMS && !(a.is_plain() && b.is_plain()) {
+        return uncommon(cx, what, a, b, spec);
+    }
     let tensors = scaled_operands(cx, &mut views)?;
     let product = cx.emit(what, Contract { operands, result }, &tensors)?;
     let mut atoms = Sizes::new();

@@ -10,11 +10,11 @@ use super::{
     fold::{Known, fold},
     hints::Hints,
     import,
-    literal::Literal,
+    literal::{Literal, count},
     model::Model,
     proto::{Graph, Node},
     rebatch::Rebatch,
-    stored::{ExternalData, Stored},
+    stored::{ExternalData, MOST_FOLDED, Stored, sizes},
     view::View,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -25,6 +25,7 @@ use shardwright_graph::{
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The most elements that folding may make in all.
 const MOST_FOLDED_IN_ALL: usize = 1 << 26;
@@ -55,7 +56,7 @@ pub(crate) enum Value {
 
 /// A tensor of the file that may enter the graph.
 pub(crate) struct Entry {
-    stored: Rc<Stored>,
+    stored: Arc<Stored>,
     /// Its shape; not the stored one's if only a part of that is meant.
     shape: Vec<u64>,
     cuts: Vec<Cut>,
@@ -96,7 +97,7 @@ pub struct Source {
     /// The tensor in the graph; its shape has the same elements in the same order as the stored one's.
     pub tensor: TensorId,
     /// What the file stores.
-    pub stored: Rc<Stored>,
+    pub stored: Arc<Stored>,
     /// What is taken of it, one after the other, where it is not the whole.
     pub cuts: Vec<Cut>,
 }
@@ -117,6 +118,8 @@ pub(crate) struct Importer<'a> {
     bounds: FxHashMap<TensorId, u64>,
     /// Tensors of indices that never count from the end.
     pub positions: FxHashSet<TensorId>,
+    /// Single rows of stored tensors; see [`Importer::rebatched`].
+    rows: FxHashMap<u32, View>,
     folded: usize,
     depth: usize,
     unsupported: Vec<UnsupportedOp>,
@@ -147,6 +150,7 @@ impl<'a> Importer<'a> {
             reshapes: FxHashMap::default(),
             bounds: FxHashMap::default(),
             positions: FxHashSet::default(),
+            rows: FxHashMap::default(),
             folded: 0,
             depth: 0,
             unsupported: Vec::new(),
@@ -166,7 +170,7 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// Single numbers, whole numbers and truth values are known contents; the rest are weights.
+    /// Single numbers, whole numbers and truth values are known contents; masks are constants, the rest are weights.
     fn stored_value(&mut self, stored: Stored) -> Tried<Value> {
         let elements = super::literal::count(&stored.shape);
         if !stored.dtype.is_float() || elements.is_some_and(|n| n <= 1) {
@@ -176,7 +180,8 @@ impl<'a> Importer<'a> {
             }
             return Ok(Value::View(self.entry(stored, Role::Constant)));
         }
-        Ok(Value::View(self.entry(stored, Role::Parameter)))
+        let role = if stored.is_mask() { Role::Constant } else { Role::Parameter };
+        Ok(Value::View(self.entry(stored, role)))
     }
 
     /// A view of a stored tensor that no op has read yet.
@@ -327,11 +332,25 @@ impl<'a> Importer<'a> {
     }
 
     fn fold(&mut self, node: &Node, inputs: &Known<'_>) -> Tried<Option<Vec<Literal>>> {
-        let results = fold(node, self.opset, inputs)?;
+        let results = match fold(node, self.opset, inputs) {
+            Err(error) => Some(vec![self.spread_number(node, inputs).ok_or(error)?]),
+            Ok(results) => results,
+        };
         for literal in results.iter().flatten() {
             self.charge(literal.len())?;
         }
         Ok(results)
+    }
+
+    /// One number throughout, written down for the file's batch and wanted for another.
+    fn spread_number(&self, node: &Node, inputs: &Known<'_>) -> Option<Literal> {
+        let &[Some(x), Some(shape)] = inputs else { return None };
+        if node.op_type != "Expand" || self.rebatch.change.is_none() || x.uniform().is_none() {
+            return None;
+        }
+        let shape = sizes(shape.as_ints().ok()?).ok()?;
+        let elements = count(&shape).filter(|&n| n <= MOST_FOLDED)?;
+        Some(x.pick(shape, std::iter::repeat_n(0, elements)))
     }
 
     /// All that was not supported, if anything.
@@ -587,17 +606,23 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// A stored constant for the batch that is asked for, where it holds the file's.
+    /// One row of a stored tensor that holds the file's batch in equal rows: it broadcasts to any batch.
     pub fn rebatched(&mut self, view: &View) -> Tried<Option<View>> {
         let Base::Stored(number) = view.base else { return Ok(None) };
+        if let Some(row) = self.rows.get(&number) {
+            return Ok(Some(row.clone()));
+        }
         let entry = &self.entries[number as usize];
-        let plain = View::plain(view.base, &entry.shape) == *view;
-        if entry.role != Role::Constant || !plain {
+        let (stored, constant) = (entry.stored.clone(), entry.role == Role::Constant);
+        let contents = stored.fold(self.external)?.filter(|l| constant || !l.assumed);
+        if !contents.is_some_and(|l| self.rebatch.repeats(&l)) {
             return Ok(None);
         }
-        let stored = entry.stored.clone();
-        let literal = stored.fold(self.external)?.and_then(|l| self.rebatch.literal(&l));
-        Ok(literal.map(|literal| self.entry(Stored::known(&stored.name, literal), Role::Constant)))
+        let row = self.stored_cut(view, vec![Cut::range(0, 0..1)]);
+        if let Some(row) = &row {
+            self.rows.insert(number, row.clone());
+        }
+        Ok(row)
     }
 
     /// Remembers that the elements of a tensor index a dimension of this size.

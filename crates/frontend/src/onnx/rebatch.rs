@@ -3,7 +3,7 @@
 //! Exporters bake the batch into the shapes that they write: inputs, targets of `Reshape` and `Expand`, masks.
 //! Where a user asks for another batch, those that only fit the old one are scaled.
 
-use super::literal::Literal;
+use super::literal::{Literal, Numbers};
 
 /// The batch of the file, and the one that is asked for instead.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -29,6 +29,33 @@ impl Rebatch {
         self.replace_first(target)
     }
 
+    /// A target whose open dimension would swallow the new batch: it begins with the old batch, as what is
+    /// reshaped begins with the new one.
+    pub fn open_target(self, from: &[u64], target: &[i64]) -> Option<Vec<i64>> {
+        let (old, new) = self.change?;
+        let begins =
+            from.first() == Some(&new) && target.first().is_some_and(|&t| u64::try_from(t) == Ok(old));
+        if !begins || !target.contains(&-1) {
+            return None;
+        }
+        let mut target = target.to_vec();
+        target[0] = i64::try_from(new).ok()?;
+        Some(target)
+    }
+
+    /// Sizes to expand to: the first is the batch if it is what the file has, and nothing else has that size.
+    pub fn expanded(self, from: &[u64], target: &[i64]) -> Option<Vec<i64>> {
+        let (old, new) = self.change?;
+        let first = target.first().is_some_and(|&t| u64::try_from(t) == Ok(old));
+        let spread = from.len() < target.len() || from.first() == Some(&1);
+        if old == 1 || !first || !spread {
+            return None;
+        }
+        let mut target = target.to_vec();
+        target[0] = i64::try_from(new).ok()?;
+        Some(target)
+    }
+
     /// The same sizes with the batch in the first one that can hold it replaced.
     pub fn replace_first(self, target: &[i64]) -> Option<Vec<i64>> {
         let holds = |t: &i64| u64::try_from(*t).ok().filter(|&t| t > 0).and_then(|t| self.new_size(t));
@@ -38,18 +65,29 @@ impl Rebatch {
         Some(target)
     }
 
-    /// Known contents for the new batch, where the first dimension is the old one and all rows are equal.
+    /// Whether one tensor has the file's batch where another has the new one.
+    pub fn is_behind(self, size: u64, other: u64) -> bool {
+        self.change == Some((size, other))
+    }
+
+    /// Whether the first dimension of known contents is the old batch, and all rows are equal.
+    pub fn repeats(self, literal: &Literal) -> bool {
+        let Some(((old, _), &rows)) = self.change.zip(literal.shape.first()) else { return false };
+        if rows != old || rows < 2 {
+            return false;
+        }
+        let row = literal.len() / rows as usize;
+        match &literal.numbers {
+            Numbers::Ints(v) => (row..v.len()).all(|i| v[i] == v[i % row]),
+            Numbers::Reals(v) => (row..v.len()).all(|i| v[i].to_bits() == v[i % row].to_bits()),
+        }
+    }
+
+    /// Known contents for the new batch, where they repeat for the old one.
     pub fn literal(self, literal: &Literal) -> Option<Literal> {
-        let (old, new) = self.change?;
+        let (_, new) = self.change.filter(|_| self.repeats(literal))?;
         let (&rows, rest) = literal.shape.split_first()?;
-        if rows != old || rows == 0 {
-            return None;
-        }
         let row = literal.len() / usize::try_from(rows).ok()?;
-        let numbers = literal.to_reals();
-        if (row..numbers.len()).any(|i| numbers[i].to_bits() != numbers[i % row].to_bits()) {
-            return None;
-        }
         let new_rows = usize::try_from(new).ok()?;
         if row.checked_mul(new_rows)? > super::stored::MOST_FOLDED {
             return None;

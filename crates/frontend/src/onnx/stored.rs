@@ -201,6 +201,29 @@ impl Stored {
         matches!(self.contents, Contents::External(_))
     }
 
+    /// Whether the contents are those of a mask that is added to scores: nothing, or so much less that nothing
+    /// is left. Weights are told by their first element, mostly.
+    pub(crate) fn is_mask(&self) -> bool {
+        let hides = |x: f64| x <= -1e4;
+        let masks = |mut values: &mut dyn Iterator<Item = f64>| {
+            let mut hidden = false;
+            (&mut values).all(|x| {
+                hidden |= hides(x);
+                x == 0.0 || hides(x)
+            }) && hidden
+        };
+        match &self.contents {
+            Contents::Raw(bytes) if self.onnx_type == 1 => {
+                let (chunks, _) = bytes.as_chunks::<4>();
+                masks(&mut chunks.iter().map(|&b| f64::from(f32::from_le_bytes(b))))
+            }
+            Contents::Known(Literal { numbers: Numbers::Reals(values), .. }) => {
+                masks(&mut values.iter().copied())
+            }
+            _ => false,
+        }
+    }
+
     /// The contents, if they are there.
     pub fn load(&self, external: &dyn ExternalData) -> Result<Option<Literal>, String> {
         let bytes = match &self.contents {

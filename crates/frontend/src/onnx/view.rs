@@ -81,6 +81,11 @@ impl View {
         self.dims.iter().flatten().copied().collect()
     }
 
+    /// Whether every dimension is one atom at most, in order, and nothing is scaled.
+    pub fn is_plain(&self) -> bool {
+        self.scale == 1.0 && self.in_order() && self.dims.iter().all(|dim| dim.len() <= 1)
+    }
+
     /// Whether elements are seen in the order in which they lie.
     pub fn in_order(&self) -> bool {
         self.order().iter().enumerate().all(|(i, &a)| i == a as usize)
@@ -194,6 +199,9 @@ impl View {
         self.dims.iter().position(|dim| dim.contains(&atom)).unwrap_or(0)
     }
 }
+
+/// The most dimensions of a tensor that the importer makes of a view: what plans can lay out.
+pub(crate) const MOST_DIMS: usize = 8;
 
 /// The coarsest sizes that both lists of equal product can be cut into; none if there are none.
 pub(crate) fn common(a: &[u64], b: &[u64]) -> Option<Sizes> {

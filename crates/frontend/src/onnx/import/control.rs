@@ -1,18 +1,24 @@
-//! Subgraphs: `If` with a known condition, `Loop` with a known number of turns.
+//! Subgraphs: `If` with a known condition, `Loop` and `Scan` with a known number of turns.
 
-use super::Import;
+use super::{
+    Import,
+    movement::{reshaped_view, take},
+};
 use crate::onnx::{
     error::{Tried, Trouble},
-    importer::{Importer, Value},
-    literal::Literal,
+    fold::axis_of,
+    importer::{Cut, Importer, Value},
+    literal::{Literal, Numbers},
     proto::{Graph, Node},
+    view::View,
 };
-use shardwright_graph::DType;
+use shardwright_graph::{DType, ops::Concat};
 
 pub(super) fn find(op: &str) -> Option<Import> {
     Some(match op {
         "If" => branch,
         "Loop" => unrolled,
+        "Scan" => scan,
         _ => return None,
     })
 }
@@ -62,9 +68,7 @@ fn unrolled(cx: &mut Importer<'_>, node: &Node) -> Tried {
     if let Some(start) = cx.literal(node, 1)? {
         going = start.scalar() != Some(0.0);
     }
-    if body.output.len() != count + 1 {
-        return Err(Trouble::unsupported("results that are collected turn by turn"));
-    }
+    let mut collected = vec![Vec::new(); body.output.len().saturating_sub(count + 1)];
     for turn in 0..turns {
         if !going {
             break;
@@ -82,9 +86,156 @@ fn unrolled(cx: &mut Importer<'_>, node: &Node) -> Tried {
             Some(Value::Known(literal)) => literal.scalar() != Some(0.0),
             _ => return Err(Trouble::unsupported("a condition that depends on the data")),
         };
-        carried = results.collect();
+        carried = results.by_ref().take(count).collect();
+        collected.iter_mut().zip(results).for_each(|(all, value)| all.push(value));
+    }
+    for values in collected {
+        carried.push(stacked(cx, values, 0)?);
     }
     for (name, value) in node.output.iter().zip(carried) {
+        cx.bind(name, value);
+    }
+    Ok(())
+}
+
+/// What a subgraph's value is as a view; `turn` tells values of one name apart.
+fn as_view(cx: &mut Importer<'_>, value: &Value, turn: usize) -> Tried<View> {
+    match value {
+        Value::View(view) => Ok(view.clone()),
+        Value::Known(literal) => {
+            let name = format!("{}.{turn}", cx.name);
+            cx.constant(&name, literal)
+        }
+        Value::Parts(axis, parts) => cx.join(*axis, parts),
+        Value::Broken => Err(Trouble::wrong("a value is missing")),
+    }
+}
+
+/// The results of all turns along a new dimension.
+fn stacked(cx: &mut Importer<'_>, values: Vec<Value>, axis: i64) -> Tried<Value> {
+    if values.iter().any(|value| matches!(value, Value::Broken)) {
+        return Ok(Value::Broken);
+    }
+    if axis == 0
+        && let Some(literal) = stacked_literals(&values)
+    {
+        return Ok(Value::Known(literal.into()));
+    }
+    let mut tensors = Vec::with_capacity(values.len());
+    let mut place = 0;
+    for (turn, value) in values.iter().enumerate() {
+        let view = as_view(cx, value, turn)?;
+        let mut shape = view.shape();
+        place = axis_of(axis, shape.len() + 1)?;
+        shape.insert(place, 1);
+        let view = reshaped_view(cx, &view, &shape)?;
+        tensors.push(cx.plain(&view)?);
+    }
+    if tensors.is_empty() {
+        return Err(Trouble::unsupported("results of no turns"));
+    }
+    let all = cx.emit("", Concat { axis: place }, &tensors)?;
+    Ok(Value::View(cx.seen(all)))
+}
+
+/// Known results one after the other, if all are.
+fn stacked_literals(values: &[Value]) -> Option<Literal> {
+    let mut literals = Vec::with_capacity(values.len());
+    for value in values {
+        let Value::Known(literal) = value else { return None };
+        literals.push(literal.as_ref());
+    }
+    let first = *literals.first()?;
+    if literals.iter().any(|l| l.shape != first.shape || l.dtype != first.dtype) {
+        return None;
+    }
+    let numbers = match first.numbers {
+        Numbers::Reals(_) => Numbers::Reals(literals.iter().flat_map(|l| l.to_reals()).collect()),
+        Numbers::Ints(_) => {
+            let ints: Option<Vec<&[i64]>> = literals.iter().map(|l| l.as_ints().ok()).collect();
+            Numbers::Ints(ints?.concat())
+        }
+    };
+    let shape = [&[literals.len() as u64], first.shape.as_slice()].concat();
+    let assumed = literals.iter().any(|l| l.assumed);
+    Some(Literal { dtype: first.dtype, shape, numbers, assumed })
+}
+
+/// What a turn sees of a sequence: one position of a dimension, which is gone.
+fn at_turn(cx: &mut Importer<'_>, sequence: &Value, axis: usize, turn: u64) -> Tried<Value> {
+    if let Value::Known(literal) = sequence {
+        let mut part = literal.cut(&Cut::range(axis, turn..turn + 1));
+        part.shape.remove(axis);
+        return Ok(Value::Known(part.into()));
+    }
+    let view = as_view(cx, sequence, 0)?;
+    let mut part = take(cx, &turn.to_string(), &view, axis, turn, 1)?;
+    part.dims.remove(axis);
+    Ok(Value::View(part))
+}
+
+/// A loop over the positions of sequences.
+fn scan(cx: &mut Importer<'_>, node: &Node) -> Tried {
+    let body = node.graph("body")?;
+    let sequences = usize::try_from(node.int("num_scan_inputs", 0)?).unwrap_or(0);
+    let states = node.input.len().checked_sub(sequences).filter(|_| sequences > 0);
+    let states = states.ok_or_else(|| Trouble::wrong(format!("{sequences} sequences")))?;
+    let results = body.output.len().saturating_sub(states);
+    let per = |name: &str, count: usize| -> Tried<Vec<i64>> {
+        match node.ints(name)? {
+            None => Ok(vec![0; count]),
+            Some(given) if given.len() == count => Ok(given.to_vec()),
+            Some(given) => Err(Trouble::wrong(format!("{name} {given:?}"))),
+        }
+    };
+    let (axes, backwards) = (per("scan_input_axes", sequences)?, per("scan_input_directions", sequences)?);
+    let result_axes = per("scan_output_axes", results)?;
+    let turned = per("scan_output_directions", results)?;
+    let mut values = Vec::with_capacity(node.input.len());
+    for name in &node.input {
+        let value = cx.value(name).cloned();
+        values.push(value.ok_or_else(|| Trouble::unsupported("a form of opset 8"))?);
+    }
+    let given = values.split_off(states);
+    let mut places = Vec::with_capacity(sequences);
+    let mut turns = None;
+    for (sequence, &axis) in given.iter().zip(&axes) {
+        let shape = match sequence {
+            Value::Known(literal) => literal.shape.clone(),
+            other => as_view(cx, other, 0)?.shape(),
+        };
+        let axis = axis_of(axis, shape.len())?;
+        if *turns.get_or_insert(shape[axis]) != shape[axis] {
+            return Err(Trouble::wrong("sequences of different lengths"));
+        }
+        places.push(axis);
+    }
+    let turns = turns.unwrap_or(0);
+    if turns > MOST_TURNS as u64 {
+        return Err(Trouble::unsupported(format!("{turns} turns; at most {MOST_TURNS} are unrolled")));
+    }
+    let mut collected = vec![Vec::new(); results];
+    for turn in 0..turns {
+        let names = body.input.iter().map(|i| i.name.clone());
+        let mut seen = values.clone();
+        for ((sequence, &axis), &backwards) in given.iter().zip(&places).zip(&backwards) {
+            let position = if backwards == 0 { turn } else { turns - 1 - turn };
+            seen.push(at_turn(cx, sequence, axis, position)?);
+        }
+        for (name, value) in names.zip(seen) {
+            cx.bind(&name, value);
+        }
+        let mut made = inline(cx, body)?.into_iter();
+        values = made.by_ref().take(states).collect();
+        collected.iter_mut().zip(made).for_each(|(all, value)| all.push(value));
+    }
+    for ((mut all, &axis), &turned) in collected.into_iter().zip(&result_axes).zip(&turned) {
+        if turned != 0 {
+            all.reverse();
+        }
+        values.push(stacked(cx, all, axis)?);
+    }
+    for (name, value) in node.output.iter().zip(values) {
         cx.bind(name, value);
     }
     Ok(())

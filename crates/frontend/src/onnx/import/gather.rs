@@ -3,7 +3,7 @@
 use super::{
     Import,
     elementwise::{binary, number},
-    movement::{reshaped_view, take},
+    movement::{reshaped_view, spread_batch, take},
 };
 use crate::onnx::{
     align::elementwise,
@@ -73,8 +73,15 @@ fn gather(cx: &mut Importer<'_>, node: &Node) -> Tried {
 
 /// The second input, which counts along a dimension of this size; negative numbers that are known count from its end.
 fn known_indices(cx: &mut Importer<'_>, node: &Node, extent: u64) -> Tried<View> {
-    let ids = match cx.literal(node, 1)? {
-        Some(literal) if literal.as_ints()?.iter().any(|&i| i < 0) => {
+    let known = cx.literal(node, 1)?;
+    // Rows of indices per sample, written down for the file's batch.
+    let rows = known.as_ref().filter(|l| l.shape.len() > 1 && l.shape[0] > 1);
+    let known = match rows.and_then(|l| cx.rebatch.literal(l)) {
+        Some(rows) => Some(rows.into()),
+        None => known,
+    };
+    let ids = match known {
+        Some(literal) if literal.as_ints()?.iter().any(|&i| i < 0) || cx.rebatch.change.is_some() => {
             let positive = literal.as_ints()?.iter().map(|&i| Ok(index_into(i, extent)? as i64));
             let literal =
                 Literal::ints(literal.dtype, literal.shape.clone(), positive.collect::<Tried<_>>()?);
@@ -210,6 +217,11 @@ fn gather_elements(cx: &mut Importer<'_>, node: &Node) -> Tried {
             ids.rank(),
             x.rank()
         )));
+    }
+    if cx.rebatch.is_behind(x.size(0), ids.size(0))
+        && let Some(row) = cx.rebatched(&x)?
+    {
+        x = spread_batch(cx, &row, ids.size(0))?;
     }
     // In other dimensions there may be fewer indices than rows: the first rows are meant.
     for dim in (0..x.rank()).filter(|&dim| dim != axis) {

@@ -123,6 +123,11 @@ fn reshape(cx: &mut Importer<'_>, node: &Node) -> Tried {
 
 /// The shape that a reshape asks for, or the same for the batch that the user asks for.
 fn to_target(cx: &Importer<'_>, from: &[u64], target: &[i64], zero: bool) -> Tried<Vec<u64>> {
+    if let Some(target) = cx.rebatch.open_target(from, target)
+        && let Ok(shape) = reshaped(from, &target, zero)
+    {
+        return Ok(shape);
+    }
     let error = match reshaped(from, target, zero) {
         Ok(shape) => return Ok(shape),
         Err(error) => error,
@@ -134,8 +139,9 @@ fn to_target(cx: &Importer<'_>, from: &[u64], target: &[i64], zero: bool) -> Tri
 fn expand(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let x = cx.view(node, 0)?;
     let target = cx.known(node, 1, "shapes")?;
-    let target = target.as_ints()?;
     let from = x.shape();
+    let target = cx.rebatch.expanded(&from, target.as_ints()?).unwrap_or(target.as_ints()?.to_vec());
+    let target = target.as_slice();
     let shape = crate::onnx::stored::sizes(target).and_then(|to| crate::onnx::fold::broadcast(&[&from, &to]));
     let shape = match shape {
         Ok(shape) => shape,
@@ -292,8 +298,11 @@ fn concat(cx: &mut Importer<'_>, node: &Node) -> Tried {
             parts.push(cx.view(node, i)?);
         }
     }
-    let first = parts.first().ok_or_else(|| Trouble::wrong("nothing to join"))?;
-    let dim = axis_of(node.int("axis", 0)?, first.rank())?;
+    let rank = parts.first().ok_or_else(|| Trouble::wrong("nothing to join"))?.rank();
+    let dim = axis_of(node.int("axis", 0)?, rank)?;
+    if dim != 0 {
+        same_batch(cx, &mut parts)?;
+    }
     if let Some(joined) = concat_lying(cx, &parts, dim)? {
         cx.output_view(node, 0, joined);
         return Ok(());
@@ -302,6 +311,34 @@ fn concat(cx: &mut Importer<'_>, node: &Node) -> Tried {
     let y = cx.emit("", Concat { axis: dim }, &tensors)?;
     cx.output(node, 0, y);
     Ok(())
+}
+
+/// Parts that still have the file's batch get the one that is asked for.
+fn same_batch(cx: &mut Importer<'_>, parts: &mut [View]) -> Tried {
+    let batch = |view: &View| view.shape().first().copied().unwrap_or(1);
+    let most = parts.iter().map(batch).max().unwrap_or(1);
+    for part in parts.iter_mut().filter(|part| batch(part) != most) {
+        if !cx.rebatch.is_behind(batch(part), most) {
+            continue;
+        }
+        if let Some(row) = cx.rebatched(part)? {
+            *part = row;
+        }
+        if batch(part) == 1 {
+            *part = spread_batch(cx, part, most)?;
+        }
+    }
+    Ok(())
+}
+
+/// The only row of a tensor, repeated for every sample.
+pub(super) fn spread_batch(cx: &mut Importer<'_>, row: &View, batch: u64) -> Tried<View> {
+    let mut shape = row.shape();
+    shape[0] = batch;
+    let op = Broadcast { shape: Shape::new(&shape), dims: (0..shape.len()).collect() };
+    let tensor = cx.plain(row)?;
+    let spread = cx.emit("batch", op, &[tensor])?;
+    Ok(cx.seen(spread))
 }
 
 /// Joins tensors that all lie in the same order as they lie.

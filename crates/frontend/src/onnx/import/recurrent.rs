@@ -209,9 +209,13 @@ impl Pass<'_> {
     fn first(&self, cx: &mut Importer<'_>, input: usize, samples: u64, by_sample: bool) -> Tried<View> {
         if !cx.given(self.node, input) {
             let x = cx.view(self.node, 0)?;
-            let ty = TensorType::new(cx.dtype(&x), [samples, self.hidden]);
-            let zeros = cx.emit("zeros", Fill { value: Real(0.0), ty }, &[])?;
-            return Ok(cx.seen(zeros));
+            return self.filled(cx, &x, samples, 0.0);
+        }
+        let uniform = cx.literal(self.node, input)?.and_then(|l| l.uniform());
+        if let Some(value) = uniform {
+            // One number throughout, whatever the batch that it was written down for.
+            let x = cx.view(self.node, 0)?;
+            return self.filled(cx, &x, samples, value);
         }
         let all = cx.view(self.node, input)?;
         let all = if by_sample && all.rank() == 3 { all.transpose(&[1, 0, 2]) } else { all };
@@ -219,6 +223,12 @@ impl Pass<'_> {
             return Err(Trouble::wrong(format!("a first state {:?}", all.shape())));
         }
         at(cx, "first", &all, 0, self.number)
+    }
+
+    fn filled(&self, cx: &mut Importer<'_>, x: &View, samples: u64, value: f64) -> Tried<View> {
+        let ty = TensorType::new(cx.dtype(x), [samples, self.hidden]);
+        let state = cx.emit("first", Fill { value: Real(value), ty }, &[])?;
+        Ok(cx.seen(state))
     }
 
     /// The input's part of these gates at all steps, `[t, b, gates, h]`, with the biases of the input and, if
