@@ -10,6 +10,7 @@ mod planning;
 mod processes;
 mod progress;
 mod trace;
+mod weights;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub fn work(
     graph: &Graph,
     program: &ParallelGraph,
-    options: Options,
+    options: Options<'_>,
     processes: u32,
     worker: u32,
     meeting: &Path,
@@ -68,7 +68,7 @@ impl Drop for Crew {
 }
 
 /// Starts all processes and puts together what they tell.
-pub fn start(plan: &Plan, options: Options, processes: u32) -> anyhow::Result<Vec<DeviceOutcome>> {
+pub fn start(plan: &Plan, options: Options<'_>, processes: u32) -> anyhow::Result<Vec<DeviceOutcome>> {
     let meeting = tempfile::tempdir().context("a folder for the processes to meet in")?;
     let file = meeting.path().join("plan.json");
     write_atomically(&file, |out| out.write_all(plan.to_json().as_bytes()))?;

@@ -19,7 +19,7 @@ const MORE_ROUNDING: f64 = 10.0;
 /// The serial program's run that parallel ones are held against.
 pub struct Check<'g> {
     graph: &'g Graph,
-    options: Options,
+    options: Options<'g>,
     expected: Expected,
     /// What changes with the last bits; found out when it is needed.
     changes: OnceCell<Vec<f64>>,
@@ -57,7 +57,7 @@ impl Difference {
 
 impl<'g> Check<'g> {
     /// Runs the serial program.
-    pub fn new(graph: &'g Graph, options: Options) -> Result<Self, RunError> {
+    pub fn new(graph: &'g Graph, options: Options<'g>) -> Result<Self, RunError> {
         let expected = Expected::of(graph, options, false)?;
         Ok(Self { graph, options, expected, changes: OnceCell::new() })
     }
@@ -127,8 +127,11 @@ fn plain_tolerance(graph: &Graph) -> f64 {
 }
 
 impl Expected {
-    fn of(graph: &Graph, options: Options, nudged: bool) -> Result<Self, RunError> {
+    fn of(graph: &Graph, options: Options<'_>, nudged: bool) -> Result<Self, RunError> {
         let mut serial = Serial::new(graph, options.seed, &[]);
+        for (tensor, value) in options.given {
+            serial.set(*tensor, value.clone())?;
+        }
         if nudged {
             serial.nudge(options.seed);
         }

@@ -17,8 +17,10 @@ use std::time::Instant;
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Decides weights and data.
+pub struct Options<'a> {
+    /// First values of tensors that no op makes, as far as they are known, in the order of the tensors.
+    pub given: &'a [(TensorId, Value)],
+    /// Decides all other weights and data.
     pub seed: u64,
     /// How many training steps.
     pub steps: usize,
@@ -26,6 +28,13 @@ pub struct Options {
     pub trace: bool,
     /// Whether the weights at the end are wanted.
     pub finals: bool,
+}
+
+impl Options<'_> {
+    fn given(&self, tensor: TensorId) -> Option<&Value> {
+        let place = self.given.binary_search_by_key(&tensor, |(tensor, _)| *tensor).ok()?;
+        Some(&self.given[place].1)
+    }
 }
 
 /// Why a run ended early.
@@ -59,7 +68,7 @@ pub struct DeviceOutcome {
 }
 
 /// Runs all devices of a program on threads of this process.
-pub fn run(graph: &Graph, program: &ParallelGraph, options: Options) -> Result<Outcome, EngineError> {
+pub fn run(graph: &Graph, program: &ParallelGraph, options: Options<'_>) -> Result<Outcome, EngineError> {
     let prepared = Prepared::new(program, 1)?;
     let fabric = Fabric::new(prepared.devices.len(), prepared.edges.clone());
     let devices = 0..prepared.devices.len() as u32;
@@ -74,9 +83,9 @@ pub fn run_devices(
     prepared: &Prepared,
     fabric: &Fabric,
     devices: Range<u32>,
-    options: Options,
+    options: Options<'_>,
 ) -> Result<Vec<DeviceOutcome>, EngineError> {
-    let sources = Sources::make(graph, prepared, devices.clone(), options.seed);
+    let sources = Sources::make(graph, prepared, devices.clone(), options);
     let start = Instant::now();
     let work = |device: u32| {
         // Counted over all devices, so that several processes do not share cores.
@@ -119,7 +128,7 @@ fn work(
     prepared: &Prepared,
     fabric: &Fabric,
     sources: &Sources,
-    options: Options,
+    options: Options<'_>,
     start: Instant,
 ) -> Result<DeviceOutcome, Stop> {
     let local = &prepared.devices[device as usize];
@@ -171,7 +180,7 @@ fn key(tensor: TensorId, block: &Block) -> Key {
 }
 
 impl Sources {
-    fn make(graph: &Graph, prepared: &Prepared, devices: Range<u32>, seed: u64) -> Self {
+    fn make(graph: &Graph, prepared: &Prepared, devices: Range<u32>, options: Options<'_>) -> Self {
         let wanted = devices.flat_map(|d| &prepared.devices[d as usize].sources);
         let blocks: BTreeMap<_, _> = wanted.map(|s| (key(s.tensor, &s.block), s)).collect();
         let made = Self(blocks.keys().map(|key| (key.clone(), OnceLock::new())).collect());
@@ -182,7 +191,10 @@ impl Sources {
             for _ in 0..threads {
                 scope.spawn(|| {
                     while let Some((source, place)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let value = initial_block(seed, graph.tensor(source.tensor), &source.block);
+                        let value = match options.given(source.tensor) {
+                            Some(whole) => whole.block(&source.block),
+                            None => initial_block(options.seed, graph.tensor(source.tensor), &source.block),
+                        };
                         let mut buffer = Buffer::zeroed(value.ty().bytes() as usize);
                         buffer.write(&value);
                         // Each place is filled by the one thread that drew its number.

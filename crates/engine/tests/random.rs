@@ -10,7 +10,7 @@ use shardwright_machine::{Mesh, builtin};
 use shardwright_runtime::{Reference, mix};
 use shardwright_space::{AxisUse, Config, LayerSplit, OpShapes};
 
-const OPTIONS: Options = Options { seed: 11, steps: 2, trace: false, finals: true };
+const OPTIONS: Options<'static> = Options { given: &[], seed: 11, steps: 2, trace: false, finals: true };
 
 struct Random(u64);
 

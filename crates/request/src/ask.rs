@@ -1,6 +1,6 @@
 //! What is planned and for what, as it was asked for, and as it is once everything has been read.
 
-use crate::external::NeighbouringFiles;
+use crate::external::{NeighbouringFiles, StoredValues};
 use crate::files::{open_machine, read, read_costs};
 use crate::stablehlo::{Program, is_stablehlo, read_program};
 use anyhow::Context;
@@ -55,6 +55,8 @@ pub struct Request {
     pub program: Option<Program>,
     /// What the reader of the model has to say about it.
     pub notes: Vec<String>,
+    /// Where that comes from ONNX: the contents of weights and constants that the file has.
+    pub stored: Option<StoredValues>,
     /// The machine.
     pub machine: Machine,
     pub(crate) asked: PlanRequest,
@@ -154,6 +156,7 @@ impl Ask {
             graph: Graph::default(),
             program: None,
             notes: Vec::new(),
+            stored: None,
             machine,
             asked: self.asked(),
             costs: self.costs.as_deref().map(read_costs).transpose()?,
@@ -196,6 +199,7 @@ impl Ask {
         let path = Path::new(&self.model);
         if has_extension(path, "onnx") {
             let imported = self.read_onnx(path)?;
+            request.stored = Some(StoredValues::new(path, imported.sources));
             (request.graph, request.notes) = (imported.graph, imported.notes);
             return Ok(());
         }
@@ -320,7 +324,7 @@ fn is_json(path: &Path) -> bool {
 }
 
 /// Whether a model is a file and not a name with options.
-fn is_path(model: &str) -> bool {
+pub fn is_path(model: &str) -> bool {
     let name = model.split(':').next().unwrap_or(model);
     name.contains(['/', '\\', '.'])
 }

@@ -1,7 +1,8 @@
 //! The files beside an ONNX model that hold its weights.
 
 use bytes::Bytes;
-use shardwright_frontend::onnx::{ExternalData, ExternalPlace};
+use shardwright_frontend::onnx::{ExternalData, ExternalPlace, Literal, Source};
+use shardwright_graph::TensorId;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,32 @@ impl NeighbouringFiles {
     pub fn of(path: &Path) -> Self {
         let folder = path.parent().filter(|p| *p != Path::new("")).unwrap_or(Path::new("."));
         Self { folder: folder.into() }
+    }
+}
+
+/// The contents of weights and constants that an ONNX model has, in its own file or in those beside it.
+pub struct StoredValues {
+    sources: Vec<Source>,
+    files: NeighbouringFiles,
+}
+
+impl StoredValues {
+    pub(crate) fn new(path: &Path, sources: Vec<Source>) -> Self {
+        Self { sources, files: NeighbouringFiles::of(path) }
+    }
+
+    /// Reads them, in the order of the graph's tensors; those that are missing are left out.
+    ///
+    /// # Errors
+    /// Where a file cannot be read, or does not hold what the model says.
+    pub fn load(&self) -> anyhow::Result<Vec<(TensorId, Literal)>> {
+        let mut found = Vec::with_capacity(self.sources.len());
+        for source in &self.sources {
+            let contents = source.load(&self.files).map_err(anyhow::Error::msg)?;
+            found.extend(contents.map(|literal| (source.tensor, literal)));
+        }
+        found.sort_by_key(|(tensor, _)| *tensor);
+        Ok(found)
     }
 }
 

@@ -22,7 +22,8 @@ mod search;
 mod stablehlo;
 mod summary;
 
-pub use ask::{Ask, Request, parse_balance, parse_optimizer, parse_role, parse_seconds, parse_size};
+pub use ask::{Ask, Request, is_path, parse_balance, parse_optimizer, parse_role, parse_seconds, parse_size};
+pub use external::StoredValues;
 pub use files::{open_machine, read};
 pub use search::{Event, Search};
 pub use stablehlo::Program;

@@ -3,7 +3,7 @@
 
 use crate::tensor::{Data, Value};
 use half::{bf16, f16};
-use shardwright_graph::{Block, DType, Init, Tensor};
+use shardwright_graph::{Block, Init, Tensor};
 use smallvec::SmallVec;
 
 /// Mixes 64 bits so that every input bit reaches every output bit (the finaliser of SplitMix64).
@@ -101,22 +101,13 @@ pub fn initial_block(seed: u64, tensor: &Tensor, block: &Block) -> Value {
             index[d] = block[d].start;
         }
     }
-    let data = match tensor.ty.dtype {
-        DType::F32 => Data::F32(values.iter().map(|&x| x as f32).collect()),
-        DType::F64 => Data::F64(values),
-        DType::Bf16 => Data::Bf16(values.iter().map(|&x| bf16::from_f64(x)).collect()),
-        DType::F16 => Data::F16(values.iter().map(|&x| f16::from_f64(x)).collect()),
-        DType::I32 => Data::I32(values.iter().map(|&x| x as i32).collect()),
-        DType::I64 => Data::I64(values.iter().map(|&x| x as i64).collect()),
-        DType::Bool => Data::Bool(values.iter().map(|&x| u8::from(x != 0.0)).collect()),
-    };
-    Value::new(block.iter().map(|r| r.end - r.start).collect(), data)
+    Value::new(block.iter().map(|r| r.end - r.start).collect(), Data::of_reals(tensor.ty.dtype, values))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardwright_graph::{Real, Role, TensorType};
+    use shardwright_graph::{DType, Real, Role, TensorType};
 
     fn tensor(init: Init, shape: [u64; 2]) -> Tensor {
         let ty = TensorType::new(DType::F64, shape);

@@ -239,6 +239,21 @@ pub struct ViewMut<'a> {
     pub data: ElementsMut<'a>,
 }
 
+impl Data {
+    /// The nearest elements of this type; truth values are whether a number is not zero.
+    pub fn of_reals(dtype: DType, values: Vec<f64>) -> Self {
+        match dtype {
+            DType::F32 => Self::F32(values.iter().map(|&x| x as f32).collect()),
+            DType::F64 => Self::F64(values),
+            DType::Bf16 => Self::Bf16(values.iter().map(|&x| bf16::from_f64(x)).collect()),
+            DType::F16 => Self::F16(values.iter().map(|&x| f16::from_f64(x)).collect()),
+            DType::I32 => Self::I32(values.iter().map(|&x| x as i32).collect()),
+            DType::I64 => Self::I64(values.iter().map(|&x| x as i64).collect()),
+            DType::Bool => Self::Bool(values.iter().map(|&x| u8::from(x != 0.0)).collect()),
+        }
+    }
+}
+
 /// An owned tensor.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Value {

@@ -1,16 +1,25 @@
-//! `models`: which models are built in, with their sizes; `models MODEL`: one model and its options.
+//! `models`: which models are built in, with their sizes; `models MODEL`: one model and its options; `models FILE`: what is
+//! in a file.
 
 use crate::Verdict;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde::Serialize;
 use shardwright_frontend::zoo::{self, BuildOptions, FAMILIES, Family, OptionSpec};
+use shardwright_graph::{Graph, Role};
+use shardwright_request::{Ask, Request, is_path, parse_size};
 use std::io::{self, Write};
 
-/// Lists the built-in models, or says what one of them takes.
+/// Lists the built-in models, or says what one of them takes, or what is in a file.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A model, with or without options: `gpt`, `gpt:layers=24,hidden=1024,heads=16`
+    /// A model, with or without options: `gpt`, `gpt:layers=24,hidden=1024,heads=16`; or a file as `plan` takes it
     model: Option<String>,
+    /// Samples per step, for a file
+    #[arg(long, requires = "model")]
+    batch: Option<u64>,
+    /// The size of a dimension that an ONNX file leaves open; may be repeated
+    #[arg(long, value_name = "NAME=N", value_parser = parse_size, requires = "model")]
+    dim: Vec<(String, u64)>,
     /// One JSON value on standard output
     #[arg(long)]
     json: bool,
@@ -26,16 +35,50 @@ struct Row {
     summary: &'static str,
 }
 
+/// What a file holds, as a training step.
+#[derive(Serialize)]
+struct FileRow {
+    #[serde(flatten)]
+    row: Row,
+    /// Inputs of the step and their types, labels included.
+    inputs: Vec<String>,
+    notes: Vec<String>,
+}
+
+impl FileRow {
+    fn of(path: &str, args: &Args) -> anyhow::Result<Self> {
+        let ask = Ask { batch: args.batch, dims: args.dim.clone(), ..Ask::of(path, "flat:1") };
+        let Request { graph, notes, .. } = ask.open()?;
+        let input = |t| format!("{} {}", graph.tensor(t).name, graph.tensor(t).ty);
+        let inputs = graph.sources(Role::Input).map(input).collect();
+        Ok(Self { row: Row::new(graph, "a file"), inputs, notes })
+    }
+
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let Row { name, parameters, ops, flops_per_step, .. } = &self.row;
+        writeln!(
+            out,
+            "{name}: {parameters} parameters, {ops} ops, {}FLOP per step",
+            si(*flops_per_step as f64)
+        )?;
+        writeln!(out, "inputs: {}", self.inputs.join(", "))?;
+        self.notes.iter().try_for_each(|note| writeln!(out, "{note}"))
+    }
+}
+
 impl Row {
     fn of(spec: &str, family: &Family) -> anyhow::Result<Self> {
-        let graph = zoo::build(spec, &BuildOptions::default())?;
-        Ok(Self {
+        Ok(Self::new(zoo::build(spec, &BuildOptions::default())?, family.summary))
+    }
+
+    fn new(graph: Graph, summary: &'static str) -> Self {
+        Self {
             parameters: graph.parameter_count(),
             ops: graph.ops.len(),
             flops_per_step: graph.total_flops(),
             name: graph.name,
-            summary: family.summary,
-        })
+            summary,
+        }
     }
 
     fn cells(&self) -> [Cell; 4] {
@@ -78,7 +121,19 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     match (&args.model, args.json) {
         (None, false) => write_table(&mut out, &rows()?)?,
         (None, true) => writeln!(out, "{:#}", serde_json::to_value(rows()?)?)?,
+        (Some(path), json) if is_path(path) => {
+            let found = FileRow::of(path, args)?;
+            if json {
+                writeln!(out, "{:#}", serde_json::to_value(found)?)?;
+            } else {
+                found.write(&mut out)?;
+            }
+        }
         (Some(spec), json) => {
+            anyhow::ensure!(
+                args.batch.is_none() && args.dim.is_empty(),
+                "--batch and --dim are for files; built-in models have options"
+            );
             let description = describe(spec)?;
             if json {
                 writeln!(out, "{:#}", serde_json::to_value(description)?)?;

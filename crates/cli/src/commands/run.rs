@@ -6,6 +6,7 @@ use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, Request, read, show_bytes, show_seconds};
 use crate::processes;
 use crate::trace;
+use crate::weights::{Origin, Weights};
 use anyhow::{Context, ensure};
 use serde_json::json;
 use shardwright_cost::Relayouts;
@@ -135,7 +136,9 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         "--processes {}: from 1 to the number of devices, {devices}",
         args.processes
     );
+    let weights = Weights::of(&opened.request)?;
     let options = Options {
+        given: &weights.given,
         seed: args.planning.seed,
         steps: args.steps,
         trace: args.trace.is_some(),
@@ -153,7 +156,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         write_atomically(path, |out| trace::write(out, &opened, &outcome))?;
     }
     let check = if args.no_verify { None } else { Some(Verified::new(graph, &outcome, options)?) };
-    let summary = Summary { opened: &opened, outcome: &outcome, check: check.as_ref() };
+    let origin = weights.origin;
+    let summary = Summary { opened: &opened, outcome: &outcome, check: check.as_ref(), origin };
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{:#}", summary.json())?;
@@ -182,7 +186,7 @@ struct Verified {
 }
 
 impl Verified {
-    fn new(graph: &Graph, outcome: &Outcome, options: Options) -> anyhow::Result<Self> {
+    fn new(graph: &Graph, outcome: &Outcome, options: Options<'_>) -> anyhow::Result<Self> {
         let check = Check::new(graph, options).context("the serial program")?;
         let difference = check.compare(outcome).context("the serial program")?;
         Ok(Self { serial_step_seconds: median_after_first(check.step_seconds()), difference })
@@ -193,6 +197,7 @@ struct Summary<'a> {
     opened: &'a Opened,
     outcome: &'a Outcome,
     check: Option<&'a Verified>,
+    origin: Origin,
 }
 
 impl Summary<'_> {
@@ -251,6 +256,7 @@ impl Summary<'_> {
             "prediction_error": self.prediction_error(),
             "serial_step_seconds": check.map(|c| c.serial_step_seconds),
             "loss": outcome.losses,
+            "weights": self.origin,
             "step_seconds": outcome.step_seconds,
             "device_times": devices,
         })
@@ -279,6 +285,10 @@ impl Summary<'_> {
             }
             let losses: Vec<String> = outcome.losses.iter().take(10).map(|l| format!("{l:.6}")).collect();
             writeln!(out, "\nloss {}", losses.join(" "))?;
+            let Origin { from_file, seeded } = self.origin;
+            if self.opened.request.stored.is_some() {
+                writeln!(out, "{from_file} weights from the model's file, {seeded} seeded")?;
+            }
         }
         writeln!(
             out,
