@@ -389,3 +389,79 @@ fn text_that_is_no_model_is_said_to_be_none() {
         assert!(matches!(error, OnnxError::Unreadable(_)), "{error}");
     }
 }
+
+/// A layer of four units over a sequence of four samples with six channels.
+fn recurrent(op: &str, gates: i64, steps: i64) -> Model {
+    let mut layer = node(op, &["x", "w", "r"], &["y"]);
+    layer.attribute.push(int("hidden_size", 4));
+    let stored = vec![weight("w", &[1, gates * 4, 6]), weight("r", &[1, gates * 4, 4])];
+    let mut model = model(vec![layer], stored, "y");
+    if let Some(graph) = model.graph.as_mut() {
+        graph.input = vec![info("x", 1, &[steps, 4, 6])];
+    }
+    model
+}
+
+#[test]
+fn an_lstm_is_the_graphs_own_op_with_its_gates_in_that_ops_order() {
+    let imported = run(&recurrent("LSTM", 4, 5)).unwrap();
+    let kinds = imported.graph.ops.iter().filter(|n| n.phase == Phase::Forward).map(|n| n.op.kind());
+    assert_eq!(kinds.filter(|&kind| kind == "lstm").count(), 1);
+    let weight = imported.sources.iter().find(|s| s.stored.name == "w").unwrap();
+    assert_eq!(weight.cuts[0], Cut::range(0, 0..1));
+    assert_eq!(weight.cuts[1].ranges, [0..4, 8..12, 12..16, 4..8], "i, f, c, o of i, o, f, c");
+    let numbers = Numbers::Ints((0..96).collect());
+    let whole =
+        Literal { dtype: shardwright_graph::DType::I64, shape: vec![1, 16, 6], numbers, assumed: false };
+    let cut = weight.cuts.iter().fold(whole, |left, cut| left.cut(cut));
+    assert_eq!(cut.as_ints().unwrap()[24..26], [48, 49], "the forget gate comes second");
+}
+
+#[test]
+fn other_recurrent_layers_are_unrolled_unless_they_are_endless() {
+    for (op, gates) in [("GRU", 3), ("RNN", 1)] {
+        let graph = run(&recurrent(op, gates, 5)).unwrap().graph;
+        assert_eq!(shardwright_graph::verify::verify(&graph), Ok(()));
+        assert!(graph.ops.iter().any(|n| n.name.starts_with("node_y.4")), "{op}: the last step has a name");
+        let text = error(&recurrent(op, gates, 300));
+        assert!(text.contains(op) && text.contains("300 steps; at most 256 are unrolled"), "{text}");
+    }
+}
+
+#[test]
+fn what_repeats_for_the_files_batch_follows_another_and_masks_are_no_weights() {
+    let row = [0.0, 0.0, f32::NEG_INFINITY, 0.0, 0.0, -1e9];
+    let mask = Tensor { float_data: row.repeat(4), ..weight("mask", &[4, 6]) };
+    let token = Tensor { float_data: [0.5, -2.0].repeat(4), ..weight("token", &[4, 2]) };
+    let mut join = node("Concat", &["token", "y"], &["z"]);
+    join.attribute.push(int("axis", 1));
+    let nodes = vec![
+        node("Add", &["x", "mask"], &["m"]),
+        node("Softmax", &["m"], &["s"]),
+        node("MatMul", &["s", "w"], &["y"]),
+        join,
+    ];
+    let model = model(nodes, vec![mask, token, weight("w", &[6, 3])], "z");
+    let options = ImportOptions { batch: Some(32), ..ImportOptions::default() };
+    let graph = import(&model.encode_to_vec().into(), &options, &NoExternalData).unwrap().graph;
+    assert_eq!(shardwright_graph::verify::verify(&graph), Ok(()));
+    let shown = |t| format!("{} {}", graph.tensor(t).name, graph.tensor(t).ty);
+    assert_eq!(graph.parameters().map(shown).collect::<Vec<_>>(), ["w f32[6,3]", "token f32[1,2]"]);
+    assert_eq!(graph.sources(Role::Constant).map(shown).collect::<Vec<_>>(), ["mask f32[6]"]);
+}
+
+#[test]
+fn einsums_that_say_nothing_are_refused() {
+    let einsum = |equation: &'static str| {
+        let mut product = node("Einsum", &["x", "w"], &["y"]);
+        let s = equation.as_bytes().into();
+        product.attribute.push(Attribute { name: "equation".into(), s, kind: 3, ..Attribute::default() });
+        model(vec![product], vec![weight("w", &[6, 3])], "y")
+    };
+    assert_eq!(error(&einsum("nc,co->no")), "");
+    for wrong in
+        ["nc,c!->n!", "nc,co->nn", "nc,co->nz", "nc,c->n", "nc->n", "\u{e9}c,co->no", "n\u{0}c,co->no"]
+    {
+        assert!(error(&einsum(wrong)).contains("Einsum"), "{wrong}");
+    }
+}

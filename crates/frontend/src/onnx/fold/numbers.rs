@@ -132,11 +132,16 @@ pub(super) fn reduce(node: &Node, inputs: &Known<'_>) -> Tried<Option<Vec<Litera
         shape = x.shape.iter().enumerate().filter(|(d, _)| !axes.contains(d)).map(|(_, &s)| s).collect();
     }
     let Numbers::Ints(values) = &x.numbers else { return Ok(None) };
+    let (least, most) = match x.dtype {
+        DType::Bool => (0, 1),
+        DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
+        _ => (i64::MIN, i64::MAX),
+    };
     let (start, f): (i64, fn(i64, i64) -> i64) = match node.op_type.as_str() {
         "ReduceProd" => (1, i64::wrapping_mul),
         "ReduceSum" => (0, i64::wrapping_add),
-        "ReduceMax" => (i64::MIN, i64::max),
-        _ => (i64::MAX, i64::min),
+        "ReduceMax" => (least, i64::max),
+        _ => (most, i64::min),
     };
     let mut sums = vec![start; count(&kept).unwrap_or(0)];
     for (&value, place) in values.iter().zip(spread(&kept, &x.shape)) {

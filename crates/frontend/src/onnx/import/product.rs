@@ -185,13 +185,17 @@ fn einsum(cx: &mut Importer<'_>, node: &Node) -> Tried {
     }
     result = result.replace("...", &spare[spare.len() - most..]);
     for (term, view) in terms.iter_mut().zip(&mut views) {
-        if term.len() != view.rank() || !term.is_ascii() {
+        if term.len() != view.rank() || !term.bytes().all(|c| c.is_ascii_alphabetic()) {
             return Err(Trouble::wrong(format!("`{term}` for {:?}", view.shape())));
         }
         while let Some((first, second)) = repeated(term) {
             *view = diagonal(cx, view, first, second)?;
             term.remove(second);
         }
+    }
+    let once = |(i, c): (usize, char)| result.find(c) == Some(i) && terms.iter().any(|term| term.contains(c));
+    if !result.char_indices().all(once) {
+        return Err(Trouble::wrong(format!("a result `{result}` of `{}`", terms.join(","))));
     }
     let mut views = views.into_iter().zip(terms);
     let (mut view, mut term) = views.next().ok_or_else(|| Trouble::wrong("no operands"))?;
