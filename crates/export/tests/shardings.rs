@@ -4,9 +4,11 @@ use flate2::read::GzDecoder;
 use shardwright_cost::Relayouts;
 use shardwright_export::{Shardings, Spec};
 use shardwright_frontend::stablehlo::{Imported, Options, import};
+use shardwright_graph::OpId;
 use shardwright_machine::{Mesh, builtin};
 use shardwright_plan::{Demands, Problem, plan, strategy};
 use shardwright_search::Control;
+use shardwright_space::{AxisUse, Config};
 use std::io::Read;
 
 fn program(name: &str) -> Imported {
@@ -92,6 +94,53 @@ fn partial_sums_are_summed_up_before_they_are_split() {
     }
     let (shardings, _) = planned(&program, "data");
     assert!(shardings.sites.iter().flat_map(|site| &site.results).flatten().all(|stops| stops.len() == 1));
+}
+
+#[test]
+fn what_a_convolution_turns_round_lies_as_the_convolution_wants_it() {
+    let text = r#"module {
+  func.func public @main(%arg0: tensor<8x6x6x8xf32>, %arg1: tensor<3x3x8x4xf32>, %arg2: tensor<8x6x6x4xf32>) -> (tensor<8x6x6x4xf32>, tensor<8x6x6x8xf32>) {
+    %0 = stablehlo.convolution(%arg0, %arg1) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], window = {stride = [1, 1], pad = [[1, 1], [1, 1]], lhs_dilate = [1, 1], rhs_dilate = [1, 1], reverse = [false, false]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : (tensor<8x6x6x8xf32>, tensor<3x3x8x4xf32>) -> tensor<8x6x6x4xf32>
+    %1 = stablehlo.reverse %arg1, dims = [0, 1] : tensor<3x3x8x4xf32>
+    %2 = stablehlo.convolution(%arg2, %1) dim_numbers = [b, 0, 1, f]x[0, 1, o, i]->[b, 0, 1, f], window = {stride = [1, 1], pad = [[1, 1], [1, 1]], lhs_dilate = [1, 1], rhs_dilate = [1, 1], reverse = [false, false]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : (tensor<8x6x6x4xf32>, tensor<3x3x8x4xf32>) -> tensor<8x6x6x8xf32>
+    return %0, %2 : tensor<8x6x6x4xf32>, tensor<8x6x6x8xf32>
+  }
+}
+"#;
+    let program = import(text, "convolutions", &Options::default()).unwrap();
+    let graph = &program.graph;
+    let machine = builtin("flat:4").unwrap();
+    // Only the convolutions are split, along samples and what they add up: the transpositions around them are whole.
+    let config = |op: OpId, added: &str| {
+        let use_of = |factor: &str| AxisUse::Split(graph.rule(op).find(factor).unwrap());
+        Config::new([use_of("n"), use_of(added)])
+    };
+    let configs: Vec<Config> = graph
+        .op_ids()
+        .map(|op| match graph.node(op).op.kind() {
+            "conv" => config(op, "c"),
+            "conv_grad_input" => config(op, "o"),
+            _ => Config::replicated(2),
+        })
+        .collect();
+    let relayouts = Relayouts::new(&machine, machine.mesh());
+    let shardings = Shardings::of(&program, graph, &relayouts, &configs).unwrap();
+    let last = |stops: &Option<Vec<Spec>>| stops.as_ref().unwrap().last().unwrap().to_string();
+    let convolutions = shardings.sites.iter().filter(|site| site.operands.len() == 2);
+    let operands: Vec<Vec<String>> =
+        convolutions.map(|site| site.operands.iter().map(last).collect()).collect();
+    assert_eq!(
+        operands,
+        [
+            ["[{gpu.0}, {}, {}, {gpu.1}]", "[{}, {}, {gpu.1}, {}]"],
+            ["[{gpu.0}, {}, {}, {gpu.1}]", "[{?}, {?}, {}, {gpu.1}]"]
+        ]
+    );
+    let made = shardings.sites.iter().filter(|site| site.operands.len() == 2).flat_map(|site| &site.results);
+    let made: Vec<Vec<String>> =
+        made.map(|stops| stops.as_ref().unwrap().iter().map(Spec::to_string).collect()).collect();
+    // The sum over the parts comes first.
+    assert!(made.iter().all(|stops| stops[0] == "[{gpu.0}, {}, {}, {}]"), "{made:?}");
 }
 
 #[test]

@@ -188,6 +188,10 @@ impl<'a> Importer<'a> {
         if !shape[0].is_multiple_of(groups) {
             return Err(op.fault(format!("{} channels do not fall into {groups} groups", shape[0])));
         }
+        if groups == 1 {
+            let perm: Order = [1, 0].into_iter().chain(2..shape.rank()).collect();
+            return self.steps.transpose(w, &perm);
+        }
         let (c, o) = (shape[0] / groups, shape[1]);
         let with = |head: &[u64]| head.iter().chain(&shape[2..]).copied().collect::<Shape>();
         let split = self.steps.reshape(w, &with(&[groups, c, o]))?;

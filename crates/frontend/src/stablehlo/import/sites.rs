@@ -2,7 +2,9 @@
 //! came from.
 //!
 //! Constants, broadcasts and transpositions that no op carries out have no tensor of their own; where a tensor with
-//! the same elements is there, it is named together with what its dimensions are to the value.
+//! the same elements is there, it is named together with what its dimensions are to the value. What an operation turns
+//! round before and after its work, as convolutions do, is named as it lies at work: how it lies in between cannot be said
+//! of the text, and an engine that is told otherwise gathers everything and does the work whole.
 
 use super::{
     super::{Place, Reader, Site},
@@ -10,7 +12,7 @@ use super::{
     value::Value,
 };
 use rustc_hash::FxHashMap;
-use shardwright_graph::{Graph, Op, TensorId};
+use shardwright_graph::{Graph, Op, OpId, TensorId, ops::Transpose};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -62,21 +64,49 @@ impl Sites {
             let made = seen.steps.clone().filter_map(|step| find.made(step));
             let ops: SmallVec<[_; 4]> =
                 made.chain(results.iter().flatten().map(|place| place.tensor)).collect();
-            let reader = |value: &Value| {
+            // What reads an operand after it was turned round, before what only turns it round.
+            let mut readers: SmallVec<[OpId; 4]> =
+                ops.iter().filter_map(|t| graph.tensor(*t).producer).collect();
+            readers.sort_by_key(|&op| matches!(graph.node(op).op, Op::Transpose(_)));
+            let operand = |value: &Value| {
                 let place = find.place(value)?;
-                let reads = |tensor: &TensorId| {
-                    let op = graph.tensor(*tensor).producer?;
-                    let input = graph.node(op).inputs.iter().position(|&t| t == place.tensor)?;
-                    Some((op, input))
+                let reads = |&op: &OpId| {
+                    let mut inputs = graph.node(op).inputs.iter().enumerate();
+                    inputs
+                        .find_map(|(input, &t)| Some(Reader { place: turned(graph, t, &place)?, op, input }))
                 };
-                let (op, input) = ops.iter().find_map(reads)?;
-                Some(Reader { place, op, input })
+                readers.iter().find_map(reads)
             };
-            let operands = seen.operands.iter().map(reader).collect();
+            let operands = seen.operands.iter().map(operand).collect();
+            let results = results.iter().map(|place| Some(unturned(graph, &ops, place.clone()?))).collect();
             sites.push(Site { at, name: seen.name, operands, results });
         }
         sites
     }
+}
+
+/// A tensor as the place of a value, where it is the value's own place, or that turned round.
+fn turned(graph: &Graph, tensor: TensorId, place: &Place) -> Option<Place> {
+    if tensor == place.tensor {
+        return Some(place.clone());
+    }
+    let node = graph.node(graph.tensor(tensor).producer?);
+    let Op::Transpose(Transpose { perm }) = &node.op else { return None };
+    let inner = turned(graph, node.inputs[0], place)?;
+    let to = |dim: &Option<usize>| dim.and_then(|dim| perm.iter().position(|&from| from == dim));
+    Some(Place { tensor, dims: inner.dims.iter().map(to).collect() })
+}
+
+/// What one of these tensors' makers made before it was turned round into a result.
+fn unturned(graph: &Graph, made: &[TensorId], mut place: Place) -> Place {
+    while let Some(node) = graph.tensor(place.tensor).producer.map(|op| graph.node(op))
+        && let Op::Transpose(Transpose { perm }) = &node.op
+        && made.contains(&node.inputs[0])
+    {
+        let dims = place.dims.iter().map(|dim| dim.and_then(|dim| perm.get(dim).copied())).collect();
+        place = Place { tensor: node.inputs[0], dims };
+    }
+    place
 }
 
 struct Find<'f> {
@@ -127,8 +157,19 @@ impl Find<'_> {
         }
         let Source::Step(step) = self.steps.source(slot) else { return None };
         let step = &self.steps.steps[step as usize];
-        let (Op::Transpose(transpose), [input]) = (&step.op, &step.inputs[..]) else { return None };
-        let inner = self.tensors[input.0 as usize]?;
-        Some(Place { tensor: inner, dims: transpose.perm.iter().map(|&p| Some(p)).collect() })
+        let [input] = step.inputs[..] else { return None };
+        let tensor = self.tensors[input.0 as usize]?;
+        match &step.op {
+            Op::Transpose(transpose) => {
+                Some(Place { tensor, dims: transpose.perm.iter().map(|&p| Some(p)).collect() })
+            }
+            // Nothing is said about what runs the other way: kernels of convolutions, in their derivatives.
+            Op::Reverse(reverse) => {
+                let dims =
+                    (0..self.steps.ty(input).rank()).map(|d| (!reverse.axes.contains(&d)).then_some(d));
+                Some(Place { tensor, dims: dims.collect() })
+            }
+            _ => None,
+        }
     }
 }
