@@ -47,6 +47,7 @@ impl<'a> Importer<'a> {
         let short =
             op.operation.results.first().map_or("while".to_string(), |(name, _)| format!("while.{name}"));
         let mut values = op.operands.to_vec();
+        let outer = self.steps.in_loop.replace(op.operation.at);
         for iteration in 0u64.. {
             let name = if iteration == 0 { short.clone() } else { format!("{short}[{iteration}]") };
             let known = values.clone();
@@ -71,6 +72,7 @@ impl<'a> Importer<'a> {
                 None => break,
             }
         }
+        self.steps.in_loop = outer;
         Ok(values)
     }
 

@@ -46,13 +46,15 @@ pub(super) struct Steps {
     pub steps: Vec<Step>,
     types: Vec<TensorType>,
     sources: Vec<Source>,
-    known: HashMap<(Op, Inputs), Outputs>,
+    known: HashMap<(Option<usize>, Op, Inputs), Outputs>,
     numbers: HashMap<(DType, u64), Slot>,
     /// How ops are named and placed now.
     pub name: String,
     pub path: u32,
     pub at: usize,
     pub ordinal: u32,
+    /// The innermost loop around them, by where it begins.
+    pub in_loop: Option<usize>,
 }
 
 impl Steps {
@@ -109,14 +111,15 @@ impl Steps {
         Ok(slot)
     }
 
-    /// Adds an op, unless the same op of the same inputs is there already.
+    /// Adds an op, unless the same op of the same inputs is there already. What a loop computes is not there for
+    /// others: a backward pass takes its slices of stacked weights again, and repeats what it was told to.
     pub fn add(&mut self, op: impl Into<Op>, inputs: &[Slot]) -> Result<SmallVec<[Slot; 2]>> {
-        let key = (op.into(), SmallVec::from_slice(inputs));
+        let key = (self.in_loop, op.into(), SmallVec::from_slice(inputs));
         if let Some(outputs) = self.known.get(&key) {
             return Ok(outputs.clone());
         }
         let types: SmallVec<[TensorType; 4]> = inputs.iter().map(|&slot| self.ty(slot).clone()).collect();
-        let (op, inputs) = key.clone();
+        let (_, op, inputs) = key.clone();
         let refuse = |reason: String| Fault::new(self.at, format!("{} ({}): {reason}", self.name, op.kind()));
         let made = op.operator().infer(&types).map_err(|reason| refuse(reason.to_string()))?;
         for ty in &made {
