@@ -1,5 +1,6 @@
 """Predicted collectives and memory against what XLA compiles."""
 
+import jax
 import pytest
 import steps
 
@@ -48,3 +49,20 @@ def test_xla_sends_what_was_predicted(name, solver, least):
     verification = verify_plan(fast, *args)
     assert verification.agreement >= least, verification.table()
     assert "by XLA" in verification.table()
+
+
+@pytest.mark.parametrize("name, solver", [("mlp", "data"), ("mlp", "fsdp"), ("scanned", "data")])
+def test_xla_is_given_the_memory_that_was_predicted(name, solver):
+    step, args = {"mlp": lambda: steps.mlp(2048, 1024), "scanned": lambda: steps.scanned(32, 128, 256, 8, 3)}[name]()
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+    kept = verify_plan(parallelize(step, *shapes, machine="cpu:8", solver=solver), *shapes)
+    assert kept.predicted_peak_bytes == pytest.approx(kept.compiled_peak_bytes, rel=0.15)
+
+
+def test_what_is_donated_need_not_be_held_twice():
+    step, args = steps.mlp(2048, 1024)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+    given = verify_plan(parallelize(step, *shapes, machine="cpu:8", solver="fsdp", donate_argnums=0), *shapes)
+    kept = verify_plan(parallelize(step, *shapes, machine="cpu:8", solver="fsdp"), *shapes)
+    assert given.predicted_peak_bytes < kept.predicted_peak_bytes
+    assert given.predicted_peak_bytes == pytest.approx(given.compiled_peak_bytes, rel=0.15)

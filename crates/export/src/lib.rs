@@ -34,8 +34,10 @@ mod layouts;
 mod sdy;
 mod shardings;
 mod ways;
+mod xla_memory;
 
 pub use collectives::{Collective, collectives};
 pub use layouts::{Layouts, OpLayouts, Placements};
 pub use sdy::to_sdy;
 pub use shardings::{ExportError, Shardings, SiteSpecs, Spec};
+pub use xla_memory::xla_memory;

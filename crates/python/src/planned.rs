@@ -3,7 +3,7 @@
 use crate::PlanError;
 use pyo3::prelude::*;
 use shardwright_cost::Relayouts;
-use shardwright_export::{ExportError, Layouts, Shardings, collectives, to_sdy};
+use shardwright_export::{ExportError, Layouts, Shardings, collectives, to_sdy, xla_memory};
 use shardwright_graph::Graph;
 use shardwright_machine::Mesh;
 use shardwright_plan::Plan;
@@ -28,21 +28,27 @@ impl Planned {
         Self { plan, request }
     }
 
-    fn with_shardings<T>(
-        &self,
-        then: impl FnOnce(&Program, &Shardings, &Mesh) -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
+    fn with_program<T>(&self, then: impl FnOnce(&Program) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let Some(program) = &self.request.program else {
             anyhow::bail!(
                 "only plans of StableHLO programs have shardings; this one was made for {}",
                 self.plan.model
             );
         };
-        let mesh = self.plan.mesh(&self.request.machine)?;
-        let configs = self.plan.configs(&self.request.graph, &mesh)?;
-        let relayouts = Relayouts::new(&self.request.machine, &mesh);
-        let shardings = Shardings::of(&program.imported, &self.request.graph, &relayouts, &configs)?;
-        then(program, &shardings, &mesh)
+        then(program)
+    }
+
+    fn with_shardings<T>(
+        &self,
+        then: impl FnOnce(&Program, &Shardings, &Mesh) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        self.with_program(|program| {
+            let mesh = self.plan.mesh(&self.request.machine)?;
+            let configs = self.plan.configs(&self.request.graph, &mesh)?;
+            let relayouts = Relayouts::new(&self.request.machine, &mesh);
+            let shardings = Shardings::of(&program.imported, &self.request.graph, &relayouts, &configs)?;
+            then(program, &shardings, &mesh)
+        })
     }
 
     fn page(&self) -> anyhow::Result<String> {
@@ -103,6 +109,19 @@ impl Planned {
             Ok(to_sdy(&program.text, &self.plan.model, shardings, mesh)?)
         };
         py.detach(|| self.with_shardings(write)).map_err(failed)
+    }
+
+    /// Bytes that XLA's program is given on one device; `donated` are positions of arguments whose memory it may use.
+    fn xla_memory(&self, py: Python<'_>, donated: Vec<usize>) -> PyResult<u64> {
+        let given = |program: &Program| {
+            let arguments = &program.imported.arguments;
+            let donated: Vec<_> = donated.iter().filter_map(|&i| arguments.get(i).copied()).collect();
+            let mesh = self.plan.mesh(&self.request.machine)?;
+            let configs = self.plan.configs(&self.request.graph, &mesh)?;
+            let relayouts = Relayouts::new(&self.request.machine, &mesh);
+            Ok(xla_memory(&self.request.graph, &relayouts, &configs, &donated)?)
+        };
+        py.detach(|| self.with_program(given)).map_err(failed)
     }
 
     /// What an engine has to exchange: JSON.

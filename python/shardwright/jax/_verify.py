@@ -24,6 +24,7 @@ class Verification:
     compiled: Counter[Key]
     #: What XLA makes of the shardings of the arguments alone.
     propagated: Counter[Key]
+    #: What XLA's program is predicted to be given: more than the plan's own peak, which counts what is needed.
     predicted_peak_bytes: int
     compiled_peak_bytes: int
     propagated_peak_bytes: int
@@ -101,11 +102,22 @@ def verify_plan(step: Parallelized, *args: Any) -> Verification:
         predicted=_count(lists[0]),
         compiled=_count(lists[1]),
         propagated=_count(lists[2]),
-        predicted_peak_bytes=step.plan.peak_memory_bytes,
+        predicted_peak_bytes=step.plan._native.xla_memory(_donated(step)),
         compiled_peak_bytes=_peak(compiled),
         propagated_peak_bytes=_peak(propagated),
         sources=sources,
     )
+
+
+def _donated(step: Parallelized) -> list[int]:
+    """Positions of donated arguments among the leaves."""
+    positions: list[int] = []
+    at = 0
+    for i, arg in enumerate(step.shapes):
+        leaves = len(jax.tree.leaves(arg))
+        positions += range(at, at + leaves) if i in step.donate_argnums else []
+        at += leaves
+    return positions
 
 
 def _count(entries: Iterable[Collective]) -> Counter[Key]:
