@@ -32,11 +32,12 @@ _KINDS: dict[str, tuple[list[tuple[str, str]], bool]] = {
 def median_seconds(
     run: Callable[[], Any], times: int = 5, patience: float = 0.3, hopeless: float = math.inf
 ) -> float:
-    """The median time of a call, each time that of the slowest process; one call more warms up. Where that takes long, two
-    must do, and one where it takes longer than is of interest."""
+    """The median time of a call, each time that of the slowest process; one call more warms up. Where that takes long,
+    three must do, so that one that something else kept waiting does not count, and one where it takes longer than is of
+    interest."""
     run()
     seconds: list[float] = []
-    while len(seconds) < times and (len(seconds) < 2 or sum(seconds) < patience):
+    while len(seconds) < times and (len(seconds) < 3 or sum(seconds) < patience):
         distributed.barrier()
         start = time.perf_counter()
         run()
