@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times training steps under JAX on host devices: data parallelism, every 2D mesh, and our plan.
 
-    python scripts/bench_jax.py [--devices 16] [--seconds 500] [--only mlp] [--machine probed.toml --costs costs.json]
+    python scripts/bench_jax.py [--devices 16] [--seconds 500] [--only mlp] [--keep FOLDER]
 
 Prints one Markdown row per workload as soon as it is measured, times in milliseconds. A 2D mesh DxM has the batch on D and
 the weights on M, columns and rows in turn (Megatron's way), XLA filling in the rest; 16x1 is data, 1x16 parameter
@@ -24,6 +24,8 @@ parser.add_argument("--seconds", type=float, default=500)
 parser.add_argument("--only", default="")
 parser.add_argument("--machine")
 parser.add_argument("--costs")
+parser.add_argument("--keep", help="a folder for what is probed: taken from there the next time")
+parser.add_argument("--meshes", default="", help="only these of the meshes written by hand, the first of them being data: 16x1,4x4")
 parser.add_argument("--quick", action="store_true", help="do not count whose bytes agree: two compilations less")
 ARGS = parser.parse_args()
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -133,8 +135,9 @@ WORKLOADS = {
     "mlp h4096 b512": lambda: mlp(512, 4096),
     "gpt 2x512 b16x128": gpt,
     "alexnet 32x32 b64": alexnet,
-    "vgg16 32x32 b32": vgg16,
+    "vgg16 32x32 b16": lambda: vgg16(16),
     "mlp h4096 b2048": lambda: mlp(2048, 4096),
+    "mlp h4096 b4096": lambda: mlp(4096, 4096),
     "mlp h4096 b256": lambda: mlp(256, 4096),
     "mlp h2048 b2048": lambda: mlp(2048, 2048),
 }
@@ -175,10 +178,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         machine, costs = ARGS.machine, ARGS.costs
         if machine is None:
-            machine, costs = f"{folder}/machine.toml", f"{folder}/costs.json"
-            pathlib.Path(machine).write_text(probe())
-            pathlib.Path(costs).write_text(profile())
+            kept = pathlib.Path(ARGS.keep or folder)
+            machine, costs = str(kept / "machine.toml"), str(kept / "costs.json")
+            if not (kept / "costs.json").exists():
+                pathlib.Path(machine).write_text(probe())
+                pathlib.Path(costs).write_text(profile())
         meshes = [(count // m, m) for m in range(1, count + 1) if count % m == 0]
+        if ARGS.meshes:
+            meshes = [mesh for mesh in meshes if f"{mesh[0]}x{mesh[1]}" in ARGS.meshes.split(",")]
         grids = " | ".join(f"{d}x{m}" for d, m in meshes)
         print(f"| step | {grids} | planned | predicted | bytes agree | kept | its time | data / it | best other / it |")
         print(f"|---|{'---|' * (len(meshes) + 7)}", flush=True)
