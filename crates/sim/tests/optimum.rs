@@ -302,6 +302,12 @@ fn the_search_finds_the_best_plan_of_all_of_small_perceptrons() {
 
 #[test]
 #[ignore = "half a minute: cargo test --release -p shardwright-sim --test optimum -- --ignored --nocapture"]
+fn the_search_finds_the_best_plan_of_all_of_a_perceptron_on_two_axes() {
+    assert!(finds_the_optimum("mlp:batch=16,hidden=64,layers=1", "flat:4", Axes::Prime, 3_000_000) > 0);
+}
+
+#[test]
+#[ignore = "half a minute: cargo test --release -p shardwright-sim --test optimum -- --ignored --nocapture"]
 fn the_search_finds_the_best_plan_of_all_of_lenet() {
     assert!(finds_the_optimum("lenet5:batch=8", "flat:4", Axes::PerLevel, 20_000_000) > 0);
 }

@@ -3,7 +3,7 @@
 //! FlexFlow's idea (arXiv 1807.05358, section 5.3): after a change, rebuild only the tasks that it concerns and
 //! time only what comes after them. What [`Delta`]
 //! finds is what [`crate::Timeline`] finds for the lowered program without joined all-reduces, to the bit, which
-//! property tests hold it to. `network` keeps the tasks, `walk` the times; `parts` and `ways` remember what configs and
+//! property tests hold it to. `network` keeps the tasks, `walk` the times, `line` a timeline by position; `parts` and `ways` remember what configs and
 //! re-layouts mean, so that a proposal neither hashes nor allocates once everything has been met.
 //!
 //! ```
