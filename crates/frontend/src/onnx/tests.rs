@@ -425,6 +425,9 @@ fn other_recurrent_layers_are_unrolled_unless_they_are_endless() {
         assert!(graph.ops.iter().any(|n| n.name.starts_with("node_y.4")), "{op}: the last step has a name");
         let text = error(&recurrent(op, gates, 300));
         assert!(text.contains(op) && text.contains("300 steps; at most 256 are unrolled"), "{text}");
+        let mut flat = recurrent(op, gates, 5);
+        flat.graph.as_mut().unwrap().initializer[1].dims = vec![1, gates * 4];
+        assert!(error(&flat).contains(&format!("({op}): weights")), "{}", error(&flat));
     }
 }
 

@@ -183,7 +183,9 @@ impl Pass<'_> {
         let mut shape = whole.shape();
         let (number, h) = (self.number, self.hidden);
         let ends = order.iter().max().map_or(0, |g| (g + 1) * h);
-        if shape.len() < 2 || shape[0] <= number || shape[1] < ends {
+        // Matrices for every gate, or one number per unit.
+        let rank = if input < 3 { 3 } else { 2 };
+        if shape.len() != rank || shape[0] <= number || shape[1] < ends {
             return Err(Trouble::wrong(format!("weights {shape:?} for {h} units")));
         }
         let blocks = order.iter().map(|g| g * h..(g + 1) * h).collect();
