@@ -79,6 +79,9 @@ pub fn start(plan: &Plan, options: Options<'_>, processes: u32) -> anyhow::Resul
         command.arg("run").arg(&file).args(["--steps", &options.steps.to_string()]);
         command.args(["--seed", &options.seed.to_string(), "--processes", &processes.to_string()]);
         command.args(["--worker", &process.to_string()]).arg("--meeting").arg(meeting.path());
+        for (device, factor) in options.slow {
+            command.arg("--slow").arg(format!("{device}:{factor}"));
+        }
         if !options.finals {
             command.arg("--no-verify");
         }

@@ -19,6 +19,7 @@
 //! [`run`] trains a lowered program for some steps and returns losses, weights and times; [`Check`] holds them against
 //! the serial program's.
 
+mod assist;
 mod bell;
 mod buffer;
 mod check;
@@ -35,6 +36,7 @@ mod walk;
 mod wire;
 mod worker;
 
+pub use assist::Guide;
 pub use bell::{Alarm, Bell};
 pub use buffer::{Buffer, Pool};
 pub use check::{Check, Difference};

@@ -1,10 +1,11 @@
 //! A run: one thread per device, some steps, and what came of it.
 
+use crate::assist::{Floor, Guide};
 use crate::buffer::Buffer;
 use crate::fabric::Fabric;
 use crate::outcome::Outcome;
 use crate::prepare::{PrepareError, Prepared};
-use crate::worker::{Event, Spent, Stop, Worker};
+use crate::worker::{Circumstances, Event, Spent, Stop, Worker};
 use shardwright_graph::{Block, Graph, TensorId};
 use shardwright_lower::{ParallelGraph, Work};
 use shardwright_runtime::{Value, cores::pin, initial_block};
@@ -16,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// What to run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Options<'a> {
     /// First values of tensors that no op makes, as far as they are known, in the order of the tensors.
     pub given: &'a [(TensorId, Value)],
@@ -28,6 +29,10 @@ pub struct Options<'a> {
     pub trace: bool,
     /// Whether the weights at the end are wanted.
     pub finals: bool,
+    /// Devices that take so many times as long as they could to compute, to see what becomes of a run.
+    pub slow: &'a [(u32, f64)],
+    /// Lets devices that are late hand over work to others of their process; the plan tells who is late.
+    pub assist: Option<&'a Guide>,
 }
 
 impl Options<'_> {
@@ -63,6 +68,8 @@ pub struct DeviceOutcome {
     pub spent: Spent,
     /// Bytes that it asked for, weights and data aside.
     pub memory: u64,
+    /// Tasks of other devices that it ran, in all steps but the first.
+    pub helped: u64,
     /// What it did when, if that was asked for.
     pub events: Vec<Event>,
 }
@@ -86,14 +93,19 @@ pub fn run_devices(
     options: Options<'_>,
 ) -> Result<Vec<DeviceOutcome>, EngineError> {
     let sources = Sources::make(graph, prepared, devices.clone(), options);
+    let floor = options.assist.map(|guide| Floor::new(prepared, guide, devices.clone()));
     let start = Instant::now();
     let work = |device: u32| {
         // Counted over all devices, so that several processes do not share cores.
         pin(device as usize, prepared.devices.len());
         let work = AssertUnwindSafe(|| {
-            work(device, program, prepared, fabric, &sources, options, start).map_err(|stop| match stop {
-                Stop::Failed { task, reason } => {
-                    let instruction = prepared.devices[device as usize].tasks[task as usize].instruction;
+            let slow = options.slow.iter().find(|(slow, _)| *slow == device);
+            let circumstances =
+                Circumstances { start, slowness: slow.map(|(_, factor)| *factor), floor: floor.as_ref() };
+            let worked = work(device, program, prepared, fabric, &sources, options, circumstances);
+            worked.map_err(|stop| match stop {
+                Stop::Failed { device: whose, task, reason } => {
+                    let instruction = prepared.devices[whose as usize].tasks[task as usize].instruction;
                     let op = match program.instruction(instruction).work {
                         Work::Compute { op, .. } => graph.node(op).name.as_str(),
                         _ => "communication",
@@ -129,12 +141,12 @@ fn work(
     fabric: &Fabric,
     sources: &Sources,
     options: Options<'_>,
-    start: Instant,
+    circumstances: Circumstances<'_>,
 ) -> Result<DeviceOutcome, Stop> {
     let local = &prepared.devices[device as usize];
     fabric.bell(device).claim();
     let blocks = local.sources.iter().filter_map(|source| sources.get(source.tensor, &source.block));
-    let mut worker = Worker::new(device, local, fabric, blocks, start);
+    let mut worker = Worker::new(device, local, fabric, blocks, circumstances);
     worker.events = options.trace.then(Vec::new);
     let loss = program.outputs.first().and_then(|output| local.number(output.value));
     let read = |worker: &Worker<'_>, number: u32| {
@@ -147,6 +159,7 @@ fn work(
         step_ends: Vec::with_capacity(options.steps),
         spent: Spent::default(),
         memory: 0,
+        helped: 0,
         events: Vec::new(),
     };
     for step in 0..options.steps {
@@ -154,17 +167,20 @@ fn work(
         if step == 1 {
             worker.spent = Spent::default();
             worker.events.iter_mut().for_each(Vec::clear);
+            worker.helped = 0;
         }
         worker.step()?;
-        outcome.step_ends.push(start.elapsed().as_secs_f64());
+        outcome.step_ends.push(circumstances.start.elapsed().as_secs_f64());
         outcome.losses.extend(loss.and_then(|number| read(&worker, number)));
     }
+    worker.part()?;
     if options.finals {
         let carried = program.carries.iter().map(|carry| local.number(carry.old));
         outcome.finals = carried.map(|number| read(&worker, number?)).collect();
     }
     outcome.spent = worker.spent;
     outcome.memory = worker.memory();
+    outcome.helped = worker.helped;
     outcome.events = worker.events.take().unwrap_or_default();
     Ok(outcome)
 }

@@ -43,6 +43,7 @@ pub fn write_outcomes(out: &mut impl Write, outcomes: &[DeviceOutcome]) -> io::R
             number(out, time.as_nanos() as u64)?;
         }
         number(out, outcome.memory)?;
+        number(out, outcome.helped)?;
         number(out, outcome.events.len() as u64)?;
         for event in &outcome.events {
             number(out, u64::from(event.instruction.0))?;
@@ -105,6 +106,7 @@ impl<R: Read> Reader<R> {
                 waiting: Duration::from_nanos(self.number()?),
             },
             memory: self.number()?,
+            helped: self.number()?,
             events: self.list(|reader| {
                 Ok(Event {
                     instruction: InstructionId(reader.number()? as u32),

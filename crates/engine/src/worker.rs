@@ -4,6 +4,7 @@
 //! is fetched when it has come, between two kernels. So a device computes while others are late, and waits only
 //! when nothing else is left. What is fetched ahead of the program's order is bounded, and with it the memory.
 
+use crate::assist::{Floor, Offer, Returned, Taken};
 use crate::buffer::{Buffer, Pool};
 use crate::fabric::Fabric;
 use crate::prepare::{DeviceProgram, Job, Task};
@@ -13,7 +14,7 @@ use shardwright_lower::InstructionId;
 use shardwright_runtime::{Context, KernelError, View, ViewMut, kernels};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,8 +46,10 @@ pub struct Spent {
 
 /// Why a device stopped.
 pub enum Stop {
-    /// It failed at a task of its program.
+    /// It failed at a task, of its own or of another that it helped.
     Failed {
+        /// Whose it is.
+        device: u32,
         /// Which one.
         task: u32,
         /// Why.
@@ -81,6 +84,25 @@ pub struct Worker<'a> {
     /// What was done when, if that is asked for.
     pub events: Option<Vec<Event>>,
     start: Instant,
+    /// How many times as long as it takes to run a kernel the device takes for it.
+    slowness: f64,
+    /// Where devices hand over work to each other, if they do.
+    floor: Option<&'a Floor<'a>>,
+    /// Values that lie in another device's memory, which made them.
+    lent: BTreeMap<u32, u32>,
+    /// How many tasks of others it has run.
+    pub helped: u64,
+}
+
+/// In which circumstances a device works.
+#[derive(Clone, Copy)]
+pub struct Circumstances<'a> {
+    /// When the run began.
+    pub start: Instant,
+    /// How many times as long as usual it takes to compute; none: as usual.
+    pub slowness: Option<f64>,
+    /// Where devices hand over work to each other, if they do.
+    pub floor: Option<&'a Floor<'a>>,
 }
 
 impl<'a> Worker<'a> {
@@ -90,7 +112,7 @@ impl<'a> Worker<'a> {
         program: &'a DeviceProgram,
         fabric: &'a Fabric,
         sources: impl IntoIterator<Item = Arc<Buffer>>,
-        start: Instant,
+        circumstances: Circumstances<'a>,
     ) -> Self {
         let mut values: Vec<Option<Arc<Buffer>>> = vec![None; program.values.len()];
         for (source, buffer) in program.sources.iter().zip(sources) {
@@ -112,7 +134,11 @@ impl<'a> Worker<'a> {
             frontier: 0,
             spent: Spent::default(),
             events: None,
-            start,
+            start: circumstances.start,
+            slowness: circumstances.slowness.unwrap_or(1.0),
+            floor: circumstances.floor,
+            lent: BTreeMap::new(),
+            helped: 0,
         }
     }
 
@@ -129,6 +155,9 @@ impl<'a> Worker<'a> {
     /// Runs one training step.
     pub fn step(&mut self) -> Result<(), Stop> {
         self.clear();
+        if let Some(floor) = self.floor {
+            floor.begin_step(self.device, self.context.step);
+        }
         self.begin();
         while self.frontier < self.program.tasks.len() {
             if self.fabric.alarm.is_raised() {
@@ -136,21 +165,115 @@ impl<'a> Worker<'a> {
             }
             let seen = self.fabric.bell(self.device).rings();
             let progressed = self.exchange();
-            match self.ready.peek() {
-                Some(&Reverse(task)) if (task as usize) < self.frontier + AHEAD => {
-                    self.ready.pop();
-                    self.compute(task)?;
-                }
-                _ if progressed => {}
-                _ => {
-                    let before = Instant::now();
-                    self.fabric.wait(self.device, seen);
-                    self.spent.waiting += before.elapsed();
-                }
+            if self.collect() | self.help_who_asked()? || self.compute_next()? || progressed || self.help()? {
+                continue;
             }
+            let before = Instant::now();
+            self.fabric.wait(self.device, seen);
+            self.spent.waiting += before.elapsed();
         }
         self.carry();
         Ok(())
+    }
+
+    /// After the last step: helps those who count on it, until nobody does.
+    pub fn part(&mut self) -> Result<(), Stop> {
+        let Some(floor) = self.floor else { return Ok(()) };
+        while !floor.close(self.device) {
+            self.help_who_asked()?;
+        }
+        Ok(())
+    }
+
+    /// Runs the first of the device's tasks that are ready, or asks another to; whether there was one.
+    fn compute_next(&mut self) -> Result<bool, Stop> {
+        let end = (self.frontier + AHEAD) as u32;
+        let own = self.ready.peek().map(|&Reverse(task)| task).filter(|&task| task < end);
+        let offered = self.floor.and_then(|floor| floor.first(self.device, end));
+        match (own, offered, self.floor) {
+            (Some(task), offered, _) if offered.is_none_or(|other| task < other) => {
+                self.ready.pop();
+                self.compute(task)?;
+            }
+            (_, Some(task), Some(floor)) => {
+                if !floor.hand_over(self.device, self.fabric) && floor.begin(self.device, task) {
+                    self.compute(task)?;
+                }
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Takes what others have made for this device; whether there was something.
+    fn collect(&mut self) -> bool {
+        let Some(floor) = self.floor else { return false };
+        let returned = floor.collect(self.device);
+        for Returned { task, made, helper } in &returned {
+            for (&v, buffer) in self.program.tasks[*task as usize].writes.iter().zip(made) {
+                self.values[v as usize] = Some(buffer.clone());
+                self.lent.insert(v, *helper);
+            }
+        }
+        let tasks: SmallVec<[u32; 4]> = returned.iter().map(|returned| returned.task).collect();
+        drop(returned);
+        tasks.iter().for_each(|&task| self.finish(task));
+        !tasks.is_empty()
+    }
+
+    /// Runs what others have asked for; whether there was something.
+    fn help_who_asked(&mut self) -> Result<bool, Stop> {
+        match self.floor.and_then(|floor| floor.asked(self.device)) {
+            Some(taken) => self.run_for(taken).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Runs work of others; whether there was any.
+    fn help(&mut self) -> Result<bool, Stop> {
+        match self.floor.and_then(|floor| floor.work_for(self.device)) {
+            Some(taken) => self.run_for(taken).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Runs a task of another device, and gives it the result.
+    fn run_for(&mut self, Taken { owner, task: at, offer }: Taken) -> Result<(), Stop> {
+        let Some(floor) = self.floor else { return Ok(()) };
+        for buffer in floor.spares(self.device) {
+            self.pool.give(buffer);
+        }
+        let program = &floor.prepared.devices[owner as usize];
+        let task = &program.tasks[at as usize];
+        let Job::Compute(op) = &task.job else { return Ok(()) };
+        let before = Instant::now();
+        let own_step = std::mem::replace(&mut self.context.step, offer.step);
+        let made = run(op, task, program, &offer.reads, &mut self.pool, &mut self.context);
+        self.context.step = own_step;
+        let made = made.map_err(|reason| Stop::Failed { device: owner, task: at, reason })?;
+        let took = self.ran(task, before);
+        floor.done(self.device, owner, at, took.as_nanos() as u64);
+        self.helped += 1;
+        drop(offer);
+        floor.give(owner, Returned { task: at, made, helper: self.device }, self.fabric);
+        Ok(())
+    }
+
+    /// A kernel has run: writes down when, and takes as long as a slow device would.
+    fn ran(&mut self, task: &Task, before: Instant) -> Duration {
+        if self.slowness > 1.0 {
+            let end = before + before.elapsed().mul_f64(self.slowness);
+            while Instant::now() < end {
+                std::hint::spin_loop();
+            }
+        }
+        let took = before.elapsed();
+        self.spent.computing += took;
+        if let Some(events) = &mut self.events {
+            let start = before.duration_since(self.start).as_secs_f64();
+            events.push(Event { instruction: task.instruction, start, seconds: took.as_secs_f64() });
+        }
+        took
     }
 
     fn begin(&mut self) {
@@ -175,7 +298,14 @@ impl<'a> Worker<'a> {
     /// All that the task reads is there.
     fn enable(&mut self, task: u32) {
         let Job::Exchange(role) = &self.program.tasks[task as usize].job else {
-            self.ready.push(Reverse(task));
+            match self.floor {
+                Some(floor) if floor.planned(self.device, task).is_some() => {
+                    let reads = &self.program.tasks[task as usize].reads;
+                    let reads = reads.iter().filter_map(|&v| self.values[v as usize].clone()).collect();
+                    floor.offer(self.device, task, Offer { reads, step: self.context.step });
+                }
+                _ => self.ready.push(Reverse(task)),
+            }
             return;
         };
         let own = self.program.tasks[task as usize].reads.first();
@@ -223,48 +353,31 @@ impl<'a> Worker<'a> {
     }
 
     fn compute(&mut self, at: u32) -> Result<(), Stop> {
-        let task = &self.program.tasks[at as usize];
+        let program = self.program;
+        let task = &program.tasks[at as usize];
         let before = Instant::now();
         let made: SmallVec<[Arc<Buffer>; 2]> = match &task.job {
-            Job::Compute(op) => self.run(op, task).map_err(|reason| Stop::Failed { task: at, reason })?,
+            Job::Compute(op) => {
+                let reads = task.reads.iter().filter_map(|&v| self.values[v as usize].clone()).collect();
+                run(op, task, program, &reads, &mut self.pool, &mut self.context)
+                    .map_err(|reason| Stop::Failed { device: self.device, task: at, reason })?
+            }
             Job::Regroup => self.regroup(task),
             Job::View | Job::Exchange(_) => {
                 task.reads.first().and_then(|&v| self.values[v as usize].clone()).into_iter().collect()
             }
         };
-        let took = before.elapsed();
-        self.spent.computing += took;
-        if let Some(events) = &mut self.events {
-            let start = before.duration_since(self.start).as_secs_f64();
-            events.push(Event { instruction: task.instruction, start, seconds: took.as_secs_f64() });
+        let took = self.ran(task, before);
+        if let Some(floor) = self.floor
+            && floor.planned(self.device, at).is_some()
+        {
+            floor.done(self.device, self.device, at, took.as_nanos() as u64);
         }
         for (&v, buffer) in task.writes.iter().zip(made) {
             self.values[v as usize] = Some(buffer);
         }
         self.finish(at);
         Ok(())
-    }
-
-    /// Runs a kernel on what a task reads, into fresh memory.
-    fn run(&mut self, op: &Op, task: &Task) -> Result<SmallVec<[Arc<Buffer>; 2]>, KernelError> {
-        let ty = |v: u32| &self.program.values[v as usize].ty;
-        let mut made: SmallVec<[Arc<Buffer>; 2]> =
-            task.writes.iter().map(|&v| self.pool.take(ty(v).bytes() as usize)).collect();
-        // Fresh from the pool, a buffer has no other holder.
-        let mut outputs: SmallVec<[ViewMut<'_>; 2]> = (made.iter_mut().zip(&task.writes))
-            .filter_map(|(buffer, &v)| {
-                Some(ViewMut { shape: &ty(v).shape, data: Arc::get_mut(buffer)?.elements_mut(ty(v)) })
-            })
-            .collect();
-        let values = &self.values;
-        let inputs: SmallVec<[View<'_>; 4]> = (task.reads.iter())
-            .filter_map(|&v| {
-                Some(View { shape: &ty(v).shape, data: values[v as usize].as_ref()?.elements(ty(v)) })
-            })
-            .collect();
-        kernels::run(op, &inputs, &mut outputs, &mut self.context)?;
-        drop(outputs);
-        Ok(made)
     }
 
     /// The bytes of what a task reads, one after the other, as what it writes.
@@ -319,18 +432,30 @@ impl<'a> Worker<'a> {
 
     fn release(&mut self, v: u32) {
         if self.unread[v as usize] == 0 && !self.program.values[v as usize].kept {
-            self.values[v as usize].take().into_iter().for_each(|buffer| self.pool.give(buffer));
+            self.discard(v);
+        }
+    }
+
+    /// Gives a value's memory back to whose it is.
+    fn discard(&mut self, v: u32) {
+        let Some(buffer) = self.values[v as usize].take() else { return };
+        match (self.lent.remove(&v), self.floor) {
+            (Some(helper), Some(floor)) => floor.give_spare(helper, buffer),
+            _ => self.pool.give(buffer),
         }
     }
 
     /// What the step made takes the place of what it started from.
     fn carry(&mut self) {
-        for &(old, new) in &self.program.carries {
-            let new = self.values[new as usize].clone();
-            let old = std::mem::replace(&mut self.values[old as usize], new);
+        let program = self.program;
+        for &(old, new) in &program.carries {
             // The first weights were made for all devices that hold the same block; later ones are this device's.
             if self.context.step > 0 {
-                old.into_iter().for_each(|buffer| self.pool.give(buffer));
+                self.discard(old);
+            }
+            self.values[old as usize] = self.values[new as usize].clone();
+            if let Some(&helper) = self.lent.get(&new) {
+                self.lent.insert(old, helper);
             }
         }
         self.context.step += 1;
@@ -339,8 +464,34 @@ impl<'a> Worker<'a> {
     /// Forgets the results of the last step.
     fn clear(&mut self) {
         let program = self.program;
-        for v in program.tasks.iter().flat_map(|task| &task.writes) {
-            self.values[*v as usize].take().into_iter().for_each(|buffer| self.pool.give(buffer));
+        for &v in program.tasks.iter().flat_map(|task| &task.writes) {
+            self.discard(v);
         }
     }
+}
+
+/// Runs a kernel on what a task of a program reads, into fresh memory.
+fn run(
+    op: &Op,
+    task: &Task,
+    program: &DeviceProgram,
+    reads: &SmallVec<[Arc<Buffer>; 4]>,
+    pool: &mut Pool,
+    context: &mut Context,
+) -> Result<SmallVec<[Arc<Buffer>; 2]>, KernelError> {
+    let ty = |v: u32| &program.values[v as usize].ty;
+    let mut made: SmallVec<[Arc<Buffer>; 2]> =
+        task.writes.iter().map(|&v| pool.take(ty(v).bytes() as usize)).collect();
+    // Fresh from the pool, a buffer has no other holder.
+    let mut outputs: SmallVec<[ViewMut<'_>; 2]> = (made.iter_mut().zip(&task.writes))
+        .filter_map(|(buffer, &v)| {
+            Some(ViewMut { shape: &ty(v).shape, data: Arc::get_mut(buffer)?.elements_mut(ty(v)) })
+        })
+        .collect();
+    let inputs: SmallVec<[View<'_>; 4]> = (task.reads.iter().zip(reads))
+        .map(|(&v, buffer)| View { shape: &ty(v).shape, data: buffer.elements(ty(v)) })
+        .collect();
+    kernels::run(op, &inputs, &mut outputs, context)?;
+    drop(outputs);
+    Ok(made)
 }

@@ -15,7 +15,8 @@ use shardwright_runtime::{Reference, Value};
 use shardwright_search::Control;
 
 const STEPS: usize = 3;
-const OPTIONS: Options<'static> = Options { given: &[], seed: 5, steps: STEPS, trace: false, finals: true };
+const OPTIONS: Options<'static> =
+    Options { given: &[], seed: 5, steps: STEPS, trace: false, finals: true, slow: &[], assist: None };
 
 fn graph(model: &str, optimizer: Optimizer) -> Graph {
     build(model, &BuildOptions { batch: Some(8), optimizer, training: true }).unwrap()

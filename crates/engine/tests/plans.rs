@@ -10,7 +10,8 @@ use shardwright_plan::{Demands, Problem, evaluate, search, strategy};
 use shardwright_search::Control;
 use shardwright_space::Config;
 
-const OPTIONS: Options<'static> = Options { given: &[], seed: 7, steps: 3, trace: false, finals: true };
+const OPTIONS: Options<'static> =
+    Options { given: &[], seed: 7, steps: 3, trace: false, finals: true, slow: &[], assist: None };
 
 /// Ops up to which a problem in which every op chooses for itself is searched in a test.
 const FEW_OPS: usize = 200;

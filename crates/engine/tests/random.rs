@@ -1,16 +1,18 @@
 //! Models under random configs, every op its own or tied to its layer, with pins and without: the engine gives what the
-//! reference executor gives, to the bit. (That this is what the serial program gives is tested beside the executor.)
+//! reference executor gives, to the bit, though one device is slow and others take over its work. (That this is what the serial program gives is tested beside the executor.)
 
 use shardwright_cost::Relayouts;
-use shardwright_engine::{Options, run};
+use shardwright_engine::{Guide, Options, run};
 use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::{Graph, OpId, Optimizer, Rule};
-use shardwright_lower::lower;
+use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::{Mesh, builtin};
+use shardwright_place::Planned;
 use shardwright_runtime::{Reference, mix};
 use shardwright_space::{AxisUse, Config, LayerSplit, OpShapes};
 
-const OPTIONS: Options<'static> = Options { given: &[], seed: 11, steps: 2, trace: false, finals: true };
+const OPTIONS: Options<'static> =
+    Options { given: &[], seed: 11, steps: 4, trace: false, finals: true, slow: &[], assist: None };
 
 struct Random(u64);
 
@@ -55,6 +57,13 @@ fn configs(graph: &Graph, mesh: &Mesh, random: &mut Random, tied: bool, pins: bo
     configs
 }
 
+/// A plan in which everything takes a microsecond.
+fn guide(program: &ParallelGraph) -> Guide {
+    let planned = |at: u64| Some(Planned { start: at * 1000, duration: 1000 });
+    let of_device = |_| (0..program.instructions.len() as u64).map(planned).collect();
+    Guide(program.devices().map(of_device).collect())
+}
+
 #[test]
 fn random_configs_give_the_reference_executors_bits() {
     let models = [
@@ -64,7 +73,7 @@ fn random_configs_give_the_reference_executors_bits() {
         "moe:batch=2,layers=1,hidden=8,heads=2,kv_heads=1,ffn=12,vocab=12,seq=4,experts=4",
         "rnnlm:batch=4,unroll=2,hidden=4,vocab=12",
     ];
-    let mut pinned = 0;
+    let (mut pinned, mut moved) = (0, 0);
     for (m, model) in models.iter().enumerate() {
         let options = BuildOptions { optimizer: Optimizer::adam(0.01), ..BuildOptions::default() };
         let graph = build(model, &options).unwrap();
@@ -78,18 +87,26 @@ fn random_configs_give_the_reference_executors_bits() {
                     configs.iter().filter(|c| c.uses().iter().any(|u| matches!(u, AxisUse::Pin(_)))).count();
                 let program = lower(&graph, &relayouts, &configs).unwrap();
                 let what = format!("{model} on {devices}, case {case}");
-                let outcome = run(&graph, &program, OPTIONS).unwrap_or_else(|e| panic!("{what}: {e}"));
+                let guide = guide(&program);
+                let assisted = Options { slow: &[(1, 30.0)], assist: Some(&guide), ..OPTIONS };
+                let outcomes = [OPTIONS, assisted]
+                    .map(|options| run(&graph, &program, options).unwrap_or_else(|e| panic!("{what}: {e}")));
+                moved += outcomes[1].devices.iter().map(|d| d.helped).sum::<u64>();
                 let mut reference = Reference::new(&graph, &program, OPTIONS.seed);
-                for loss in &outcome.losses {
+                for step in 0..OPTIONS.steps {
                     reference.step().unwrap();
-                    assert_eq!(Some(*loss), reference.loss(), "{what}");
+                    let losses = outcomes.each_ref().map(|outcome| Some(outcome.losses[step]));
+                    assert_eq!(losses, [reference.loss(); 2], "{what}");
                 }
-                for (carry, (tensor, value)) in program.carries.iter().zip(&outcome.finals) {
-                    let name = &graph.tensor(*tensor).name;
-                    assert_eq!(reference.whole(carry.old).as_ref(), Some(value), "{what}: {name}");
+                for (at, carry) in program.carries.iter().enumerate() {
+                    let whole = reference.whole(carry.old);
+                    for (tensor, value) in outcomes.iter().map(|outcome| &outcome.finals[at]) {
+                        assert_eq!(whole.as_ref(), Some(value), "{what}: {}", graph.tensor(*tensor).name);
+                    }
                 }
             }
         }
     }
     assert!(pinned > 100, "{pinned} ops are pinned");
+    assert!(moved > 100, "{moved} tasks were run by others");
 }

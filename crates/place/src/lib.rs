@@ -19,6 +19,7 @@
 //! assert_eq!(measure(&items, &devices, &bisection.place).cut_bytes, 10);
 //! ```
 
+mod forecast;
 mod items;
 mod multilevel;
 mod orders;
@@ -26,6 +27,7 @@ mod refine;
 mod schedule;
 mod tally;
 
+pub use forecast::{Forecast, Planned, disturbed};
 pub use items::{Axis, Devices, Flow, Items, Link};
 pub use refine::refine;
 pub use tally::{Measure, Tally};

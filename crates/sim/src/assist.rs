@@ -1,10 +1,12 @@
-//! Scheduling assistants: what happens if idle devices may take over ready work of busy ones while the step runs.
+//! Scheduling assistants: what happens if devices that are late may hand over ready work while the step runs.
 //!
-//! The plan stays as it is. Every device has a queue of ready work and a counter of how much slower than predicted it has been
-//! so far. When a device idles and work that waits in another's queue is predicted to be done earlier here, moving included
-//! (a decision, the operands that the idle device lacks, the results back), and is later than the plan has it by more than
-//! moving takes, the work moves. So nothing moves as long as everything goes as planned. Links are taken up by what is moved
-//! like by any other transfer. Only the prediction decides; what work really takes, it takes.
+//! The plan stays as it is. Every device has a queue of ready work, and a forecast of when it will be through with the step, given
+//! how much slower than planned it has been so far ([`Forecast`]). As long as all devices are about equally fast, nothing moves.
+//! Otherwise a device that will be through later than planned hands over work that waits in its queue to one that would still be
+//! less late with it, if the work is predicted to be done earlier there, moving included: a decision, the operands that the
+//! helper lacks, the results back. A helper goes on with what follows from work that it took over, if nothing else waits for it and
+//! that is predicted to be done earlier. Links are taken up by what is moved like by any other transfer. Only the
+//! prediction decides; what work really takes, it takes.
 //!
 //! Without assistants this is [`crate::Timeline`]'s simulation, to the picosecond, which tests hold it to. The paper that
 //! proposes such assistants (arXiv 1906.08168) describes them in one sentence of its abstract: the rule is ours.
@@ -16,6 +18,7 @@ use crate::{
 use shardwright_cost::{Collective, Comm, Placement};
 use shardwright_lower::{ParallelGraph, ValueId, Work};
 use shardwright_machine::{AxisSet, Bytes};
+use shardwright_place::{Forecast, Planned, disturbed};
 use shardwright_plan::picoseconds;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -74,9 +77,57 @@ pub struct Assisted {
     pub moved_bytes: u64,
 }
 
+/// The plan, as far as the rule needs it.
+struct Plan {
+    /// Per device: its work, in the order of its starts.
+    pieces: Vec<Vec<Planned>>,
+    /// Per task that computes: its place in that order.
+    place: Vec<u32>,
+    /// Per task: who waits for it, as one flat list.
+    followers: (Vec<u32>, Vec<u32>),
+}
+
+impl Plan {
+    fn new(schedule: &Schedule) -> Self {
+        let (tasks, line) = (&schedule.tasks, schedule.simulate());
+        let mut order: Vec<u32> = tasks.ids().map(|task| task as u32).collect();
+        order.sort_unstable_by_key(|&task| (line.start[task as usize], task));
+        let mut pieces = vec![Vec::new(); schedule.classes.len()];
+        let mut place = vec![0; tasks.len()];
+        for &task in &order {
+            if let Some(owner) = schedule.owner(task as usize) {
+                let pieces: &mut Vec<Planned> = &mut pieces[owner as usize];
+                place[task as usize] = pieces.len() as u32;
+                let duration = tasks.duration(task as usize);
+                pieces.push(Planned { start: line.start[task as usize], duration });
+            }
+        }
+        Self { pieces, place, followers: readers(tasks) }
+    }
+
+    fn followers(&self, task: u32) -> &[u32] {
+        let (first, list) = &self.followers;
+        &list[first[task as usize] as usize..first[task as usize + 1] as usize]
+    }
+}
+
+/// What may happen. Of what happens at one time, work becomes ready first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// All that a task waits for is over.
+    Ready(u32),
+    /// A helper has all that a task needs which it took over.
+    Brought { task: u32, helper: u32 },
+    /// A device has become free.
+    Free,
+    /// A helper is done with a task that it took over.
+    Helped { task: u32, helper: u32 },
+}
+
 /// The simulation under way.
 struct Assistants<'s> {
     schedule: &'s Schedule,
+    plan: &'s Plan,
     program: &'s ParallelGraph,
     comm: &'s Comm,
     rule: Rule,
@@ -88,24 +139,26 @@ struct Assistants<'s> {
     queues: Vec<BTreeSet<(u64, u32)>>,
     /// Per device: until when its present task was predicted to take.
     expected: Vec<u64>,
-    /// Per device: picoseconds that its tasks so far were predicted to take, and took.
-    counters: Vec<(u64, u64)>,
+    /// Per device: when it will be through.
+    forecasts: Vec<Forecast>,
+    /// Per device: picoseconds of work that is on its way to it.
+    coming: Vec<u64>,
     /// Per task: what it waits for still, and when the last of it was over.
     missing: Vec<u32>,
     ready: Vec<u64>,
-    /// Values that devices were brought for work that they took over, and still have.
+    /// Values that devices were brought, or made, for work that they took over, and still have.
     fetched: BTreeSet<(ValueId, u32)>,
-    /// Per task: when it would start if everything went as predicted.
-    planned: Vec<u64>,
     /// Per task: when it is over, as far as that is known.
     ends: Vec<u64>,
-    /// Ready tasks and, as `u32::MAX`, devices that become free, by time.
-    events: BinaryHeap<Reverse<(u64, u32)>>,
-    waiting: (Vec<u32>, Vec<u32>),
+    /// Per task: whether a helper went on with it before it was ready where it belongs.
+    taken: Vec<bool>,
+    events: BinaryHeap<Reverse<(u64, Event)>>,
     outcome: Assisted,
 }
 
 /// Runs a schedule with assistants. It must have been made for every device by itself ([`crate::Classes::each`]).
+///
+/// Two steps are simulated, and the second one counts: by then assistants know how fast devices are.
 pub fn assist(
     schedule: &Schedule,
     program: &ParallelGraph,
@@ -113,66 +166,82 @@ pub fn assist(
     rule: Rule,
     reality: Reality<'_>,
 ) -> Assisted {
-    let tasks = &schedule.tasks;
-    let devices = schedule.classes.len();
-    let streams = tasks.stream_count().max(devices * schedule.streams_per_class());
-    let missing: Vec<u32> = tasks.ids().map(|task| tasks.waits_for(task).len() as u32).collect();
-    let events =
-        tasks.ids().filter(|&task| missing[task] == 0).map(|task| Reverse((0, task as u32))).collect();
-    let mut assistants = Assistants {
-        schedule,
-        program,
-        comm,
-        rule,
-        reality,
-        now: 0,
-        free: vec![0; streams],
-        queues: vec![BTreeSet::new(); devices],
-        expected: vec![0; devices],
-        counters: vec![(0, 0); devices],
-        ready: vec![0; tasks.len()],
-        fetched: BTreeSet::new(),
-        planned: schedule.simulate().start,
-        ends: vec![u64::MAX; tasks.len()],
-        missing,
-        events,
-        waiting: readers(tasks),
-        outcome: Assisted::default(),
-    };
-    assistants.run();
-    assistants.outcome
+    let plan = Plan::new(schedule);
+    let forecasts = plan.pieces.iter().map(|pieces| Forecast::new(pieces)).collect();
+    let mut step = Assistants::new(schedule, &plan, program, comm, rule, reality, forecasts);
+    step.run();
+    let mut forecasts = step.forecasts;
+    for (forecast, pieces) in forecasts.iter_mut().zip(&plan.pieces) {
+        forecast.restart(pieces);
+    }
+    let mut step = Assistants::new(schedule, &plan, program, comm, rule, reality, forecasts);
+    step.run();
+    step.outcome
 }
 
-/// Work that a device could take over.
-struct Move {
-    /// Its place in its owner's queue.
-    entry: (u64, u32),
-    owner: u32,
-    /// Bytes to be brought, and to be brought back.
-    there: u64,
-    back: u64,
-}
+impl<'s> Assistants<'s> {
+    fn new(
+        schedule: &'s Schedule,
+        plan: &'s Plan,
+        program: &'s ParallelGraph,
+        comm: &'s Comm,
+        rule: Rule,
+        reality: Reality<'s>,
+        forecasts: Vec<Forecast>,
+    ) -> Self {
+        let tasks = &schedule.tasks;
+        let devices = schedule.classes.len();
+        let missing: Vec<u32> = tasks.ids().map(|task| tasks.waits_for(task).len() as u32).collect();
+        let first = tasks.ids().filter(|&task| missing[task] == 0);
+        Self {
+            schedule,
+            plan,
+            program,
+            comm,
+            rule,
+            reality,
+            now: 0,
+            free: vec![0; tasks.stream_count().max(devices * schedule.streams_per_class())],
+            queues: vec![BTreeSet::new(); devices],
+            expected: vec![0; devices],
+            forecasts,
+            coming: vec![0; devices],
+            ready: vec![0; tasks.len()],
+            fetched: BTreeSet::new(),
+            ends: vec![u64::MAX; tasks.len()],
+            taken: vec![false; tasks.len()],
+            events: first.map(|task| Reverse((0, Event::Ready(task as u32)))).collect(),
+            missing,
+            outcome: Assisted::default(),
+        }
+    }
 
-/// In the place of a task: a device has become free.
-const FREE: u32 = u32::MAX;
-
-impl Assistants<'_> {
     fn run(&mut self) {
+        let mut helped = Vec::new();
         while let Some(&Reverse((time, _))) = self.events.peek() {
             self.now = time;
-            while let Some(&Reverse((at, task))) = self.events.peek() {
+            while let Some(&Reverse((at, event))) = self.events.peek() {
                 if at > time {
                     break;
                 }
                 self.events.pop();
-                if task != FREE {
-                    self.arrive(task);
+                match event {
+                    Event::Ready(task) => self.arrive(task),
+                    Event::Brought { task, helper } => {
+                        self.coming[helper as usize] -= self.planned(task);
+                        self.queues[helper as usize].insert((time, task));
+                    }
+                    Event::Free => {}
+                    Event::Helped { task, helper } => helped.push((task, helper)),
                 }
             }
+            for (task, helper) in helped.drain(..) {
+                self.go_on(task, helper);
+            }
             // Help first: what a slow device is about to begin may be better off elsewhere.
-            if self.rule.window > 0 {
-                for device in 0..self.queues.len() as u32 {
-                    self.help(device);
+            if self.rule.window > 0 && self.disturbed() {
+                for owner in 0..self.queues.len() as u32 {
+                    while self.hand_over(owner) {}
                 }
             }
             for device in 0..self.queues.len() as u32 {
@@ -187,6 +256,11 @@ impl Assistants<'_> {
 
     fn idle(&self, device: u32) -> bool {
         self.free[self.compute_stream(device)] <= self.now
+    }
+
+    /// Picoseconds that a task was planned to take.
+    fn planned(&self, task: u32) -> u64 {
+        self.schedule.tasks.duration(task as usize)
     }
 
     /// A task is ready: computing waits for its device, everything else takes its streams.
@@ -212,13 +286,12 @@ impl Assistants<'_> {
     fn finish(&mut self, task: u32, end: u64) {
         self.outcome.makespan = self.outcome.makespan.max(end);
         self.ends[task as usize] = end;
-        let (first, list) = (&self.waiting.0, &self.waiting.1);
-        for &next in &list[first[task as usize] as usize..first[task as usize + 1] as usize] {
+        for &next in self.plan.followers(task) {
             let next = next as usize;
             self.ready[next] = self.ready[next].max(end);
             self.missing[next] -= 1;
-            if self.missing[next] == 0 {
-                self.events.push(Reverse((self.ready[next], next as u32)));
+            if self.missing[next] == 0 && !self.taken[next] {
+                self.events.push(Reverse((self.ready[next], Event::Ready(next as u32))));
             }
         }
     }
@@ -228,30 +301,46 @@ impl Assistants<'_> {
         if !self.idle(device) {
             return;
         }
-        if let Some((_, task)) = self.queues[device as usize].pop_first() {
-            let end = self.compute(task, device, self.now);
+        let Some((_, task)) = self.queues[device as usize].pop_first() else { return };
+        let planned = self.planned(task);
+        let took = self.reality.duration(task as usize, device).max(1);
+        let end = self.now.saturating_add(took);
+        let stream = self.compute_stream(device);
+        self.free[stream] = end;
+        let own = self.schedule.owner(task as usize) == Some(device);
+        let forecast = &mut self.forecasts[device as usize];
+        self.expected[device as usize] = self.now + forecast.scaled(planned);
+        forecast.done(planned, took);
+        if own {
+            forecast.begin(self.plan.place[task as usize] as usize, planned);
+            self.events.push(Reverse((end, Event::Free)));
             self.finish(task, end);
+        } else {
+            forecast.redeem(planned);
+            self.events.push(Reverse((end, Event::Helped { task, helper: device })));
         }
     }
 
-    /// Computes on a device from some time on; the end.
-    fn compute(&mut self, task: u32, device: u32, start: u64) -> u64 {
-        let predicted = self.schedule.tasks.duration(task as usize);
-        let took = self.reality.duration(task as usize, device).max(1);
-        let end = start.saturating_add(took);
-        let stream = self.compute_stream(device);
-        self.free[stream] = end;
-        self.expected[device as usize] = start + self.scaled(device, predicted);
-        let (expected, real) = &mut self.counters[device as usize];
-        (*expected, *real) = (*expected + predicted, *real + took);
-        self.events.push(Reverse((end, FREE)));
-        end
+    /// When a device is predicted to be done with its present task.
+    fn present(&self, device: u32) -> u64 {
+        if self.idle(device) { self.now } else { self.expected[device as usize].max(self.now) }
     }
 
-    /// What is predicted for a device, given how fast it has been so far.
-    fn scaled(&self, device: u32, predicted: u64) -> u64 {
-        let (expected, real) = self.counters[device as usize];
-        if expected == 0 { predicted } else { (predicted as f64 * real as f64 / expected as f64) as u64 }
+    /// Whether some device is much slower than another.
+    fn disturbed(&self) -> bool {
+        disturbed(self.forecasts.iter().filter_map(Forecast::pace))
+    }
+
+    /// By how much a device will be through later than planned.
+    fn lateness(&self, device: u32) -> i64 {
+        self.forecasts[device as usize].lateness(self.present(device))
+    }
+
+    /// When a device is predicted to be done with all that waits for it now.
+    fn available(&self, device: u32) -> u64 {
+        let waiting = self.queues[device as usize].iter().map(|&(_, task)| self.planned(task)).sum::<u64>();
+        let waiting = waiting + self.coming[device as usize];
+        self.present(device).saturating_add(self.forecasts[device as usize].scaled(waiting))
     }
 
     /// Whether a device has the part of a value that another has, by now.
@@ -302,46 +391,91 @@ impl Assistants<'_> {
         if bytes == 0 { 0 } else { u64::try_from(picoseconds(seconds)).unwrap_or(0) }
     }
 
-    /// An idle device looks at what waits elsewhere, and takes what gains most.
-    fn help(&mut self, helper: u32) {
-        if !self.idle(helper) || !self.queues[helper as usize].is_empty() {
-            return;
+    /// How much earlier a task is done by a helper than where it belongs, where it would begin at some time; none if it is to stay.
+    fn gain(&self, task: u32, owner: u32, helper: u32, begin: u64) -> Option<u64> {
+        let planned = self.planned(task);
+        let [here, there] = [owner, helper].map(|device| self.forecasts[device as usize].scaled(planned));
+        if self.lateness(helper).saturating_add_unsigned(there) >= self.lateness(owner) {
+            return None;
         }
-        let mut best: Option<(u64, Move)> = None;
-        for owner in (0..self.queues.len() as u32).filter(|&owner| owner != helper) {
-            let mut begin = self.expected[owner as usize].max(self.now);
-            for &(ready, task) in self.queues[owner as usize].iter().take(self.rule.window) {
-                let predicted = self.schedule.tasks.duration(task as usize);
-                let end = begin.saturating_add(self.scaled(owner, predicted));
-                if let Some((there, back)) = self.moving(task, owner, helper) {
-                    let arrives = self.arrival(there, owner, helper, self.now + self.rule.latency);
-                    let done = arrives.saturating_add(self.scaled(helper, predicted));
-                    let returns = self.arrival(back, helper, owner, done);
-                    let gain = end.saturating_sub(returns);
-                    let trouble = (returns - self.now).saturating_sub(predicted);
-                    let late = begin.saturating_sub(self.planned[task as usize]);
-                    if gain > 0 && late > trouble && best.as_ref().is_none_or(|(known, _)| gain > *known) {
-                        best = Some((gain, Move { entry: (ready, task), owner, there, back }));
-                    }
-                }
-                begin = end;
-            }
-        }
-        if let Some((_, found)) = best {
-            self.take_over(helper, &found);
-        }
+        let (bring, back) = self.moving(task, owner, helper)?;
+        let arrives = self.arrival(bring, owner, helper, self.now + self.rule.latency);
+        let done = arrives.max(self.available(helper)).saturating_add(there);
+        let returns = self.arrival(back, helper, owner, done);
+        begin.saturating_add(here).checked_sub(returns).filter(|gain| *gain > 0)
     }
 
-    fn take_over(&mut self, helper: u32, &Move { entry, owner, there, back }: &Move) {
+    /// A device that is late hands over one of the tasks that wait for it, the one that gains most; whether there was one.
+    fn hand_over(&mut self, owner: u32) -> bool {
+        if self.queues[owner as usize].is_empty() || self.lateness(owner) <= 0 {
+            return false;
+        }
+        let mut begin = self.present(owner);
+        let mut best: Option<(u64, (u64, u32), u32)> = None;
+        for &(ready, task) in self.queues[owner as usize].iter().take(self.rule.window) {
+            if self.schedule.owner(task as usize) != Some(owner) {
+                continue;
+            }
+            for helper in (0..self.queues.len() as u32).filter(|&helper| helper != owner) {
+                if let Some(gain) = self.gain(task, owner, helper, begin)
+                    && best.is_none_or(|(known, ..)| gain > known)
+                {
+                    best = Some((gain, (ready, task), helper));
+                }
+            }
+            begin = begin.saturating_add(self.forecasts[owner as usize].scaled(self.planned(task)));
+        }
+        let Some((_, entry, helper)) = best else { return false };
         self.queues[owner as usize].remove(&entry);
-        let task = entry.1;
+        self.take_over(entry.1, owner, helper);
+        true
+    }
+
+    /// A helper takes over a task.
+    fn take_over(&mut self, task: u32, owner: u32, helper: u32) {
+        let Some((bring, _)) = self.moving(task, owner, helper) else { return };
+        let planned = self.planned(task);
+        self.forecasts[owner as usize].begin(self.plan.place[task as usize] as usize, planned);
+        self.forecasts[helper as usize].promise(planned);
+        self.coming[helper as usize] += planned;
         let instruction = self.program.instruction(self.schedule.instructions[task as usize]);
         self.fetched.extend(instruction.reads.iter().map(|&value| (value, helper)));
         self.outcome.moved += 1;
-        self.outcome.moved_bytes += there + back;
-        let arrived = self.carry(there, owner, helper, self.now + self.rule.latency);
-        let end = self.compute(task, helper, arrived);
-        let returned = self.carry(back, helper, owner, end);
+        self.outcome.moved_bytes += bring;
+        let arrived = self.carry(bring, owner, helper, self.now + self.rule.latency);
+        self.events.push(Reverse((arrived, Event::Brought { task, helper })));
+    }
+
+    /// A helper is done with a task. Its results go back, and it goes on with what follows from them if that is better than
+    /// waiting until they are back.
+    fn go_on(&mut self, task: u32, helper: u32) {
+        let Some(owner) = self.schedule.owner(task as usize) else { return };
+        let instruction = self.program.instruction(self.schedule.instructions[task as usize]);
+        self.fetched.extend(instruction.writes.iter().map(|&value| (value, helper)));
+        let back: u64 = instruction.writes.iter().map(|&value| self.bytes(value, owner)).sum();
+        let kept = instruction.writes.iter().any(|&value| self.program.value(value).kept);
+        let begin = self.present(owner).max(self.arrival(back, helper, owner, self.now));
+        let followers = self.plan.followers(task);
+        let may = |next: &&u32| {
+            self.missing[**next as usize] == 1 && self.schedule.owner(**next as usize) == Some(owner)
+        };
+        let gains = followers
+            .iter()
+            .filter(may)
+            .filter_map(|&next| Some((self.gain(next, owner, helper, begin)?, Reverse(next))));
+        let next =
+            if self.queues[helper as usize].is_empty() && self.disturbed() { gains.max() } else { None };
+        let only = followers.len() == 1 && !kept;
+        if let Some((_, Reverse(next))) = next {
+            self.taken[next as usize] = true;
+            self.take_over(next, owner, helper);
+            if only {
+                self.finish(task, self.now);
+                return;
+            }
+        }
+        self.outcome.moved_bytes += back;
+        let returned = self.carry(back, helper, owner, self.now);
         self.finish(task, returned);
     }
 

@@ -7,14 +7,16 @@ use crate::planning::{PlanningArgs, Request, read, show_bytes, show_seconds};
 use crate::processes;
 use crate::trace;
 use crate::weights::{Origin, Weights};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use serde_json::json;
 use shardwright_cost::Relayouts;
-use shardwright_engine::{Check, Difference, Options, Outcome, median_after_first};
+use shardwright_engine::{Check, Difference, Guide, Options, Outcome, median_after_first};
 use shardwright_graph::Graph;
-use shardwright_lower::{Instruction, ParallelGraph, Work, lower};
+use shardwright_lower::{Instruction, InstructionId, ParallelGraph, Work, lower};
+use shardwright_place::Planned;
 use shardwright_plan::{Plan, PlanError};
-use shardwright_space::Config;
+use shardwright_sim::{Classes, Schedule};
+use shardwright_space::{Config, OpShapes, place};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -42,6 +44,12 @@ pub struct Args {
     worker: Option<u32>,
     #[arg(long, hide = true)]
     meeting: Option<PathBuf>,
+    /// Let a device take so many times as long to compute as it could, `2:1.5` for device 2; may be repeated
+    #[arg(long, value_name = "DEVICE:FACTOR", value_parser = slow)]
+    slow: Vec<(u32, f64)>,
+    /// Scheduling assistants: devices that are late hand over ready work to others
+    #[arg(long, conflicts_with = "processes")]
+    assist: bool,
     /// Do not run the serial program for comparison
     #[arg(long)]
     no_verify: bool,
@@ -93,6 +101,51 @@ impl Opened {
     }
 }
 
+impl Opened {
+    /// The tasks of the plan as the simulator sees them, with the times that the cost model predicts.
+    pub fn schedule(&self, classes: Classes) -> anyhow::Result<Schedule> {
+        let (graph, mesh) = (&self.request.graph, &self.program.mesh);
+        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
+        let device = self.request.machine.slowest();
+        let times = self.request.times(&device, &shapes, mesh)?;
+        // Sums of partial results are run otherwise than planned.
+        let run_as = place(graph, &shapes, &self.configs, mesh).configs;
+        Ok(Schedule::new(&self.program, classes, |op| times.compute(op, &run_as[op.index()]))?)
+    }
+
+    /// When the plan has devices do what, for scheduling assistants.
+    fn guide(&self) -> anyhow::Result<Guide> {
+        let schedule = self.schedule(Classes::each(&self.program.mesh))?;
+        let line = schedule.simulate();
+        let planned = |device: u32, at: usize| {
+            let task = schedule.task(InstructionId(at as u32), device)? as usize;
+            // From picoseconds to nanoseconds.
+            Some(Planned { start: line.start[task] / 1000, duration: schedule.tasks.duration(task) / 1000 })
+        };
+        let instructions = 0..self.program.instructions.len();
+        let of_device = |device: u32| instructions.clone().map(|at| planned(device, at)).collect();
+        Ok(Guide((0..self.plan.devices).map(of_device).collect()))
+    }
+}
+
+/// Refuses a slow device that the plan does not have.
+pub fn check_slow(slow: &[(u32, f64)], plan: &Plan) -> anyhow::Result<()> {
+    match slow.iter().find(|(device, _)| *device >= plan.devices) {
+        Some((device, _)) => {
+            bail!("there is no device {device}: the plan is for {} devices, counted from 0", plan.devices)
+        }
+        None => Ok(()),
+    }
+}
+
+/// A device and how much slower it is.
+pub fn slow(text: &str) -> Result<(u32, f64), String> {
+    let known = text.split_once(':').and_then(|(device, factor)| {
+        Some((device.parse().ok()?, factor.parse::<f64>().ok().filter(|f| (0.01..=1000.0).contains(f))?))
+    });
+    known.ok_or_else(|| format!("{text} is not a device and how much slower it is, as in 2:1.5"))
+}
+
 /// Opens the model and the machine that a plan was made for; other arguments as given.
 pub fn reopen(planning: &PlanningArgs, plan: &Plan) -> anyhow::Result<Request> {
     let asked = plan.request.clone().with_context(|| {
@@ -136,6 +189,11 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         "--processes {}: from 1 to the number of devices, {devices}",
         args.processes
     );
+    check_slow(&args.slow, &opened.plan)?;
+    if let Some((device, factor)) = args.slow.iter().find(|(_, factor)| *factor < 1.0) {
+        bail!("--slow {device}:{factor}: a device can be made slower than it is, not faster");
+    }
+    let guide = if args.assist { Some(opened.guide()?) } else { None };
     let weights = Weights::of(&opened.request)?;
     let options = Options {
         given: &weights.given,
@@ -143,6 +201,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         steps: args.steps,
         trace: args.trace.is_some(),
         finals: !args.no_verify,
+        slow: &args.slow,
+        assist: guide.as_ref(),
     };
     if let (Some(worker), Some(meeting)) = (args.worker, &args.meeting) {
         return processes::work(graph, program, options, args.processes, worker, meeting);
@@ -156,8 +216,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         write_atomically(path, |out| trace::write(out, &opened, &outcome))?;
     }
     let check = if args.no_verify { None } else { Some(Verified::new(graph, &outcome, options)?) };
-    let origin = weights.origin;
-    let summary = Summary { opened: &opened, outcome: &outcome, check: check.as_ref(), origin };
+    let (origin, assisted) = (weights.origin, args.assist);
+    let summary = Summary { opened: &opened, outcome: &outcome, check: check.as_ref(), origin, assisted };
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{:#}", summary.json())?;
@@ -198,6 +258,8 @@ struct Summary<'a> {
     outcome: &'a Outcome,
     check: Option<&'a Verified>,
     origin: Origin,
+    /// Whether devices could hand over work.
+    assisted: bool,
 }
 
 impl Summary<'_> {
@@ -230,6 +292,12 @@ impl Summary<'_> {
         (self.predicted() - self.measured()) / self.measured().max(f64::MIN_POSITIVE)
     }
 
+    /// Tasks of other devices that devices ran, per step.
+    fn moved(&self) -> f64 {
+        let counted = self.outcome.step_seconds.len().saturating_sub(1).max(1);
+        self.outcome.devices.iter().map(|d| d.helped).sum::<u64>() as f64 / counted as f64
+    }
+
     fn json(&self) -> serde_json::Value {
         let (plan, outcome, check) = (&self.opened.plan, self.outcome, self.check);
         // Times of the steps after the first, on average.
@@ -259,6 +327,7 @@ impl Summary<'_> {
             "weights": self.origin,
             "step_seconds": outcome.step_seconds,
             "device_times": devices,
+            "moved_tasks_per_step": self.assisted.then(|| self.moved()),
         })
     }
 
@@ -297,6 +366,9 @@ impl Summary<'_> {
             show_seconds(self.predicted()),
             self.prediction_error() * 100.0
         )?;
+        if self.assisted {
+            writeln!(out, "{:.1} tasks per step were run by another device than planned", self.moved())?;
+        }
         let Some(check) = self.check else {
             return writeln!(out, "not compared with the serial program (--no-verify)");
         };

@@ -1,10 +1,10 @@
 //! `simulate`: a plan's step, task by task: how long it takes, where the time goes, what devices hold.
 
 use crate::Verdict;
-use crate::commands::run::{Opened, read_plan};
+use crate::commands::run::{Opened, check_slow, read_plan, slow};
 use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, show_bytes, show_seconds};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use serde::Serialize;
 use shardwright_cost::Relayouts;
 use shardwright_graph::OpId;
@@ -38,7 +38,7 @@ pub struct Args {
     /// found: `120:0.0009`. Of several runs the one that takes the middle time is shown
     #[arg(long, value_name = "PER_SECOND:SECONDS", value_parser = interrupt, conflicts_with_all = ["delta", "assist"])]
     interrupt: Option<(f64, f64)>,
-    /// Scheduling assistants: idle devices take over ready work of others where that is predicted to pay
+    /// Scheduling assistants: devices that are late hand over ready work to others
     #[arg(long, conflicts_with_all = ["delta", "links"])]
     assist: bool,
     /// For --assist: seconds that a decision takes
@@ -88,14 +88,6 @@ fn interrupt(text: &str) -> Result<(f64, f64), String> {
     known
         .filter(sane)
         .ok_or_else(|| format!("{text} is not how often a second and for how many seconds, as in 120:0.0009"))
-}
-
-/// A device and how much slower it is.
-pub fn slow(text: &str) -> Result<(u32, f64), String> {
-    let known = text.split_once(':').and_then(|(device, factor)| {
-        Some((device.parse().ok()?, factor.parse::<f64>().ok().filter(|f| (0.01..=1000.0).contains(f))?))
-    });
-    known.ok_or_else(|| format!("{text} is not a device and how much slower it is, as in 2:1.5"))
 }
 
 fn links(text: &str) -> Result<Links, String> {
@@ -158,18 +150,14 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let opened = opened;
     let (graph, program) = (&opened.request.graph, &opened.program);
     let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-    let device = opened.request.machine.slowest();
-    let times = opened.request.times(&device, &shapes, &program.mesh)?;
     // Sums of partial results are run otherwise than planned.
     let run_as = place(graph, &shapes, &opened.configs, &program.mesh).configs;
     let started = Instant::now();
-    if let Some((device, _)) = args.slow.iter().find(|(device, _)| *device >= opened.plan.devices) {
-        bail!("there is no device {device}: the plan is for {} devices, counted from 0", opened.plan.devices);
-    }
+    check_slow(&args.slow, &opened.plan)?;
     // With noise, or help, no two devices are alike.
     let apart = args.perturb.is_some() || args.interrupt.is_some() || args.assist || !args.slow.is_empty();
     let classes = if apart { Classes::each(&program.mesh) } else { Classes::of(program) };
-    let planned = Schedule::new(program, classes, |op| times.compute(op, &run_as[op.index()]))?;
+    let planned = opened.schedule(classes)?;
     let mut schedule = planned.clone();
     schedule.slow_down(&args.slow);
     if let Some(share) = args.perturb {
