@@ -9,6 +9,7 @@ mod interrupt;
 mod planning;
 mod processes;
 mod progress;
+mod record;
 mod trace;
 mod weights;
 

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use shardwright_graph::{DType, Workload};
 use shardwright_machine::Seconds;
+use std::collections::BTreeSet;
 
 const FORMAT: &str = "shardwright-costs";
 const VERSION: u32 = 1;
@@ -176,6 +177,11 @@ impl CostTable {
     }
 }
 
+/// The sizes of a row as it is written.
+fn sizes(row: &[u64]) -> &[u64] {
+    row.split_last().map_or(row, |(_, sizes)| sizes)
+}
+
 /// Measured operator times of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostFile {
@@ -239,6 +245,27 @@ impl CostFile {
             }
         }
         Ok(Self { device, date, source, method, tables: checked })
+    }
+
+    /// Another file's tables with these rows added; where both know the same sizes, these count.
+    pub fn updating(
+        known: Option<&Self>,
+        header: [String; 4],
+        tables: Vec<TableText>,
+    ) -> Result<Self, CostFileError> {
+        let mut all: Vec<TableText> =
+            known.into_iter().flat_map(|known| known.tables.iter().map(CostTable::to_text)).collect();
+        for mut table in tables {
+            match all.iter_mut().find(|other| other.class == table.class && other.dtype == table.dtype) {
+                None => all.push(table),
+                Some(other) => {
+                    let new: BTreeSet<&[u64]> = table.rows.iter().map(|row| sizes(row)).collect();
+                    other.rows.retain(|row| !new.contains(sizes(row)));
+                    other.rows.append(&mut table.rows);
+                }
+            }
+        }
+        Self::new(header, all)
     }
 
     /// Writes the file, one row per line so that differences can be read.
@@ -310,6 +337,23 @@ mod tests {
         assert!((seconds.0 - 700e-9).abs() < 1e-15, "{seconds}");
         assert_eq!(costs.tables()[0].exact(&[1, 4, 4, 5]), None);
         assert_eq!(costs.tables()[0].exact(&[1, 4]), None);
+    }
+
+    #[test]
+    fn what_was_measured_last_counts() {
+        let known = file(r#"{"class":"gemm","dtype":"f32","rows":[[1,8,8,8,900],[1,4,4,4,700]]}"#);
+        let known = CostFile::from_json(known.as_bytes()).unwrap();
+        let table = |class: &str, row: &[u64]| TableText {
+            class: class.into(),
+            dtype: DType::F32,
+            rows: vec![row.to_vec()],
+        };
+        let new = vec![table("gemm", &[1, 4, 4, 4, 300]), table("copy", &[64, 50])];
+        let header = ["d", "", "", ""].map(String::from);
+        let costs = CostFile::updating(Some(&known), header, new).unwrap();
+        let answers: Vec<TableText> = costs.tables().iter().map(CostTable::to_text).collect();
+        assert_eq!(answers[0].rows, [[1, 4, 4, 4, 300], [1, 8, 8, 8, 900]]);
+        assert_eq!(answers[1], table("copy", &[64, 50]));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! The rule is the simulator's, with measured times. Every device has a desk: work that is ready, work that others have asked
 //! it to do, results that others have made for it, and a [`Forecast`] of when it will be through, given how long its kernels
-//! have taken compared with the plan. As long as all devices are about equally fast, nothing moves. Otherwise a device that will
-//! be later than planned, before it begins a kernel, asks others to run those that they would be done with earlier, as long as
-//! they would still be less late; and one that has nothing to do looks at the desks of the others for such work. Kernels read
+//! have taken compared with the plan. A device that will be later than planned, before it begins a kernel, asks others that have been
+//! faster to run those that they would be done with earlier, as long as they would still be less late; and one that has
+//! nothing to do looks at the desks of the others for such work. As long as all are about equally fast, nothing moves. Kernels read
 //! operands where they lie: within a process, moving work moves no data. The kernels and what they read are the
 //! same wherever they run, and so are the numbers.
 
@@ -12,11 +12,10 @@ use crate::buffer::Buffer;
 use crate::fabric::Fabric;
 use crate::prepare::{Job, Prepared};
 use shardwright_lower::InstructionId;
-use shardwright_place::{Forecast, Planned, disturbed};
+use shardwright_place::{Forecast, Planned, needs_help};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -93,13 +92,12 @@ pub struct Floor<'a> {
     parts: Vec<Part>,
     desks: Vec<Mutex<Desk>>,
     clock: Instant,
-    /// Whether some device was much slower than another when a step last began.
-    disturbed: AtomicBool,
 }
 
 /// How a device stands.
 struct Standing {
     lateness: i64,
+    pace: f64,
     available: u64,
 }
 
@@ -131,14 +129,7 @@ impl<'a> Floor<'a> {
                 closed: false,
             })
         };
-        Self {
-            prepared,
-            devices,
-            desks: parts.iter().map(desk).collect(),
-            parts,
-            clock: Instant::now(),
-            disturbed: AtomicBool::new(false),
-        }
+        Self { prepared, devices, desks: parts.iter().map(desk).collect(), parts, clock: Instant::now() }
     }
 
     fn now(&self) -> u64 {
@@ -175,9 +166,6 @@ impl<'a> Floor<'a> {
         desk.forecast.promise(asked);
         desk.queued = asked;
         (desk.began, desk.free) = (self.now(), 0);
-        drop(desk);
-        let paces = self.devices.clone().filter_map(|device| self.desk(device).forecast.pace());
-        self.disturbed.store(disturbed(paces), Ordering::Relaxed);
     }
 
     /// A task of a device is ready.
@@ -225,6 +213,7 @@ impl<'a> Floor<'a> {
         let present = desk.free.max(now);
         Standing {
             lateness: desk.forecast.lateness(present.saturating_sub(desk.began)),
+            pace: desk.forecast.pace(),
             available: present + desk.forecast.scaled(desk.queued),
         }
     }
@@ -245,12 +234,14 @@ impl<'a> Floor<'a> {
     fn gain(
         helper: &Desk,
         standing: &Standing,
-        late: i64,
+        owner: &Standing,
         now: u64,
         (_, end, planned): (u32, u64, u64),
     ) -> Option<u64> {
         let takes = helper.forecast.scaled(planned);
-        if standing.lateness.saturating_add_unsigned(takes) >= late {
+        if !needs_help(owner.pace, standing.pace)
+            || standing.lateness.saturating_add_unsigned(takes) >= owner.lateness
+        {
             return None;
         }
         let done = standing.available.max(now) + takes + HANDING_OVER;
@@ -259,15 +250,12 @@ impl<'a> Floor<'a> {
 
     /// A device that is late asks another to run one of the tasks that are ready at its desk; whether there was one.
     pub fn hand_over(&self, owner: u32, fabric: &Fabric) -> bool {
-        if !self.disturbed.load(Ordering::Relaxed) {
-            return false;
-        }
         let now = self.now();
         let (late, candidates) = {
             let desk = self.desk(owner);
-            (self.standing(&desk, now).lateness, self.candidates(&desk, owner, now))
+            (self.standing(&desk, now), self.candidates(&desk, owner, now))
         };
-        if late <= 0 || candidates.is_empty() {
+        if late.lateness <= 0 || candidates.is_empty() {
             return false;
         }
         let mut best: Option<(u64, u32, u32)> = None;
@@ -275,7 +263,7 @@ impl<'a> Floor<'a> {
             let desk = self.desk(helper);
             let standing = self.standing(&desk, now);
             for &candidate in candidates.iter().filter(|_| !desk.closed) {
-                if let Some(gain) = Self::gain(&desk, &standing, late, now, candidate)
+                if let Some(gain) = Self::gain(&desk, &standing, &late, now, candidate)
                     && best.is_none_or(|(known, ..)| gain > known)
                 {
                     best = Some((gain, candidate.0, helper));
@@ -322,20 +310,17 @@ impl<'a> Floor<'a> {
         if let Some(taken) = self.asked(helper) {
             return Some(taken);
         }
-        if !self.disturbed.load(Ordering::Relaxed) {
-            return None;
-        }
         let now = self.now();
         let mut best: Option<(u64, u32, u32)> = None;
         for owner in self.devices.clone().filter(|&owner| owner != helper) {
             let (late, candidates) = {
                 let desk = self.desk(owner);
-                (self.standing(&desk, now).lateness, self.candidates(&desk, owner, now))
+                (self.standing(&desk, now), self.candidates(&desk, owner, now))
             };
             let desk = self.desk(helper);
             let standing = self.standing(&desk, now);
-            for candidate in candidates.into_iter().filter(|_| late > 0) {
-                if let Some(gain) = Self::gain(&desk, &standing, late, now, candidate)
+            for candidate in candidates.into_iter().filter(|_| late.lateness > 0) {
+                if let Some(gain) = Self::gain(&desk, &standing, &late, now, candidate)
                     && best.is_none_or(|(known, ..)| gain > known)
                 {
                     best = Some((gain, owner, candidate.0));

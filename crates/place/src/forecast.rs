@@ -6,16 +6,13 @@
 //!
 //! Times may be counted in any unit; the simulator counts picoseconds, the runtime nanoseconds.
 
-/// How much slower than the fastest a device has to be, compared with the plan, for work to move: less is noise, and moving work
-/// because of noise costs more than it gains.
-const TOLERATED: f64 = 1.1;
+/// How much slower than another a device has to be, compared with the plan, for work to move from it to the other: less is
+/// noise, and moving work because of noise costs more than it gains.
+const TOLERATED: f64 = 1.25;
 
-/// Whether some device's pace is that much slower than another's.
-pub fn disturbed(paces: impl IntoIterator<Item = f64>) -> bool {
-    let paces = paces.into_iter();
-    let (least, most) =
-        paces.fold((f64::INFINITY, 0.0f64), |(least, most), pace| (least.min(pace), most.max(pace)));
-    most > TOLERATED * least
+/// Whether a device of one pace is so much slower than one of another that it should hand over work.
+pub fn needs_help(pace: f64, other: f64) -> bool {
+    pace > TOLERATED * other
 }
 
 /// A piece of a device's work as planned.
@@ -86,14 +83,14 @@ impl Forecast {
         self.pace = (self.pace.0 + planned, self.pace.1 + took);
     }
 
-    /// How many times as long as planned work has taken here; none where nothing was done yet.
-    pub fn pace(&self) -> Option<f64> {
-        (self.pace.0 > 0).then(|| self.pace.1 as f64 / self.pace.0 as f64)
+    /// How many times as long as planned work has taken here.
+    pub fn pace(&self) -> f64 {
+        if self.pace.0 == 0 { 1.0 } else { self.pace.1 as f64 / self.pace.0 as f64 }
     }
 
     /// How long work will take here that was planned to take so long.
     pub fn scaled(&self, planned: u64) -> u64 {
-        self.pace().map_or(planned, |pace| (planned as f64 * pace) as u64)
+        (planned as f64 * self.pace()) as u64
     }
 
     /// By how much the device will be through later than planned, if it has nothing else to do from some time on.
@@ -127,6 +124,6 @@ mod tests {
         assert_eq!(device.lateness(50), 15);
         device.restart(&pieces);
         assert_eq!(device.lateness(0), 50 + 10 - 35, "the pace stays known");
-        assert!(disturbed([1.0, 1.5, 1.2]) && !disturbed([1.5, 1.45]) && !disturbed([]));
+        assert!(needs_help(device.pace(), 1.0) && !needs_help(1.0, device.pace()) && !needs_help(1.2, 1.0));
     }
 }

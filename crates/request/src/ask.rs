@@ -272,6 +272,11 @@ impl Request {
         Ok(build(&self.graph, &self.machine, self.costs.as_ref())?)
     }
 
+    /// Measured operator costs, where there are some.
+    pub fn costs(&self) -> Option<&CostFile> {
+        self.costs.as_ref()
+    }
+
     /// Times of the model's ops, split over a mesh of such devices.
     ///
     /// # Errors

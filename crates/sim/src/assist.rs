@@ -1,11 +1,10 @@
 //! Scheduling assistants: what happens if devices that are late may hand over ready work while the step runs.
 //!
 //! The plan stays as it is. Every device has a queue of ready work, and a forecast of when it will be through with the step, given
-//! how much slower than planned it has been so far ([`Forecast`]). As long as all devices are about equally fast, nothing moves.
-//! Otherwise a device that will be through later than planned hands over work that waits in its queue to one that would still be
-//! less late with it, if the work is predicted to be done earlier there, moving included: a decision, the operands that the
+//! how much slower than planned it has been so far ([`Forecast`]). A device that will be through later than planned hands over work
+//! that waits in its queue to one that has been faster, compared with the plan, and would still be less late with it, if the work is predicted to be done earlier there, moving included: a decision, the operands that the
 //! helper lacks, the results back. A helper goes on with what follows from work that it took over, if nothing else waits for it and
-//! that is predicted to be done earlier. Links are taken up by what is moved like by any other transfer. Only the
+//! that is predicted to be done earlier. As long as all devices are about equally fast, nothing moves. Links are taken up by what is moved like by any other transfer. Only the
 //! prediction decides; what work really takes, it takes.
 //!
 //! Without assistants this is [`crate::Timeline`]'s simulation, to the picosecond, which tests hold it to. The paper that
@@ -18,7 +17,7 @@ use crate::{
 use shardwright_cost::{Collective, Comm, Placement};
 use shardwright_lower::{ParallelGraph, ValueId, Work};
 use shardwright_machine::{AxisSet, Bytes};
-use shardwright_place::{Forecast, Planned, disturbed};
+use shardwright_place::{Forecast, Planned, needs_help};
 use shardwright_plan::picoseconds;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -239,7 +238,7 @@ impl<'s> Assistants<'s> {
                 self.go_on(task, helper);
             }
             // Help first: what a slow device is about to begin may be better off elsewhere.
-            if self.rule.window > 0 && self.disturbed() {
+            if self.rule.window > 0 {
                 for owner in 0..self.queues.len() as u32 {
                     while self.hand_over(owner) {}
                 }
@@ -326,11 +325,6 @@ impl<'s> Assistants<'s> {
         if self.idle(device) { self.now } else { self.expected[device as usize].max(self.now) }
     }
 
-    /// Whether some device is much slower than another.
-    fn disturbed(&self) -> bool {
-        disturbed(self.forecasts.iter().filter_map(Forecast::pace))
-    }
-
     /// By how much a device will be through later than planned.
     fn lateness(&self, device: u32) -> i64 {
         self.forecasts[device as usize].lateness(self.present(device))
@@ -395,7 +389,10 @@ impl<'s> Assistants<'s> {
     fn gain(&self, task: u32, owner: u32, helper: u32, begin: u64) -> Option<u64> {
         let planned = self.planned(task);
         let [here, there] = [owner, helper].map(|device| self.forecasts[device as usize].scaled(planned));
-        if self.lateness(helper).saturating_add_unsigned(there) >= self.lateness(owner) {
+        let [pace, other] = [owner, helper].map(|device| self.forecasts[device as usize].pace());
+        if !needs_help(pace, other)
+            || self.lateness(helper).saturating_add_unsigned(there) >= self.lateness(owner)
+        {
             return None;
         }
         let (bring, back) = self.moving(task, owner, helper)?;
@@ -463,8 +460,7 @@ impl<'s> Assistants<'s> {
             .iter()
             .filter(may)
             .filter_map(|&next| Some((self.gain(next, owner, helper, begin)?, Reverse(next))));
-        let next =
-            if self.queues[helper as usize].is_empty() && self.disturbed() { gains.max() } else { None };
+        let next = if self.queues[helper as usize].is_empty() { gains.max() } else { None };
         let only = followers.len() == 1 && !kept;
         if let Some((_, Reverse(next))) = next {
             self.taken[next as usize] = true;

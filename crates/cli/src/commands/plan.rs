@@ -22,6 +22,9 @@ pub struct Args {
     /// auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, fsdp
     #[arg(long, default_value = "auto")]
     solver: String,
+    /// Plan with what a run has measured, as `run --record` writes it, in the place of --costs
+    #[arg(long, value_name = "RUN", conflicts_with = "costs")]
+    refine: Option<String>,
     /// Write the plan to this file
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -41,7 +44,9 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let made = match make(&args.planning, &args.solver) {
+    let mut planning = args.planning.clone();
+    planning.costs = args.refine.clone().or(planning.costs);
+    let made = match make(&planning, &args.solver) {
         Err(error) if matches!(error.downcast_ref(), Some(PlanError::DoesNotFit { .. })) => {
             eprintln!("{error}");
             return Ok(Verdict::CannotBeMet);

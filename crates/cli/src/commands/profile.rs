@@ -9,7 +9,8 @@ use serde_json::json;
 use shardwright_cost::{CostFile, Sample, TableText, WorkloadSet};
 use shardwright_frontend::zoo;
 use shardwright_graph::{Optimizer, Real, TensorType, Workload};
-use shardwright_lower::ParallelGraph;
+use shardwright_lower::{Instruction, ParallelGraph};
+use shardwright_machine::DeviceId;
 use shardwright_runtime::measure::op_seconds_among;
 use std::{
     collections::BTreeMap,
@@ -129,14 +130,17 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
 /// The ops that the devices of a program run, once each.
 fn ops_of(program: &ParallelGraph) -> impl Iterator<Item = Sample> {
     program.instructions.iter().flat_map(move |instruction| {
-        program.devices().filter_map(move |device| {
-            let op = program.local_op(instruction, device)?.clone();
-            let local = |&value| program.value(value).local_type(&program.mesh, device);
-            let inputs: Vec<TensorType> = instruction.reads.iter().map(local).collect::<Option<_>>()?;
-            let results = op.operator().infer(&inputs).ok()?;
-            Some(Sample { workload: op.workload(&inputs, &results), op, inputs })
-        })
+        program.devices().filter_map(move |device| sample(program, instruction, device))
     })
+}
+
+/// What a device runs for an instruction; none where that is nothing.
+pub fn sample(program: &ParallelGraph, instruction: &Instruction, device: DeviceId) -> Option<Sample> {
+    let op = program.local_op(instruction, device)?.clone();
+    let local = |&value| program.value(value).local_type(&program.mesh, device);
+    let inputs: Vec<TensorType> = instruction.reads.iter().map(local).collect::<Option<_>>()?;
+    let results = op.operator().infer(&inputs).ok()?;
+    Some(Sample { workload: op.workload(&inputs, &results), op, inputs })
 }
 
 /// One of each kind: their updates are ops of their own.
@@ -250,7 +254,7 @@ fn coarse_to_fine(count: usize) -> Vec<usize> {
 }
 
 /// Today's date, from the clock and the calendar (days since 1970 to year, month and day).
-fn today() -> String {
+pub fn today() -> String {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let days = (since.as_secs() / 86_400) as i64;
     let (mut year, mut day) = (1970, days);

@@ -5,6 +5,7 @@ use crate::commands::plan;
 use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, Request, read, show_bytes, show_seconds};
 use crate::processes;
+use crate::record;
 use crate::trace;
 use crate::weights::{Origin, Weights};
 use anyhow::{Context, bail, ensure};
@@ -56,6 +57,9 @@ pub struct Args {
     /// Write when every device did what, for Perfetto (ui.perfetto.dev)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write how long ops took, as a cost file to plan anew with: `plan --refine FILE`
+    #[arg(long, value_name = "FILE", conflicts_with = "processes")]
+    record: Option<PathBuf>,
     /// One JSON object on standard output, nothing else
     #[arg(long)]
     json: bool,
@@ -199,7 +203,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         given: &weights.given,
         seed: args.planning.seed,
         steps: args.steps,
-        trace: args.trace.is_some(),
+        trace: args.trace.is_some() || args.record.is_some(),
         finals: !args.no_verify,
         slow: &args.slow,
         assist: guide.as_ref(),
@@ -215,6 +219,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     if let Some(path) = &args.trace {
         write_atomically(path, |out| trace::write(out, &opened, &outcome))?;
     }
+    if let Some(path) = &args.record {
+        let costs = record::costs(&opened, &outcome)?;
+        write_atomically(path, |out| out.write_all(costs.to_json().as_bytes()))?;
+    }
     let check = if args.no_verify { None } else { Some(Verified::new(graph, &outcome, options)?) };
     let (origin, assisted) = (weights.origin, args.assist);
     let summary = Summary { opened: &opened, outcome: &outcome, check: check.as_ref(), origin, assisted };
@@ -225,6 +233,14 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         summary.print(&mut out, args.quiet)?;
         if let Some(path) = &args.trace {
             writeln!(out, "trace written to {}: open it at ui.perfetto.dev", path.display())?;
+        }
+        if let Some(path) = &args.record {
+            let path = path.display();
+            writeln!(
+                out,
+                "op times written to {path}: `plan {} --refine {path}` plans with them",
+                opened.plan.model
+            )?;
         }
     }
     match check {

@@ -1,6 +1,6 @@
 //! `shardwright run`, as a user or a script meets it.
 
-use crate::{json, shardwright};
+use crate::{json, refused, shardwright};
 use serde_json::Value;
 
 const MODEL: &str = "mlp:batch=16,hidden=32,layers=3";
@@ -48,6 +48,43 @@ fn a_written_plan_runs_as_the_model_that_it_was_made_for() {
     assert_eq!(refused.status.code(), Some(2));
     let message = String::from_utf8(refused.stderr).unwrap();
     assert!(message.contains("plan again"), "{message}");
+}
+
+#[test]
+fn a_slow_device_is_helped_and_the_numbers_stay() {
+    let options = ["run", MODEL, "--machine", "cpu:2", "--solver", "data", "--steps", "6", "--json"];
+    let alone = json(&options);
+    let helped = json(&[&options[..], &["--slow", "1:40", "--assist"]].concat());
+    assert_eq!(helped["loss"], alone["loss"]);
+    assert!(alone["moved_tasks_per_step"].is_null());
+    assert!(helped["moved_tasks_per_step"].as_f64().unwrap() > 0.0, "{helped}");
+    refused(&[&options[..], &["--slow", "2:1.5"]].concat(), "there is no device 2");
+    refused(&[&options[..], &["--slow", "1:0.5"]].concat(), "not faster");
+    refused(&[&options[..], &["--slow", "1"]].concat(), "as in 2:1.5");
+    refused(&[&options[..], &["--assist", "--processes", "2"]].concat(), "--processes");
+}
+
+#[test]
+fn what_a_run_measured_is_what_the_next_plan_goes_by() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (measured, plan) = (path("measured.json"), path("plan.json"));
+    let options = ["--machine", "cpu:2", "--solver", "data"];
+    let run = shardwright(&[&["run", MODEL, "--steps", "3", "--record", &measured], &options[..]].concat());
+    assert!(String::from_utf8(run.stdout).unwrap().contains("--refine"));
+    let sources = |more: &[&str]| {
+        let plan = json(&[&["plan", MODEL, "--json"], &options[..], more].concat());
+        (plan["cost_sources"].clone(), plan["simulated"]["compute_seconds"].as_f64().unwrap())
+    };
+    let (before, after) = (sources(&[]), sources(&["--refine", &measured, "-o", &plan]));
+    assert_ne!(before, after);
+    assert!(
+        before.0.to_string().contains("roofline") && after.0.to_string().contains("measured"),
+        "{after:?}"
+    );
+    // The plan knows where its costs come from.
+    assert!(shardwright(&["run", &plan, "--steps", "2"]).status.success());
+    refused(&["plan", MODEL, "--machine", "p100x16", "--refine", &measured], "measured on `cpu`");
 }
 
 #[test]
