@@ -74,7 +74,7 @@ fn what_a_run_measured_is_what_the_next_plan_goes_by() {
     assert!(String::from_utf8(run.stdout).unwrap().contains("--refine"));
     let sources = |more: &[&str]| {
         let plan = json(&[&["plan", MODEL, "--json"], &options[..], more].concat());
-        (plan["cost_sources"].clone(), plan["simulated"]["compute_seconds"].as_f64().unwrap())
+        (plan["costs"].clone(), plan["simulated"]["compute_seconds"].as_f64().unwrap())
     };
     let (before, after) = (sources(&[]), sources(&["--refine", &measured, "-o", &plan]));
     assert_ne!(before, after);
