@@ -104,9 +104,30 @@ fn branches(widths: &[Vec<u64>]) -> Graph {
     b.finish()
 }
 
+/// How many times as long as the best of all placements' the step of `place` is.
+fn over_the_best(widths: &[Vec<u64>], machine: &str) -> f64 {
+    let (graph, machine) = (branches(widths), builtin(machine).unwrap());
+    let problem = layers_of(&graph, &machine);
+    let (layers, devices) = (problem.variables.splits.len() as u32, machine.devices() as usize);
+    // The first layer stays where it is: devices are alike.
+    let count = devices.pow(layers - 1);
+    assert!(count <= 20_000, "{widths:?} has {layers} layers");
+    let step = |code: usize| {
+        let places: Vec<u32> = (0..layers)
+            .map(|l| if l == 0 { 0 } else { (code / devices.pow(l - 1) % devices) as u32 })
+            .collect();
+        simulate_step(&problem, &pinned(&problem, &places)).unwrap().makespan
+    };
+    let best = (0..count).map(step).min().unwrap();
+    let found = place(&graph, &machine, &Demands::default()).unwrap().simulated.step_seconds * 1e12;
+    let ratio = found / best as f64;
+    println!("{widths:?}: {layers} layers, {found} of {best}, {ratio:.4}");
+    assert!(ratio > 0.999_999, "{widths:?}");
+    ratio
+}
+
 #[test]
 fn small_graphs_are_placed_within_a_few_percent_of_the_best_placement() {
-    let mut worst: f64 = 1.0;
     for (widths, machine) in [
         (vec![vec![512, 256], vec![256, 768], vec![1024, 512]], "flat:2"),
         (vec![vec![2048, 64], vec![64, 64, 64]], "flat:2"),
@@ -114,27 +135,33 @@ fn small_graphs_are_placed_within_a_few_percent_of_the_best_placement() {
         (vec![vec![512, 512, 512, 512]], "flat:2"),
         (vec![vec![256, 1024], vec![2048, 256], vec![128]], "p100x16:2"),
     ] {
-        let model = format!("{widths:?}");
-        let (graph, machine) = (branches(&widths), builtin(machine).unwrap());
-        let problem = layers_of(&graph, &machine);
-        let (layers, devices) = (problem.variables.splits.len() as u32, machine.devices() as usize);
-        // The first layer stays where it is: devices are alike.
-        let count = devices.pow(layers - 1);
-        assert!(count <= 20_000, "{model} has {layers} layers");
-        let step = |code: usize| {
-            let places: Vec<u32> = (0..layers)
-                .map(|l| if l == 0 { 0 } else { (code / devices.pow(l - 1) % devices) as u32 })
-                .collect();
-            simulate_step(&problem, &pinned(&problem, &places)).unwrap().makespan
-        };
-        let best = (0..count).map(step).min().unwrap();
-        let found = place(&graph, &machine, &Demands::default()).unwrap().simulated.step_seconds * 1e12;
-        let ratio = found / best as f64;
-        println!("{model}: {layers} layers, {found} of {best}, {ratio:.4}");
-        assert!(ratio > 0.999_999, "{model}");
-        worst = worst.max(ratio);
+        let ratio = over_the_best(&widths, machine);
+        assert!(ratio <= 1.03, "{ratio}");
     }
-    assert!(worst <= 1.03, "{worst}");
+}
+
+#[test]
+#[ignore = "minutes: the distribution in docs/benchmarks.md"]
+fn random_small_graphs_are_placed_near_the_best_placement() {
+    let mut state = 1u64;
+    let mut below = |limit: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % limit
+    };
+    let mut ratios: Vec<f64> = Vec::new();
+    for case in 0..100 {
+        let mut widths: Vec<Vec<u64>> = Vec::new();
+        for _ in 0..2 + below(2) {
+            widths.push((0..1 + below(2)).map(|_| 64 << below(6)).collect());
+        }
+        let small = widths.iter().map(Vec::len).sum::<usize>() <= 3;
+        let machine = if small && widths.len() == 2 { "flat:3" } else { ["flat:2", "p100x16:2"][case % 2] };
+        ratios.push(over_the_best(&widths, machine));
+    }
+    ratios.sort_by(f64::total_cmp);
+    let best = ratios.iter().filter(|r| **r < 1.000_001).count();
+    println!("{best} of 100 are the best; median {}, 90th {}, worst {}", ratios[50], ratios[90], ratios[99]);
+    assert!(ratios[90] <= 1.05 && ratios[99] <= 1.25, "{ratios:?}");
 }
 
 #[test]
