@@ -4,18 +4,21 @@
 //! it to do, results that others have made for it, and a [`Forecast`] of when it will be through, given how long its kernels
 //! have taken compared with the plan. A device that will be later than planned, before it begins a kernel, asks others that have been
 //! faster to run those that they would be done with earlier, as long as they would still be less late; and one that has
-//! nothing to do looks at the desks of the others for such work. As long as all are about equally fast, nothing moves. Kernels read
+//! nothing to do looks at the desks of the others for such work. As long as all are about equally fast, nothing moves, nor where a
+//! [`Trial`] has shown that it does not pay. Kernels read
 //! operands where they lie: within a process, moving work moves no data. The kernels and what they read are the
 //! same wherever they run, and so are the numbers.
 
 use crate::buffer::Buffer;
 use crate::fabric::Fabric;
 use crate::prepare::{Job, Prepared};
+use crate::trial::Trial;
 use shardwright_lower::InstructionId;
 use shardwright_place::{Forecast, Planned, needs_help};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -92,6 +95,9 @@ pub struct Floor<'a> {
     parts: Vec<Part>,
     desks: Vec<Mutex<Desk>>,
     clock: Instant,
+    /// Whether work may move, and what decides that.
+    open: AtomicBool,
+    trial: Mutex<Trial>,
 }
 
 /// How a device stands.
@@ -129,7 +135,15 @@ impl<'a> Floor<'a> {
                 closed: false,
             })
         };
-        Self { prepared, devices, desks: parts.iter().map(desk).collect(), parts, clock: Instant::now() }
+        Self {
+            prepared,
+            devices,
+            desks: parts.iter().map(desk).collect(),
+            parts,
+            clock: Instant::now(),
+            open: AtomicBool::new(false),
+            trial: Mutex::default(),
+        }
     }
 
     fn now(&self) -> u64 {
@@ -165,7 +179,12 @@ impl<'a> Floor<'a> {
         let asked: u64 = desk.asked.iter().filter_map(|taken| self.planned(taken.owner, taken.task)).sum();
         desk.forecast.promise(asked);
         desk.queued = asked;
-        (desk.began, desk.free) = (self.now(), 0);
+        let now = self.now();
+        if device == self.devices.start {
+            let mut trial = self.trial.lock().unwrap_or_else(PoisonError::into_inner);
+            self.open.store(trial.step(step, now - desk.began), Ordering::Relaxed);
+        }
+        (desk.began, desk.free) = (now, 0);
     }
 
     /// A task of a device is ready.
@@ -250,6 +269,9 @@ impl<'a> Floor<'a> {
 
     /// A device that is late asks another to run one of the tasks that are ready at its desk; whether there was one.
     pub fn hand_over(&self, owner: u32, fabric: &Fabric) -> bool {
+        if !self.open.load(Ordering::Relaxed) {
+            return false;
+        }
         let now = self.now();
         let (late, candidates) = {
             let desk = self.desk(owner);
@@ -309,6 +331,9 @@ impl<'a> Floor<'a> {
     pub fn work_for(&self, helper: u32) -> Option<Taken> {
         if let Some(taken) = self.asked(helper) {
             return Some(taken);
+        }
+        if !self.open.load(Ordering::Relaxed) {
+            return None;
         }
         let now = self.now();
         let mut best: Option<(u64, u32, u32)> = None;

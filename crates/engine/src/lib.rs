@@ -32,6 +32,7 @@ mod remote;
 mod role;
 mod run;
 mod slot;
+mod trial;
 mod walk;
 mod wire;
 mod worker;

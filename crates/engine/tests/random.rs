@@ -12,7 +12,7 @@ use shardwright_runtime::{Reference, mix};
 use shardwright_space::{AxisUse, Config, LayerSplit, OpShapes};
 
 const OPTIONS: Options<'static> =
-    Options { given: &[], seed: 11, steps: 4, trace: false, finals: true, slow: &[], assist: None };
+    Options { given: &[], seed: 11, steps: 8, trace: false, finals: true, slow: &[], assist: None };
 
 struct Random(u64);
 

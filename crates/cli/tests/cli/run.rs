@@ -52,7 +52,7 @@ fn a_written_plan_runs_as_the_model_that_it_was_made_for() {
 
 #[test]
 fn a_slow_device_is_helped_and_the_numbers_stay() {
-    let options = ["run", MODEL, "--machine", "cpu:2", "--solver", "data", "--steps", "6", "--json"];
+    let options = ["run", MODEL, "--machine", "cpu:2", "--solver", "data", "--steps", "10", "--json"];
     let alone = json(&options);
     let helped = json(&[&options[..], &["--slow", "1:40", "--assist"]].concat());
     assert_eq!(helped["loss"], alone["loss"]);
