@@ -14,7 +14,7 @@ use crate::fabric::Fabric;
 use crate::prepare::{Job, Prepared};
 use crate::trial::Trial;
 use shardwright_lower::InstructionId;
-use shardwright_place::{Forecast, Planned, needs_help};
+use shardwright_place::{Forecast, Planned};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -80,6 +80,13 @@ struct Desk {
     closed: bool,
 }
 
+impl Desk {
+    /// When the device is predicted to be done with its present kernel, from the beginning of its step.
+    fn present(&self, now: u64) -> u64 {
+        self.free.max(now).saturating_sub(self.began)
+    }
+}
+
 /// One device's part of the plan.
 struct Part {
     pieces: Vec<Planned>,
@@ -98,13 +105,6 @@ pub struct Floor<'a> {
     /// Whether work may move, and what decides that.
     open: AtomicBool,
     trial: Mutex<Trial>,
-}
-
-/// How a device stands.
-struct Standing {
-    lateness: i64,
-    pace: f64,
-    available: u64,
 }
 
 impl<'a> Floor<'a> {
@@ -228,18 +228,9 @@ impl<'a> Floor<'a> {
         desk.free = 0;
     }
 
-    fn standing(&self, desk: &Desk, now: u64) -> Standing {
-        let present = desk.free.max(now);
-        Standing {
-            lateness: desk.forecast.lateness(present.saturating_sub(desk.began)),
-            pace: desk.forecast.pace(),
-            available: present + desk.forecast.scaled(desk.queued),
-        }
-    }
-
     /// What of a device's desk others might do: tasks, when they would be over, and how long they were planned to take.
     fn candidates(&self, desk: &Desk, owner: u32, now: u64) -> SmallVec<[(u32, u64, u64); WINDOW]> {
-        let mut end = desk.free.max(now);
+        let mut end = desk.began + desk.present(now);
         let tasks = desk.ready.keys().take(WINDOW);
         let ends = tasks.filter_map(|&task| {
             let planned = self.planned(owner, task)?;
@@ -249,50 +240,41 @@ impl<'a> Floor<'a> {
         ends.collect()
     }
 
-    /// How much earlier a helper is done with a task.
-    fn gain(
-        helper: &Desk,
-        standing: &Standing,
-        owner: &Standing,
-        now: u64,
-        (_, end, planned): (u32, u64, u64),
-    ) -> Option<u64> {
-        let takes = helper.forecast.scaled(planned);
-        if !needs_help(owner.pace, standing.pace)
-            || standing.lateness.saturating_add_unsigned(takes) >= owner.lateness
-        {
+    /// Of the tasks that wait at the desks of owners that are late, the one that a helper gains most with: whose, which, and who.
+    fn best(&self, owners: Range<u32>, helpers: Range<u32>) -> Option<(u32, u32, u32)> {
+        if !self.open.load(Ordering::Relaxed) {
             return None;
         }
-        let done = standing.available.max(now) + takes + HANDING_OVER;
-        end.checked_sub(done).filter(|gain| *gain > 0)
+        let now = self.now();
+        let mut best: Option<(u64, (u32, u32, u32))> = None;
+        for owner in owners {
+            let (late, candidates) = {
+                let desk = self.desk(owner);
+                (desk.forecast.standing(desk.present(now)), self.candidates(&desk, owner, now))
+            };
+            if late.lateness <= 0 || candidates.is_empty() {
+                continue;
+            }
+            for helper in helpers.clone().filter(|&helper| helper != owner) {
+                let desk = self.desk(helper);
+                let present = desk.present(now);
+                let standing = desk.forecast.standing(present);
+                let available = desk.began + present + desk.forecast.scaled(desk.queued);
+                for &(task, end, planned) in candidates.iter().filter(|_| !desk.closed) {
+                    let takes = desk.forecast.scaled(planned);
+                    let gain = end.saturating_sub(available + takes + HANDING_OVER);
+                    if gain > best.map_or(0, |(known, _)| known) && standing.should_help(&late, takes) {
+                        best = Some((gain, (owner, task, helper)));
+                    }
+                }
+            }
+        }
+        best.map(|(_, found)| found)
     }
 
     /// A device that is late asks another to run one of the tasks that are ready at its desk; whether there was one.
     pub fn hand_over(&self, owner: u32, fabric: &Fabric) -> bool {
-        if !self.open.load(Ordering::Relaxed) {
-            return false;
-        }
-        let now = self.now();
-        let (late, candidates) = {
-            let desk = self.desk(owner);
-            (self.standing(&desk, now), self.candidates(&desk, owner, now))
-        };
-        if late.lateness <= 0 || candidates.is_empty() {
-            return false;
-        }
-        let mut best: Option<(u64, u32, u32)> = None;
-        for helper in self.devices.clone().filter(|&helper| helper != owner) {
-            let desk = self.desk(helper);
-            let standing = self.standing(&desk, now);
-            for &candidate in candidates.iter().filter(|_| !desk.closed) {
-                if let Some(gain) = Self::gain(&desk, &standing, &late, now, candidate)
-                    && best.is_none_or(|(known, ..)| gain > known)
-                {
-                    best = Some((gain, candidate.0, helper));
-                }
-            }
-        }
-        let Some((_, task, helper)) = best else { return false };
+        let Some((_, task, helper)) = self.best(owner..owner + 1, self.devices.clone()) else { return false };
         let Some(taken) = self.take(owner, task) else { return true };
         let mut desk = self.desk(helper);
         if desk.closed {
@@ -326,36 +308,12 @@ impl<'a> Floor<'a> {
         desk.ready.insert(task, offer);
     }
 
-    /// Work for a device that has nothing of its own to do at the moment: what it was asked for, or what waits at the desk of one
-    /// that is late.
+    /// Work for a device that has nothing to do at the moment: what waits at the desk of one that is late.
     pub fn work_for(&self, helper: u32) -> Option<Taken> {
-        if let Some(taken) = self.asked(helper) {
-            return Some(taken);
-        }
-        if !self.open.load(Ordering::Relaxed) {
-            return None;
-        }
-        let now = self.now();
-        let mut best: Option<(u64, u32, u32)> = None;
-        for owner in self.devices.clone().filter(|&owner| owner != helper) {
-            let (late, candidates) = {
-                let desk = self.desk(owner);
-                (self.standing(&desk, now), self.candidates(&desk, owner, now))
-            };
-            let desk = self.desk(helper);
-            let standing = self.standing(&desk, now);
-            for candidate in candidates.into_iter().filter(|_| late.lateness > 0) {
-                if let Some(gain) = Self::gain(&desk, &standing, &late, now, candidate)
-                    && best.is_none_or(|(known, ..)| gain > known)
-                {
-                    best = Some((gain, owner, candidate.0));
-                }
-            }
-        }
-        let (_, owner, task) = best?;
+        let (owner, task, _) = self.best(self.devices.clone(), helper..helper + 1)?;
         let taken = self.take(owner, task)?;
         let mut desk = self.desk(helper);
-        desk.free = now + desk.forecast.scaled(self.planned(owner, task).unwrap_or(0));
+        desk.free = self.now() + desk.forecast.scaled(self.planned(owner, task).unwrap_or(0));
         Some(taken)
     }
 

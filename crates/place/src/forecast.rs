@@ -10,9 +10,21 @@
 /// noise, and moving work because of noise costs more than it gains.
 const TOLERATED: f64 = 1.25;
 
-/// Whether a device of one pace is so much slower than one of another that it should hand over work.
-pub fn needs_help(pace: f64, other: f64) -> bool {
-    pace > TOLERATED * other
+/// How a device stands at some time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    /// By how much it will be through later than planned.
+    pub lateness: i64,
+    /// How many times as long as planned its work has taken.
+    pub pace: f64,
+}
+
+impl Standing {
+    /// Whether it should take over work of one that is late, which takes it so long: it has been clearly faster, and would
+    /// still be less late.
+    pub fn should_help(&self, late: &Standing, takes: u64) -> bool {
+        late.pace > TOLERATED * self.pace && self.lateness.saturating_add_unsigned(takes) < late.lateness
+    }
 }
 
 /// A piece of a device's work as planned.
@@ -85,7 +97,7 @@ impl Forecast {
     }
 
     /// How many times as long as planned work has taken here.
-    pub fn pace(&self) -> f64 {
+    fn pace(&self) -> f64 {
         if self.pace.0 == 0 { 1.0 } else { self.pace.1 as f64 / self.pace.0 as f64 }
     }
 
@@ -94,8 +106,12 @@ impl Forecast {
         (planned as f64 * self.pace()) as u64
     }
 
-    /// By how much the device will be through later than planned, if it has nothing else to do from some time on.
-    pub fn lateness(&self, free: u64) -> i64 {
+    /// How the device stands, if it has nothing else to do from some time on.
+    pub fn standing(&self, free: u64) -> Standing {
+        Standing { lateness: self.lateness(free), pace: self.pace() }
+    }
+
+    fn lateness(&self, free: u64) -> i64 {
         let through = free.saturating_add(self.scaled(self.ahead)).saturating_add(self.waits[self.next]);
         (i128::from(through) - i128::from(self.through)) as i64
     }
@@ -125,6 +141,9 @@ mod tests {
         assert_eq!(device.lateness(50), 15);
         device.restart(&pieces);
         assert!(device.lateness(0).abs_diff(50 + 10 - 35) <= 2, "the pace stays known, up to rounding");
-        assert!(needs_help(device.pace(), 1.0) && !needs_help(1.0, device.pace()) && !needs_help(1.2, 1.0));
+        let standing = |lateness, pace| Standing { lateness, pace };
+        assert!(standing(0, 1.0).should_help(&standing(10, 2.0), 9));
+        assert!(!standing(0, 1.0).should_help(&standing(10, 2.0), 10), "as late then");
+        assert!(!standing(0, 1.0).should_help(&standing(10, 1.2), 9), "noise");
     }
 }

@@ -17,7 +17,7 @@ use crate::{
 use shardwright_cost::{Collective, Comm, Placement};
 use shardwright_lower::{ParallelGraph, ValueId, Work};
 use shardwright_machine::{AxisSet, Bytes};
-use shardwright_place::{Forecast, Planned, needs_help};
+use shardwright_place::{Forecast, Planned, Standing};
 use shardwright_plan::picoseconds;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -166,35 +166,19 @@ pub fn assist(
     reality: Reality<'_>,
 ) -> Assisted {
     let plan = Plan::new(schedule);
-    let forecasts = plan.pieces.iter().map(|pieces| Forecast::new(pieces)).collect();
-    let mut step = Assistants::new(schedule, &plan, program, comm, rule, reality, forecasts);
-    step.run();
-    let mut forecasts = step.forecasts;
-    for (forecast, pieces) in forecasts.iter_mut().zip(&plan.pieces) {
-        forecast.restart(pieces);
-    }
-    let mut step = Assistants::new(schedule, &plan, program, comm, rule, reality, forecasts);
-    step.run();
-    step.outcome
-}
-
-impl<'s> Assistants<'s> {
-    fn new(
-        schedule: &'s Schedule,
-        plan: &'s Plan,
-        program: &'s ParallelGraph,
-        comm: &'s Comm,
-        rule: Rule,
-        reality: Reality<'s>,
-        forecasts: Vec<Forecast>,
-    ) -> Self {
-        let tasks = &schedule.tasks;
-        let devices = schedule.classes.len();
+    let tasks = &schedule.tasks;
+    let devices = schedule.classes.len();
+    let mut forecasts: Vec<Forecast> = plan.pieces.iter().map(|pieces| Forecast::new(pieces)).collect();
+    let mut outcome = Assisted::default();
+    for _ in 0..2 {
+        for (forecast, pieces) in forecasts.iter_mut().zip(&plan.pieces) {
+            forecast.restart(pieces);
+        }
         let missing: Vec<u32> = tasks.ids().map(|task| tasks.waits_for(task).len() as u32).collect();
         let first = tasks.ids().filter(|&task| missing[task] == 0);
-        Self {
+        let mut step = Assistants {
             schedule,
-            plan,
+            plan: &plan,
             program,
             comm,
             rule,
@@ -212,9 +196,14 @@ impl<'s> Assistants<'s> {
             events: first.map(|task| Reverse((0, Event::Ready(task as u32)))).collect(),
             missing,
             outcome: Assisted::default(),
-        }
+        };
+        step.run();
+        (forecasts, outcome) = (step.forecasts, step.outcome);
     }
+    outcome
+}
 
+impl Assistants<'_> {
     fn run(&mut self) {
         let mut helped = Vec::new();
         while let Some(&Reverse((time, _))) = self.events.peek() {
@@ -325,9 +314,9 @@ impl<'s> Assistants<'s> {
         if self.idle(device) { self.now } else { self.expected[device as usize].max(self.now) }
     }
 
-    /// By how much a device will be through later than planned.
-    fn lateness(&self, device: u32) -> i64 {
-        self.forecasts[device as usize].lateness(self.present(device))
+    /// How a device stands.
+    fn standing(&self, device: u32) -> Standing {
+        self.forecasts[device as usize].standing(self.present(device))
     }
 
     /// When a device is predicted to be done with all that waits for it now.
@@ -389,10 +378,7 @@ impl<'s> Assistants<'s> {
     fn gain(&self, task: u32, owner: u32, helper: u32, begin: u64) -> Option<u64> {
         let planned = self.planned(task);
         let [here, there] = [owner, helper].map(|device| self.forecasts[device as usize].scaled(planned));
-        let [pace, other] = [owner, helper].map(|device| self.forecasts[device as usize].pace());
-        if !needs_help(pace, other)
-            || self.lateness(helper).saturating_add_unsigned(there) >= self.lateness(owner)
-        {
+        if !self.standing(helper).should_help(&self.standing(owner), there) {
             return None;
         }
         let (bring, back) = self.moving(task, owner, helper)?;
@@ -404,7 +390,7 @@ impl<'s> Assistants<'s> {
 
     /// A device that is late hands over one of the tasks that wait for it, the one that gains most; whether there was one.
     fn hand_over(&mut self, owner: u32) -> bool {
-        if self.queues[owner as usize].is_empty() || self.lateness(owner) <= 0 {
+        if self.queues[owner as usize].is_empty() || self.standing(owner).lateness <= 0 {
             return false;
         }
         let mut begin = self.present(owner);

@@ -138,14 +138,19 @@ fn memory_follows_what_is_alive() {
     assert_eq!((memory.peak().0, memory.fullest()), (expected[1], memory.levels[1].0));
 }
 
-#[test]
-fn noise_is_the_same_for_the_same_seed_and_stays_in_bounds() {
+/// The tasks of data parallelism, every device for itself.
+fn data_parallel() -> Schedule {
     let (graph, machine) = (model(MODELS[0]), machine("flat:4"));
     let problem = Problem::new(&graph, &machine, None).unwrap();
     let found =
         search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
     let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
-    let plain = schedule(&problem, &program, &found.configs, Classes::each(&program.mesh));
+    schedule(&problem, &program, &found.configs, Classes::each(&program.mesh))
+}
+
+#[test]
+fn noise_is_the_same_for_the_same_seed_and_stays_in_bounds() {
+    let plain = data_parallel();
     let noisy = |seed| {
         let mut schedule = plain.clone();
         schedule.perturb(0.2, seed);
@@ -161,12 +166,7 @@ fn noise_is_the_same_for_the_same_seed_and_stays_in_bounds() {
 
 #[test]
 fn interruptions_take_their_share_of_every_devices_work() {
-    let (graph, machine) = (model(MODELS[0]), machine("flat:4"));
-    let problem = Problem::new(&graph, &machine, None).unwrap();
-    let found =
-        search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
-    let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
-    let plain = schedule(&problem, &program, &found.configs, Classes::each(&program.mesh));
+    let plain = data_parallel();
     let work = |schedule: &Schedule, class| {
         let own = schedule.tasks.ids().filter(|&task| schedule.owner(task) == Some(class));
         own.map(|task| schedule.tasks.duration(task)).sum::<u64>() as f64
