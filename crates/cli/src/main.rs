@@ -4,6 +4,8 @@
 //! exit status: 0 done, 1 the request cannot be met, 2 bad usage or bad input.
 
 mod commands;
+#[cfg(test)]
+mod documents;
 mod files;
 mod interrupt;
 mod planning;
@@ -32,6 +34,7 @@ enum Command {
     Machines(commands::machines::Args),
     Machine(commands::machine::Args),
     Models(commands::models::Args),
+    Ops(commands::ops::Args),
     Plan(commands::plan::Args),
     Compare(commands::compare::Args),
     Network(commands::network::Args),
@@ -42,6 +45,9 @@ enum Command {
     Report(commands::report::Args),
     Profile(commands::profile::Args),
     Export(commands::export::Args),
+    Completions(commands::completions::Args),
+    Man(commands::man::Args),
+    Licences(commands::licences::Args),
 }
 
 /// What a command that ran to its end has to say: the request was met, or it cannot be.
@@ -62,6 +68,7 @@ fn main() -> ExitCode {
         Some(Command::Machines(args)) => commands::machines::run(&args),
         Some(Command::Machine(args)) => commands::machine::run(&args),
         Some(Command::Models(args)) => commands::models::run(&args),
+        Some(Command::Ops(args)) => commands::ops::run(&args),
         Some(Command::Plan(args)) => commands::plan::run(&args),
         Some(Command::Compare(args)) => commands::compare::run(&args),
         Some(Command::Network(args)) => commands::network::run(&args),
@@ -72,6 +79,9 @@ fn main() -> ExitCode {
         Some(Command::Report(args)) => commands::report::run(&args),
         Some(Command::Profile(args)) => commands::profile::run(&args),
         Some(Command::Export(args)) => commands::export::run(&args),
+        Some(Command::Completions(args)) => commands::completions::run(&args),
+        Some(Command::Man(args)) => commands::man::run(&args),
+        Some(Command::Licences(args)) => commands::licences::run(&args),
     };
     match verdict {
         Ok(Verdict::Done) => ExitCode::SUCCESS,

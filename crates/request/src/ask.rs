@@ -164,7 +164,9 @@ impl Ask {
             start,
         };
         match &self.text {
-            Some(text) if is_json(Path::new(&self.model)) => request.graph = self.read_step(text)?,
+            Some(text) if is_json(Path::new(&self.model)) => {
+                request.graph = self.read_step(text.as_bytes())?
+            }
             Some(text) => self.read_text(Path::new(&self.model), text.clone().into(), &mut request)?,
             None if is_path(&self.model) => self.read_model(&mut request)?,
             None => request.graph = self.build()?,
@@ -213,13 +215,13 @@ impl Ask {
             return self.read_text(path, read(path)?, request);
         }
         self.fixed_sizes(path)?;
-        request.graph = Graph::from_json(&read(path)?).with_context(|| path.display().to_string())?;
+        request.graph = self.read_step(&read(path)?)?;
         Ok(())
     }
 
-    /// Reads a graph that is at hand; what is no training step yet becomes one.
-    fn read_step(&self, text: &str) -> anyhow::Result<Graph> {
-        let graph = Graph::from_json(text.as_bytes()).with_context(|| self.model.clone())?;
+    /// Reads a graph; what is no training step yet becomes one.
+    fn read_step(&self, text: &[u8]) -> anyhow::Result<Graph> {
+        let graph = Graph::from_json(text).with_context(|| self.model.clone())?;
         let Some(loss) = graph.loss().filter(|_| graph.gradients.is_empty() && !self.inference) else {
             return Ok(graph);
         };
@@ -230,8 +232,8 @@ impl Ask {
 
     fn fixed_sizes(&self, path: &Path) -> anyhow::Result<()> {
         anyhow::ensure!(
-            self.batch.is_none() && self.dims.is_empty() && !self.inference,
-            "{}: the sizes of a graph file are fixed; leave --batch, --dim and --inference out",
+            self.batch.is_none() && self.dims.is_empty(),
+            "{}: the sizes in such a file are fixed; leave --batch and --dim out",
             path.display()
         );
         Ok(())
@@ -239,6 +241,11 @@ impl Ask {
 
     fn read_text(&self, path: &Path, bytes: Vec<u8>, request: &mut Request) -> anyhow::Result<()> {
         self.fixed_sizes(path)?;
+        anyhow::ensure!(
+            !self.inference,
+            "{}: a program is planned as it is; leave --inference out",
+            path.display()
+        );
         let options = stablehlo::Options { roles: self.roles.clone(), opaque: self.opaque.clone() };
         let mut program = read_program(path, bytes, &options)?;
         request.graph = std::mem::take(&mut program.imported.graph);
@@ -346,6 +353,13 @@ mod tests {
             |inference| Ask { text: Some(forward.to_json()), inference, ..Ask::of("program.json", "flat:2") };
         assert_eq!(ask(true).open().unwrap().graph, forward);
         let step = ask(false).open().unwrap().graph;
+        // So is one in a file.
+        let folder = std::env::temp_dir().join(format!("shardwright-forward-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("forward.json");
+        std::fs::write(&file, forward.to_json()).unwrap();
+        assert_eq!(Ask::of(file.to_str().unwrap(), "flat:2").open().unwrap().graph, step);
+        std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(step.gradients.len(), forward.parameters().count());
         assert_eq!(step.carries.len(), forward.parameters().count());
         let wrong = Ask { text: Some("{}".into()), ..Ask::of("program.json", "flat:2") };

@@ -9,6 +9,7 @@ mod onnx;
 mod plan;
 mod report;
 mod run;
+mod shell;
 mod simulate;
 mod solve;
 mod soybean;

@@ -78,17 +78,20 @@ use crate::{operator::Operator, rule::Rule, types::TensorType};
 use serde::{Deserialize, Serialize};
 
 macro_rules! ops {
-    ($($(#[$doc:meta])* $kind:ident = $name:literal),* $(,)?) => {
+    ($(#[doc = $about:literal] $kind:ident = $name:literal),* $(,)?) => {
         /// An op with its attributes.
         #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
         #[serde(tag = "kind", deny_unknown_fields)]
         pub enum Op {
-            $($(#[$doc])* #[serde(rename = $name)] $kind($kind),)*
+            $(#[doc = $about] #[serde(rename = $name)] $kind($kind),)*
         }
 
         impl Op {
             /// The names of all op kinds.
             pub const KINDS: &[&str] = &[$($name),*];
+
+            /// What each kind is, in the same order.
+            pub const ABOUT: &[&str] = &[$($about),*];
 
             /// The name of this op's kind.
             pub fn kind(&self) -> &'static str {

@@ -1,0 +1,36 @@
+//! `ops`: the op kinds that graphs are made of.
+
+use crate::Verdict;
+use serde::Serialize;
+use shardwright_graph::Op;
+use std::io::{self, Write};
+
+/// Lists the op kinds that graphs are made of.
+#[derive(clap::Args)]
+pub struct Args {
+    /// One JSON list on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    kind: &'static str,
+    about: &'static str,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    let rows: Vec<Row> =
+        Op::KINDS.iter().zip(Op::ABOUT).map(|(kind, about)| Row { kind, about: about.trim() }).collect();
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer(&mut out, &rows)?;
+        writeln!(out)?;
+    } else {
+        for row in rows {
+            writeln!(out, "{:<20} {}", row.kind, row.about)?;
+        }
+    }
+    Ok(Verdict::Done)
+}
