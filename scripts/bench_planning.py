@@ -128,8 +128,23 @@ def soybean(program):
         )
 
 
+def untied(program):
+    """Layers that choose together against ops that choose for themselves."""
+    print("| model | machine | tied: layers, configs | CPU s | step | untied: ops, configs | CPU s | step |")
+    print("|---|---|---|---|---|---|---|---|")
+    jobs = [("vgg16", 512, "p100x16")] + [(model, 128, machine) for model in ["gpt", "bert"] for machine in ["p100x16", "h100x64"]]
+    for model, batch, machine in jobs:
+        cells = []
+        for options in [[], ["--untied"]]:
+            p = plan(model, machine, batch, program, "--time", 40, *options)
+            proved = "proved" if p["proved_optimal"] else "not proved"
+            cells += [f"{p['space']['variables']}, {p['space']['choices']}", f"{p['cpu']:.1f}"]
+            cells += [f"{milliseconds(without_overlap(p))} ms, {proved}"]
+        print(f"| {model} | {machine} | {' | '.join(cells)} |", flush=True)
+
+
 def main():
-    tables = {"optcnn": optcnn, "pase": pase, "soybean": soybean, "search": search}
+    tables = {"optcnn": optcnn, "pase": pase, "soybean": soybean, "search": search, "untied": untied}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=tables)
     parser.add_argument("--program", default=PROGRAM, help="the program to run")
