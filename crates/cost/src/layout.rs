@@ -359,6 +359,12 @@ impl Arrangement {
         }
     }
 
+    /// The same with everything along these axes put together: they are the minor-most ones of what they shard.
+    pub fn gathered(mut self, axes: AxisSet) -> Arrangement {
+        axes.iter().for_each(|axis| self.set(axis, Placement::Replicated));
+        self
+    }
+
     /// Puts the axes of a dimension in another order.
     pub(crate) fn reorder(&mut self, order: &AxisList) {
         for (rank, axis) in order.iter().enumerate() {

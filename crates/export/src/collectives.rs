@@ -38,7 +38,7 @@ pub fn collectives(
         found.push(Collective { kind, axes, bytes, tensor: tensor.into() });
     };
     for (tensor, ways) in graph.tensors.iter().zip(&known.ways) {
-        if let Some((kind, axes, bytes)) = ways.reduced {
+        for &(kind, axes, bytes) in &ways.reduced {
             add(kind, axes, bytes, &tensor.name);
         }
         for leg in ways.wanted.iter().flat_map(|wanted| &wanted.legs) {

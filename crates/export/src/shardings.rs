@@ -104,12 +104,17 @@ impl Shardings {
             let stored = graph.carries.iter().find(|carry| carry.new == t).map(|carry| carry.old);
             whole(t, settled(stored.unwrap_or(t)))
         };
-        let operand = |reader: &Option<Reader>| {
-            let reader = reader.as_ref()?;
+        let operand = |reader: &Reader| {
             let layout = known.places.input(reader.op, reader.input, &known.shapes[reader.op.index()], mesh);
             // A sum that is done on partial results reads what nobody can name.
             let chain = (!partial(&layout)).then(|| known.ways[reader.place.tensor.index()].to(&layout))?;
-            Some(chain.iter().map(|at| spec(&reader.place, at, mesh)).collect())
+            Some(chain.iter().map(|at| spec(&reader.place, at, mesh)).collect::<Vec<Spec>>())
+        };
+        // A view lies as all who look want it, where they want the same.
+        let looked_at = |lookers: &[Reader]| {
+            let wanted = lookers.iter().map(operand).collect::<Option<Vec<_>>>()?;
+            let first = wanted.first()?.clone();
+            wanted.iter().all(|stops| stops.last() == first.last()).then_some(first)
         };
         // Operations that only show a tensor in another way come after the one that makes it, and must not undo its split.
         let mut there = vec![false; graph.tensors.len()];
@@ -120,11 +125,13 @@ impl Shardings {
             let stops = if shown { &stops[stops.len() - 1..] } else { &stops[..] };
             Some(stops.iter().map(|layout| spec(place, &Arrangement::canonical(layout), mesh)).collect())
         };
-        let sites = program.sites.iter().map(|site| SiteSpecs {
-            at: site.at,
-            name: site.name.clone(),
-            operands: site.operands.iter().map(operand).collect(),
-            results: site.results.iter().map(&mut made).collect(),
+        let sites = program.sites.iter().map(|site| {
+            let (at, name) = (site.at, site.name.clone());
+            if let Some(stops) = looked_at(&site.lookers) {
+                return SiteSpecs { at, name, operands: vec![Some(stops)], results: vec![None] };
+            }
+            let operands = site.operands.iter().map(|reader| operand(reader.as_ref()?)).collect();
+            SiteSpecs { at, name, operands, results: site.results.iter().map(&mut made).collect() }
         });
         let sites: Vec<SiteSpecs> = sites.collect();
         Ok(Self {

@@ -1,14 +1,16 @@
 //! Where every tensor lies under a plan, and the legs of its ways to its readers, as an engine takes them.
 //!
-//! Partial results are reduced over all their axes at once, and where readers agree on how the sum is to be split along these
+//! Partial results are reduced once for each loop that was split, as XLA does, and where readers agree on how the sum is to be split along these
 //! axes, everybody keeps his part; from there tensors go the ways that the cost model found. These go along one axis after the other where that is the same: engines take
 //! such steps together.
 
 use crate::shardings::ExportError;
-use shardwright_cost::{Action, Arrangement, Branch, Layout, Placement, Relayouts, TensorShape};
+use shardwright_cost::{
+    Action, Arrangement, Branch, Layout, MAX_DIMS, Placement, Relayouts, Step, TensorShape,
+};
 use shardwright_graph::{Graph, OpId, TensorType};
 use shardwright_machine::{AxisId, AxisSet, Mesh};
-use shardwright_space::{Config, OpShapes, Placed, Places, place};
+use shardwright_space::{AxisUse, Config, OpShapes, Placed, Places, place};
 
 /// A part of a way.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +41,8 @@ pub(crate) struct Ways {
     pub settled: Option<Layout>,
     /// How it lies in between, where it is one: summed up, not yet split.
     pub summed: Option<Layout>,
-    /// How it got there from partial results: kind, axes, bytes.
-    pub reduced: Option<(&'static str, AxisSet, u64)>,
+    /// How it got there from partial results: kind, axes, bytes of every reduction.
+    pub reduced: Vec<(&'static str, AxisSet, u64)>,
     pub wanted: Vec<Wanted>,
 }
 
@@ -98,9 +100,10 @@ impl<'r> Known<'r> {
                 return Err(ExportError::Pinned { tensor: tensor.name.clone() });
             }
             let fail = |source| ExportError::Layout { tensor: tensor.name.clone(), source };
-            let mut found = ways_of(placed, settled, &tensor.ty, relayouts).map_err(fail)?;
+            let maker = tensor.producer.map(|op| &places.configs[op.index()]);
+            let mut found = ways_of(placed, settled, maker, &tensor.ty, relayouts).map_err(fail)?;
             if tensor.producer.is_some_and(at_once) {
-                (found.reduced, found.summed) = (None, None);
+                (found.reduced, found.summed) = (Vec::new(), None);
             }
             ways.push(found);
         }
@@ -115,14 +118,13 @@ pub(crate) fn partial(layout: &Layout) -> bool {
 fn ways_of(
     placed: &Placed,
     settled: Option<Layout>,
+    maker: Option<&Config>,
     ty: &TensorType,
     relayouts: &Relayouts,
 ) -> Result<Ways, shardwright_cost::LayoutError> {
     let (Some(home), Some(settled)) = (placed.home, settled) else { return Ok(Ways::default()) };
     let mesh = relayouts.comm().mesh();
     let summed = home.axes_where(|p| matches!(p, Placement::Partial(_)));
-    let scattered = summed.iter().any(|axis| matches!(settled.get(axis), Placement::Shard(_)));
-    let kind = if scattered { "reduce-scatter" } else { "all-reduce" };
     let sharded = home.axes_where(|p| matches!(p, Placement::Shard(_)));
     let local = ty.bytes() / u64::from(mesh.group_size(sharded)).max(1);
     let layouts = placed.fetches.iter().flat_map(|fetch| &fetch.layouts).copied();
@@ -133,13 +135,31 @@ fn ways_of(
         let from = branch.from.map_or(settled, |at| branches[at].to);
         Wanted { layout: branch.to, from: branch.from, legs: legs(branch, &from, mesh) }
     });
+    let kind = |axes: AxisSet| {
+        let scattered = axes.iter().any(|axis| matches!(settled.get(axis), Placement::Shard(_)));
+        if scattered { "reduce-scatter" } else { "all-reduce" }
+    };
     let whole = summed.iter().fold(home, |layout, axis| layout.with(axis, Placement::Replicated));
     Ok(Ways {
         settled: Some(settled),
         summed: (!summed.is_empty()).then_some(whole),
-        reduced: (!summed.is_empty()).then_some((kind, summed, local)),
+        reduced: reductions(summed, maker).map(|axes| (kind(axes), axes, local)).collect(),
         wanted: wanted.collect(),
     })
+}
+
+/// The axes of partial results, those together that split one loop of the op that makes them: XLA adds up along one
+/// dimension of an operand after the other.
+fn reductions(summed: AxisSet, maker: Option<&Config>) -> impl Iterator<Item = AxisSet> {
+    let mut loops: Vec<(Option<AxisUse>, AxisSet)> = Vec::new();
+    for axis in summed.iter() {
+        let use_ = maker.map(|config| config.get(axis));
+        match loops.iter_mut().find(|(other, _)| *other == use_) {
+            Some((_, axes)) => *axes = axes.with(axis),
+            None => loops.push((use_, AxisSet::default().with(axis))),
+        }
+    }
+    loops.into_iter().map(|(_, axes)| axes)
 }
 
 /// How a tensor lies once it is no partial result any more: as it is made, and along the axes of partial results as all
@@ -166,7 +186,8 @@ fn settled(placed: &Placed) -> Option<Layout> {
     Some(settled)
 }
 
-/// A branch's steps, neighbours that an engine takes as one joined.
+/// A branch's steps, neighbours that an engine takes as one joined, and gathers along several dimensions taken one
+/// dimension after the other: those that make least of the tensor first.
 fn legs(branch: &Branch, from: &Layout, mesh: &Mesh) -> Vec<Leg> {
     let mut legs: Vec<(Leg, Vec<Moved>)> = Vec::new();
     let mut before = Arrangement::canonical(from);
@@ -176,21 +197,49 @@ fn legs(branch: &Branch, from: &Layout, mesh: &Mesh) -> Vec<Leg> {
             Action::Permute => Some("collective-permute"),
             action => Some(action.name()),
         };
-        let moved = moved(&before, &step.after, mesh);
-        let leg = Leg { kind, axes: step.axes, bytes: step.message.0, after: step.after };
-        match legs.last_mut() {
-            Some((last, across))
-                if last.kind == kind
-                    && (matches!(step.action, Action::Slice | Action::AllGather)
-                        || (step.action == Action::AllToAll && *across == moved)) =>
-            {
-                *last = Leg { axes: last.axes.union(step.axes), bytes: last.bytes.max(leg.bytes), ..leg };
+        let taken = match step.action {
+            Action::AllGather => gathers(step, &before, mesh),
+            _ => vec![Leg { kind, axes: step.axes, bytes: step.message.0, after: step.after }],
+        };
+        for leg in taken {
+            let moved = moved(&before, &leg.after, mesh);
+            before = leg.after;
+            match legs.last_mut() {
+                Some((last, across))
+                    if last.kind == kind
+                        && (step.action == Action::Slice
+                            || (matches!(step.action, Action::AllGather | Action::AllToAll)
+                                && *across == moved)) =>
+                {
+                    *last = Leg { axes: last.axes.union(leg.axes), bytes: last.bytes.max(leg.bytes), ..leg };
+                }
+                _ => legs.push((leg, moved)),
             }
-            _ => legs.push((leg, moved)),
         }
-        before = step.after;
     }
     legs.into_iter().map(|(leg, _)| leg).collect()
+}
+
+/// A gather, dimension by dimension.
+fn gathers(step: &Step, before: &Arrangement, mesh: &Mesh) -> Vec<Leg> {
+    let of = |dim: u8| before.layout().shards(dim).intersect(step.axes);
+    let mut dims: Vec<u8> = (0..MAX_DIMS as u8).filter(|&dim| !of(dim).is_empty()).collect();
+    dims.sort_by_key(|&dim| (mesh.group_size(of(dim)), dim));
+    let mut at = *before;
+    let mut left = step.axes;
+    let mut legs: Vec<Leg> = Vec::with_capacity(dims.len());
+    for dim in dims {
+        let axes = of(dim);
+        left = left.minus(axes);
+        at = at.gathered(axes);
+        let bytes = step.message.0 / u64::from(mesh.group_size(left)).max(1);
+        legs.push(Leg { kind: Some(step.action.name()), axes, bytes, after: at });
+    }
+    // What it comes to is the step's own word.
+    if let Some(last) = legs.last_mut() {
+        last.after = step.after;
+    }
+    legs
 }
 
 /// From what to what axes change.

@@ -146,7 +146,7 @@ impl<'k> Program<'k> {
             let last =
                 !readers.is_empty() && readers.iter().all(|&op| ends[op.index()] && !program.joins(op));
             if let (Some(_), Some(producer), true) =
-                (known.ways[t.index()].reduced, graph.tensor(t).producer, last)
+                (known.ways[t.index()].reduced.first(), graph.tensor(t).producer, last)
             {
                 program.gradient[t.index()] = true;
                 program.all_there = program.all_there.max(producer.index());
@@ -160,7 +160,7 @@ impl<'k> Program<'k> {
         let made = producer.index();
         let readers = self.consumers.of(t);
         let last = readers.iter().map(|op| self.runs[op.index()]).max().unwrap_or(made).max(made);
-        if let Some((_, _, bytes)) = self.known.ways[t.index()].reduced {
+        if let Some(&(_, _, bytes)) = self.known.ways[t.index()].reduced.first() {
             let summed = if self.gradient[t.index()] { self.all_there.max(made) } else { made };
             held.add(made..summed + 1, bytes);
             if !self.replaces(t, bytes) && !self.is_joined(t) {
@@ -208,7 +208,7 @@ impl<'k> Program<'k> {
         let costly = self.graph.flops(op) / elements.max(1) >= COSTLY;
         is_loop(self.rule(op))
             && !moved
-            && ways.reduced.is_none()
+            && ways.reduced.is_empty()
             && !self.result[t.index()]
             && (readers.len() == 1 || !readers.is_empty() && !costly)
             && readers.iter().all(|&reader| is_loop(self.rule(reader)) || is_reduction(self.rule(reader)))

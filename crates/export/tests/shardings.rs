@@ -92,6 +92,10 @@ fn partial_sums_are_summed_up_before_they_are_split() {
     for stops in scattered {
         assert!(stops.len() == 2 && stops[0].is_whole() && !stops[1].is_whole(), "{stops:?}");
     }
+    // In the functions that loops call, too.
+    let looped = planned(&self::program("scan_transformer"), "fsdp").0;
+    let stops = looped.sites.iter().flat_map(|site| site.results.iter().flatten());
+    assert!(stops.filter(|stops| stops.len() > 1).count() >= 8, "every gradient of a stacked weight");
     let (shardings, _) = planned(&program, "data");
     assert!(shardings.sites.iter().flat_map(|site| &site.results).flatten().all(|stops| stops.len() == 1));
 }
@@ -135,6 +139,12 @@ fn what_a_convolution_turns_round_lies_as_the_convolution_wants_it() {
             ["[{gpu.0}, {}, {}, {gpu.1}]", "[{}, {}, {gpu.1}, {}]"],
             ["[{gpu.0}, {}, {}, {gpu.1}]", "[{?}, {?}, {}, {gpu.1}]"]
         ]
+    );
+    // The kernel is brought where the derivative needs it before it is turned round, and nothing is said of it then.
+    let reversed = shardings.sites.iter().find(|site| site.operands.len() == 1).unwrap();
+    assert_eq!(
+        (last(&reversed.operands[0]).as_str(), &reversed.results[..]),
+        ("[{}, {}, {}, {gpu.1}]", &[None][..])
     );
     let made = shardings.sites.iter().filter(|site| site.operands.len() == 2).flat_map(|site| &site.results);
     let made: Vec<Vec<String>> =

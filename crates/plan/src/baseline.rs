@@ -49,7 +49,7 @@ impl Baseline {
             let config = if listed { config } else { Config::replicated(mesh.len()) };
             chosen[layer.index()] = Some(problem.layers.splits[layer.index()].configs(shapes, mesh, &config));
         }
-        let updates = updates(problem.graph);
+        let stored = works_on_stored(problem.graph);
         let config = |op: OpId| {
             let (layer, member) = problem.layers.place[op.index()];
             let config = chosen[layer as usize].as_ref().map(|configs| &configs[member as usize]);
@@ -57,7 +57,7 @@ impl Baseline {
             let alone = config.uses().iter().all(|used| *used == AxisUse::Replicate);
             match self {
                 // What works on whole weights and gradients works on shards of them.
-                Baseline::Fsdp if alone && updates[op.index()] => shards(problem, op),
+                Baseline::Fsdp if alone && stored[op.index()] => shards(problem, op),
                 _ => config,
             }
         };
@@ -87,6 +87,29 @@ impl Baseline {
             _ => follow().unwrap_or_else(sample),
         }
     }
+}
+
+/// Which ops work on what is stored in shards: on nothing but weights and state, as slices of stacked weights do, or for
+/// nothing but what the next step starts from. What is made of constants alone, such as masks, does neither.
+fn works_on_stored(graph: &Graph) -> Vec<bool> {
+    let mut given = vec![false; graph.tensors.len()];
+    let mut only_stored = vec![false; graph.tensors.len()];
+    let mut works = updates(graph);
+    for t in graph.tensor_ids().filter(|t| graph.tensor(*t).producer.is_none()) {
+        let role = graph.tensor(t).role;
+        given[t.index()] = role != Role::Constant;
+        only_stored[t.index()] = matches!(role, Role::Parameter | Role::OptimizerState | Role::Constant);
+    }
+    for op in graph.op_ids() {
+        let node = graph.node(op);
+        let varies = node.inputs.iter().any(|t| given[t.index()]);
+        let stored = node.inputs.iter().all(|t| only_stored[t.index()]);
+        for t in &node.outputs {
+            (given[t.index()], only_stored[t.index()]) = (varies, stored);
+        }
+        works[op.index()] = varies && (stored || works[op.index()]);
+    }
+    works
 }
 
 /// Which ops only serve what the next step starts from: backward passes and updates. Imported steps do not say which of

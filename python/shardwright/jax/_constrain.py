@@ -36,8 +36,10 @@ class Constrain:
         site = self.sites.get(show(path))
         if site is None:
             return bind(operands)
-        if len(site["operands"]) == len(operands):
-            operands = [self.operand(x, spec) for x, spec in zip(operands, site["operands"], strict=True)]
+        wanted = site["operands"]
+        # Reductions have what they start from behind their operands.
+        if len(wanted) >= len(operands) and not any(wanted[len(operands) :]):
+            operands = [self.operand(x, spec) for x, spec in zip(operands, wanted, strict=False)]
         results = bind(operands)
         if len(site["results"]) == len(results):
             results = [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]

@@ -68,6 +68,9 @@ pub struct Site {
     pub operands: Vec<Option<Reader>>,
     /// Its results, where they are in the graph.
     pub results: Vec<Option<Place>>,
+    /// Where it does nothing but show its operand in another way: the ops that read it so, if they are all known. Their
+    /// places are the operand's.
+    pub lookers: Vec<Reader>,
 }
 
 /// A value of the program as a tensor of the graph.

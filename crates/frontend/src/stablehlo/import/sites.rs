@@ -4,7 +4,9 @@
 //! Constants, broadcasts and transpositions that no op carries out have no tensor of their own; where a tensor with
 //! the same elements is there, it is named together with what its dimensions are to the value. What an operation turns
 //! round before and after its work, as convolutions do, is named as it lies at work: how it lies in between cannot be said
-//! of the text, and an engine that is told otherwise gathers everything and does the work whole.
+//! of the text, and an engine that is told otherwise gathers everything and does the work whole. An operation that only
+//! shows a tensor in another way says who looks: an engine that is told how the tensor lies and how its other view lies
+//! at work would move both.
 
 use super::{
     super::{Place, Reader, Site},
@@ -59,7 +61,15 @@ impl Sites {
         let mut sites: Vec<Site> = Vec::new();
         let mut seen: Vec<(usize, Seen)> = self.seen.into_iter().filter(|(_, seen)| !seen.shared).collect();
         seen.sort_unstable_by_key(|(at, _)| *at);
-        for (at, seen) in seen {
+        let mut reads: FxHashMap<Slot, SmallVec<[(usize, usize); 2]>> = FxHashMap::default();
+        for (site, (_, seen)) in seen.iter().enumerate() {
+            for (i, value) in seen.operands.iter().enumerate() {
+                if let Value::Tensor(slot) = value {
+                    reads.entry(*slot).or_default().push((site, i));
+                }
+            }
+        }
+        for (at, seen) in &seen {
             let results: Vec<Option<Place>> = seen.results.iter().map(|value| find.place(value)).collect();
             let made = seen.steps.clone().filter_map(|step| find.made(step));
             let ops: SmallVec<[_; 4]> =
@@ -79,7 +89,22 @@ impl Sites {
             };
             let operands = seen.operands.iter().map(operand).collect();
             let results = results.iter().map(|place| Some(unturned(graph, &ops, place.clone()?))).collect();
-            sites.push(Site { at, name: seen.name, operands, results });
+            sites.push(Site { at: *at, name: seen.name.clone(), operands, results, lookers: Vec::new() });
+        }
+        // Views last to first, so that those of views come to know who looks in the end.
+        for (at, (_, seen)) in seen.iter().enumerate().rev() {
+            let ([value], [Value::Tensor(shown)]) = (&seen.operands[..], &seen.results[..]) else { continue };
+            let Some(place) = find.view(value, *shown) else { continue };
+            let look = |reader: &Reader| {
+                Some(Reader { place: turned(graph, reader.place.tensor, &place)?, ..reader.clone() })
+            };
+            let lookers = reads.get(shown).into_iter().flatten().map(|&(site, i)| {
+                let through = &sites[site].lookers;
+                let own = sites[site].operands.get(i).and_then(Option::as_ref);
+                let all = if through.is_empty() { own.map(std::slice::from_ref)? } else { &through[..] };
+                all.iter().map(look).collect::<Option<Vec<Reader>>>()
+            });
+            sites[at].lookers = lookers.collect::<Option<Vec<_>>>().unwrap_or_default().concat();
         }
         sites
     }
@@ -119,6 +144,12 @@ impl Find<'_> {
     fn made(&self, step: u32) -> Option<TensorId> {
         let step = &self.steps.steps[step as usize];
         step.outputs.first().and_then(|slot| self.tensors[slot.0 as usize])
+    }
+
+    /// The place of an operand, where a result is nothing but another view of it.
+    fn view(&self, operand: &Value, result: Slot) -> Option<Place> {
+        let (of, shown) = (self.place(operand)?, self.slot(result)?);
+        (self.tensors[result.0 as usize].is_none() && of.tensor == shown.tensor).then_some(of)
     }
 
     fn place(&self, value: &Value) -> Option<Place> {
