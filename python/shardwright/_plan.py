@@ -39,6 +39,11 @@ class Plan:
             self._json = self._native.to_json()
         return self._json
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan for `shardwright explain`, `simulate`, `report`, `export` and `run`. A step that was planned as
+        text is written with it; models and machines in files are found by their names."""
+        _write(path, self.to_json())
+
     @property
     def data(self) -> dict[str, Any]:
         """The same as Python values."""
@@ -134,10 +139,7 @@ class Plan:
         alternatives would cost. Written to `path` if one is given."""
         page = self._native.report()
         if path is not None:
-            temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(page)
-            os.replace(temporary, path)
+            _write(path, page)
         return page
 
     def _repr_html_(self) -> str:
@@ -154,6 +156,14 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan of {self.model} on {self.machine}: {show_seconds(self.step_seconds)} per step>"
+
+
+def _write(path: str | os.PathLike[str], text: str) -> None:
+    """The whole file or nothing."""
+    temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)
 
 
 class SearchOptions(TypedDict, total=False):

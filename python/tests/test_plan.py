@@ -45,6 +45,19 @@ def test_text_and_file_give_the_same_plan(tmp_path):
     assert ops[0] == ops[1]
 
 
+def test_a_saved_plan_brings_its_text_along(tmp_path):
+    text = "module @f {\n  func.func public @main(%w: tensor<64x32xf32>) -> tensor<64x32xf32> {\n"
+    text += "    %0 = stablehlo.add %w, %w : tensor<64x32xf32>\n    return %0 : tensor<64x32xf32>\n  }\n}\n"
+    plan = shardwright.plan(text, machine="flat:4")
+    plan.save(tmp_path / "plan.json")
+    assert os.listdir(tmp_path) == ["plan.json"]
+    saved = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert saved == plan.data
+    # What the command line opens (crates/cli/tests/cli/export.rs).
+    assert (saved["request"]["model"], saved["request"]["text"]) == ("program.mlir", text)
+    assert "text" not in shardwright.plan("mlp", machine="flat:2").data["request"]
+
+
 def test_reports_are_written_whole(tmp_path):
     plan = shardwright.plan("mlp", machine="flat:2")
     page = plan.report(tmp_path / "plan.html")

@@ -20,6 +20,9 @@ pub struct PlanningArgs {
     /// A built-in model with options (`vgg16`, `mlp:batch=400,hidden=300`), or a file: .onnx, .mlir or .stablehlo
     /// (text as JAX prints it, also .gz), .json (our graph)
     pub model: String,
+    /// What is called that, where a plan brings its model along
+    #[arg(skip)]
+    pub text: Option<String>,
     /// A built-in machine, `flat:N`, or a .toml file; `NAME:K` for its first K devices
     #[arg(long, default_value = "p100x16")]
     pub machine: String,
@@ -79,6 +82,7 @@ impl PlanningArgs {
     pub fn of(model: &str, batch: u64) -> Self {
         Self {
             model: model.into(),
+            text: None,
             machine: "p100x16".into(),
             batch: Some(batch),
             role: Vec::new(),
@@ -103,7 +107,7 @@ impl PlanningArgs {
     pub fn open(&self) -> anyhow::Result<Request> {
         let ask = Ask {
             model: self.model.clone(),
-            text: None,
+            text: self.text.clone(),
             machine: self.machine.clone(),
             batch: self.batch,
             roles: self.role.clone(),
@@ -120,12 +124,36 @@ impl PlanningArgs {
 
     /// The same arguments, with the model, the machine and the costs that a plan was made for.
     pub fn for_request(&self, asked: PlanRequest) -> anyhow::Result<Self> {
-        let PlanRequest { model, batch, optimizer, machine, costs, roles, opaque, dims, loss, inference } =
-            asked;
+        let PlanRequest {
+            model,
+            text,
+            batch,
+            optimizer,
+            machine,
+            costs,
+            roles,
+            opaque,
+            dims,
+            loss,
+            inference,
+        } = asked;
         let loss = loss.map_or(Ok(onnx::Loss::default()), |loss| loss.parse()).map_err(anyhow::Error::msg)?;
         let (role, dim) = (roles, dims);
         let given = self.clone();
-        Ok(Self { model, batch, optimizer, machine, costs, role, opaque, dim, loss, inference, ..given })
+        Ok(Self {
+            model,
+            text,
+            batch,
+            optimizer,
+            machine,
+            costs,
+            role,
+            opaque,
+            dim,
+            loss,
+            inference,
+            ..given
+        })
     }
 
     /// What the plan has to keep, and what the search may take.

@@ -98,8 +98,11 @@ pub enum Optimised {
 /// How a plan's model and machine were asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanRequest {
-    /// A built-in model with options, or a file.
+    /// A built-in model with options, or a file; what to call [`PlanRequest::text`] where that is there.
     pub model: String,
+    /// The model itself, where it was in no file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
     /// Samples per step, where that was said.
     pub batch: Option<u64>,
     /// How weights are updated.

@@ -178,6 +178,7 @@ impl Ask {
     fn asked(&self) -> PlanRequest {
         PlanRequest {
             model: self.model.clone(),
+            text: self.text.clone(),
             batch: self.batch,
             optimizer: self.optimizer,
             machine: self.machine.clone(),

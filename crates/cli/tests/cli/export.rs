@@ -67,3 +67,32 @@ fn what_is_no_program_has_no_shardings() {
     refused(&["export", &planned("mlp", &folder), "--to", "sdy"], "only plans of StableHLO programs");
     refused(&["export", "nothing.json", "--to", "sdy"], "cannot read nothing.json");
 }
+
+#[test]
+fn a_plan_may_bring_its_program_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("step.mlir");
+    let program = "module @step {
+  func.func public @main(%w: tensor<64x32xf32>, %x: tensor<16x64xf32>) -> tensor<16x32xf32> {
+    %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<16x64xf32>, tensor<64x32xf32>) -> tensor<16x32xf32>
+    return %0 : tensor<16x32xf32>
+  }
+}
+";
+    std::fs::write(&file, program).unwrap();
+    let path = planned(&file.display().to_string(), &folder);
+    std::fs::remove_file(&file).unwrap();
+    refused(&["export", &path, "--to", "jax"], "step.mlir");
+    let mut plan: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    plan["request"]["text"] = program.into();
+    std::fs::write(&path, plan.to_string()).unwrap();
+    assert_eq!(json(&["export", &path, "--to", "jax"])["arguments"].as_array().unwrap().len(), 2);
+    for command in [&["explain"][..], &["simulate"], &["report", "-o", &format!("{path}.html")]] {
+        let output = shardwright(&[&command[..1], &[&path], &command[1..]].concat());
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    // Another program than the one that was planned is noticed.
+    plan["request"]["text"] = program.replace("16x", "48x").into();
+    std::fs::write(&path, plan.to_string()).unwrap();
+    refused(&["export", &path, "--to", "jax"], "plan again");
+}
