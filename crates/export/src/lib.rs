@@ -34,6 +34,7 @@ mod layouts;
 mod sdy;
 mod shardings;
 mod ways;
+mod xla_heap;
 mod xla_memory;
 
 pub use collectives::{Collective, collectives};

@@ -1,24 +1,28 @@
 //! What XLA allocates for a plan: not what the step needs at least, but what its compiled program is given.
 //!
-//! - Arguments stay all step long, and results have memory of their own from the beginning, but for those that take a
-//!   donated argument's place.
+//! - Arguments stay all step long; a result takes a donated argument's place, or has memory of its own, in which other
+//!   things lie before it is made (`xla_heap`).
 //! - Element-wise ops, views and slices are part of the loops that read them, where all their readers are loops or
 //!   reductions, and costly functions where there is one reader: they have no memory, and what they read is needed as
-//!   long as their readers run.
+//!   long as their readers run. A loop writes where it has just read.
 //! - On CPUs partial sums are summed up whole, also where everybody keeps a part only. Sums that only results are made of are
-//!   done in one go when the last of them is there, from one memory into another: the result's, where it has that size.
+//!   done in one go when the last of them is there, from one memory into another.
 //! - A re-layout makes a copy, from its first reader to its last.
 //! - Parts that are put together are made where they go, and parts that are taken out are taken anew by each reader: loops
 //!   are written out in our graph, and that is how they stack what they make and read what is stacked.
+//! - A product that adds up along several dimensions has its first operand turned round, so that these come last; the loop
+//!   that makes the operand makes it both ways.
+//! - The derivative of maximum pooling looks for the maxima again: a number per element and dimension says where that is,
+//!   and so do as many for each window.
 //!
 //! What the kernels of a processor need for themselves is not known.
 
 use crate::shardings::ExportError;
 use crate::ways::Known;
+use crate::xla_heap::{Buffer, pack};
 use shardwright_cost::{Layout, Placement, Relayouts};
-use shardwright_graph::{Consumers, Graph, OpId, Rule, TensorId};
+use shardwright_graph::{Consumers, DType, Graph, Op, OpId, Rule, TensorId};
 use shardwright_space::Config;
-use std::ops::Range;
 
 /// From how many operations per element on XLA does not do a function twice.
 const COSTLY: u64 = 4;
@@ -35,11 +39,11 @@ pub fn xla_memory(
 ) -> Result<u64, ExportError> {
     let known = Known::of(graph, relayouts, configs)?;
     let program = Program::of(graph, &known, donated);
-    let mut held = Held { change: vec![0; graph.ops.len() + 1] };
-    let mut fixed: u64 = 0;
+    let mut held = Held::default();
+    let mut arguments: u64 = 0;
     for t in graph.tensor_ids() {
         match graph.tensor(t).producer {
-            None => fixed = fixed.saturating_add(program.stored(t)),
+            None => arguments = arguments.saturating_add(program.stored(t)),
             Some(producer) => program.hold(t, producer, &mut held),
         }
         for wanted in known.ways[t.index()]
@@ -54,35 +58,40 @@ pub fn xla_memory(
             };
             let readers = program.consumers.of(t).iter().filter(reads).map(|op| program.runs[op.index()]);
             if let (Some(first), Some(last)) = (readers.clone().min(), readers.max()) {
-                held.add(first..last + 1, program.local(t, &wanted.layout));
+                held.add(first, last, program.local(t, &wanted.layout));
             }
         }
+    }
+    for op in graph.op_ids() {
+        program.hold_scratch(op, &mut held);
     }
     for t in graph.tensor_ids().filter(|t| program.fresh[t.index()]) {
         // As it is handed to the next step.
         let old = graph.carries.iter().find(|carry| carry.new == t).map(|carry| carry.old);
-        fixed = fixed.saturating_add(program.stored(old.unwrap_or(t)));
+        let bytes = program.stored(old.unwrap_or(t));
+        let written = program.loop_of(t).is_some();
+        let made = graph.tensor(t).producer.map_or(0, |op| 2 * op.index() + usize::from(written));
+        held.buffers.push(Buffer { bytes, live: made..2 * graph.ops.len() + 1, result: true });
     }
-    Ok(fixed.saturating_add(held.peak()))
+    Ok(arguments.saturating_add(pack(held.buffers)))
 }
 
-/// Memory over time.
+/// What is needed when. An op reads at an even time and writes at the odd one after it.
+#[derive(Default)]
 struct Held {
-    change: Vec<i128>,
+    buffers: Vec<Buffer>,
 }
 
 impl Held {
-    fn add(&mut self, when: Range<usize>, bytes: u64) {
-        self.change[when.start] += i128::from(bytes);
-        self.change[when.end] -= i128::from(bytes);
+    /// From when an op begins until another has ended.
+    fn add(&mut self, first: usize, last: usize, bytes: u64) {
+        self.buffers.push(Buffer { bytes, live: 2 * first..2 * last + 1, result: false });
     }
 
-    fn peak(&self) -> u64 {
-        let held = self.change.iter().scan(0i128, |now, change| {
-            *now += change;
-            Some(*now)
-        });
-        u64::try_from(held.max().unwrap_or(0)).unwrap_or(u64::MAX)
+    /// What a loop makes, where it has just read.
+    fn add_written(&mut self, first: usize, last: usize, bytes: u64) {
+        let live = 2 * first + 1..2 * last.max(first) + 2;
+        self.buffers.push(Buffer { bytes, live, result: false });
     }
 }
 
@@ -162,23 +171,76 @@ impl<'k> Program<'k> {
         let last = readers.iter().map(|op| self.runs[op.index()]).max().unwrap_or(made).max(made);
         if let Some(&(_, _, bytes)) = self.known.ways[t.index()].reduced.first() {
             let summed = if self.gradient[t.index()] { self.all_there.max(made) } else { made };
-            held.add(made..summed + 1, bytes);
-            if !self.replaces(t, bytes) && !self.is_joined(t) {
-                held.add(summed..last.max(summed) + 1, bytes);
+            held.add(made, summed, bytes);
+            if !self.is_joined(t) {
+                held.add(summed, last.max(summed), bytes);
             }
         } else if self.result[t.index()] || self.fused[made] || self.is_joined(t) {
             // Has no memory of its own.
         } else if self.takes_part(producer) {
             for reader in readers {
                 let runs = self.runs[reader.index()];
-                held.add(runs..runs + 1, self.stored(t));
+                held.add(runs, runs, self.stored(t));
             }
-        } else {
+        } else if self.joins(producer) {
             let parts =
                 self.graph.node(producer).inputs.iter().filter_map(|t| self.graph.tensor(*t).producer);
-            let first = parts.map(OpId::index).min().filter(|_| self.joins(producer)).unwrap_or(made);
-            held.add(first..last + 1, self.stored(t));
+            held.add(parts.map(OpId::index).min().unwrap_or(made), last, self.stored(t));
+        } else if self.loop_of(t).is_some() && !readers.iter().any(|&op| self.is_turned_round(op)) {
+            held.add_written(made, last, self.stored(t));
+        } else {
+            held.add(made, last, self.stored(t));
         }
+    }
+
+    /// What an op needs beside its operands and results.
+    fn hold_scratch(&self, op: OpId, held: &mut Held) {
+        let node = self.graph.node(op);
+        match &node.op {
+            _ if self.is_turned_round(op) => {
+                let (t, shapes) = (node.inputs[0], &self.known.shapes[op.index()]);
+                let bytes = self.local(t, &self.known.places.input(op, 0, shapes, self.known.mesh));
+                match self.loop_of(t) {
+                    // It is made no other way.
+                    Some(_) if self.consumers.of(t).len() == 1 => {}
+                    Some(made) => held.add(made, op.index(), bytes),
+                    None => held.add(op.index(), op.index(), bytes),
+                }
+            }
+            Op::MaxPoolGrad(_) => {
+                let (from, to) =
+                    (&self.graph.tensor(node.inputs[0]).ty, &self.graph.tensor(node.outputs[0]).ty);
+                let image = self.stored(node.outputs[0]) / to.dtype.bytes().max(1);
+                let windows = u128::from(image) * u128::from(from.shape.elements());
+                let windows = (windows / u128::from(to.shape.elements().max(1))) as u64;
+                // The image once more, and for each window its maximum.
+                let each = to.dtype.bytes() + DType::I32.bytes() * to.rank() as u64;
+                held.add(op.index(), op.index(), image.saturating_add(windows).saturating_mul(each));
+            }
+            _ => {}
+        }
+    }
+
+    /// When a tensor is made, if by a loop that writes it as it is.
+    fn loop_of(&self, t: TensorId) -> Option<usize> {
+        let ways = &self.known.ways[t.index()];
+        let moved = ways.wanted.iter().any(|wanted| wanted.legs.iter().any(|leg| leg.kind.is_some()));
+        let producer = self.graph.tensor(t).producer?;
+        let written = is_loop(self.rule(producer)) && !moved && ways.reduced.is_empty();
+        (written && !self.joins(producer) && !self.takes_part(producer)).then(|| producer.index())
+    }
+
+    /// Whether a product adds up along several dimensions of its first operand, and these are not the last ones.
+    fn is_turned_round(&self, op: OpId) -> bool {
+        let rule = self.rule(op);
+        if !matches!(self.graph.node(op).op, Op::Contract(_)) {
+            return false;
+        }
+        let long = rule.inputs[0].dims.iter().filter_map(|dim| rule.leading(dim));
+        let long = long.filter(|&f| rule.factors[f as usize].size > 1);
+        let summed: Vec<bool> = long.map(|f| rule.is_reduction(f)).collect();
+        let count = summed.iter().filter(|summed| **summed).count();
+        count > 1 && summed[..summed.len() - count].contains(&true)
     }
 
     fn bytes(&self, t: TensorId) -> u64 {
@@ -212,22 +274,6 @@ impl<'k> Program<'k> {
             && !self.result[t.index()]
             && (readers.len() == 1 || !readers.is_empty() && !costly)
             && readers.iter().all(|&reader| is_loop(self.rule(reader)) || is_reduction(self.rule(reader)))
-    }
-
-    /// Whether a sum can be written where the result that is made of it goes.
-    fn replaces(&self, t: TensorId, bytes: u64) -> bool {
-        let mut next = if self.gradient[t.index()] { self.consumers.of(t).to_vec() } else { Vec::new() };
-        while let Some(op) = next.pop() {
-            for made in &self.graph.node(op).outputs {
-                if self.fresh[made.index()] && self.stored(*made) == bytes {
-                    return true;
-                }
-                if self.fused[op.index()] {
-                    next.extend(self.consumers.of(*made));
-                }
-            }
-        }
-        false
     }
 
     /// Whether a tensor is only a part of others.

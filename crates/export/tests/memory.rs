@@ -7,9 +7,11 @@ use shardwright_graph::OpId;
 use shardwright_machine::builtin;
 use shardwright_space::{AxisUse, Config};
 
+const ARGUMENTS: &str = "%arg0: tensor<8x16xf32>, %arg1: tensor<16x16xf32>";
+
 fn program(body: &str) -> Imported {
-    let types = "%arg0: tensor<8x16xf32>, %arg1: tensor<16x16xf32>";
-    let text = format!("module {{\nfunc.func public @main({types}) -> tensor<8x16xf32> {{\n{body}\n}}\n}}\n");
+    let text =
+        format!("module {{\nfunc.func public @main({ARGUMENTS}) -> tensor<8x16xf32> {{\n{body}\n}}\n}}\n");
     import(&text, "small", &Options::default()).unwrap()
 }
 
@@ -32,22 +34,70 @@ fn a_product_has_memory_of_its_own_and_loops_have_none() {
     let (x, w) = (8 * 16 * 4, 16 * 16 * 4);
     let loops = "%1 = stablehlo.tanh %0 : tensor<8x16xf32>\n%2 = stablehlo.negate %1 : tensor<8x16xf32>\nreturn %2 : tensor<8x16xf32>";
     let program = program(&format!("{PRODUCT}\n{loops}"));
-    // Arguments, the result, and the product that the loop reads.
-    assert_eq!(bytes(&program, "nothing"), (x + w) + x + x);
+    // Arguments and the result: the product that the loop reads lies there before.
+    assert_eq!(bytes(&program, "nothing"), (x + w) + x);
 }
 
 #[test]
 fn a_costly_function_with_two_readers_is_kept() {
     let (x, w) = (8 * 16 * 4, 16 * 16 * 4);
+    let sum =
+        "applies stablehlo.add across dimensions = [0, 1] : (tensor<8x16xf32>, tensor<f32>) -> tensor<f32>";
     let twice = |function: &str| {
         let text = format!(
-            "%0 = stablehlo.{function} %arg0 : tensor<8x16xf32>\n%1 = stablehlo.negate %0 : tensor<8x16xf32>\n%2 = stablehlo.multiply %0, %1 : tensor<8x16xf32>\nreturn %2 : tensor<8x16xf32>"
+            "module {{ func.func public @main({ARGUMENTS}) -> tensor<f32> {{
+            %zero = stablehlo.constant dense<0.0> : tensor<f32>
+            %0 = stablehlo.{function} %arg0 : tensor<8x16xf32>
+            %1 = stablehlo.reduce(%0 init: %zero) {sum}
+            %2 = stablehlo.negate %0 : tensor<8x16xf32>
+            %3 = stablehlo.multiply %2, %2 : tensor<8x16xf32>
+            %4 = stablehlo.reduce(%3 init: %zero) {sum}
+            %5 = stablehlo.multiply %1, %4 : tensor<f32>
+            return %5 : tensor<f32> }} }}"
         );
-        bytes(&program(&text), "nothing")
+        bytes(&import(&text, "small", &Options::default()).unwrap(), "nothing")
     };
-    // The weight is nobody's here, and still an argument.
-    assert_eq!(twice("abs"), (x + w) + x);
-    assert_eq!(twice("tanh"), (x + w) + x + x);
+    // The weight is nobody's here, and still an argument. Of two numbers one lies where the result will be.
+    assert_eq!(twice("abs"), (x + w) + 4 + 4);
+    assert_eq!(twice("tanh"), (x + w) + 4 + 4 + x);
+}
+
+#[test]
+fn what_is_added_up_along_several_dimensions_is_turned_round() {
+    let text = "module { func.func public @main(%x: tensor<4x4x8xf32>, %y: tensor<4x4x2xf32>) -> tensor<8x2xf32> {
+        %0 = stablehlo.dot_general %x, %y, contracting_dims = [0, 1] x [0, 1] : (tensor<4x4x8xf32>, tensor<4x4x2xf32>) -> tensor<8x2xf32>
+        return %0 : tensor<8x2xf32> } }";
+    let product = import(text, "turned", &Options::default()).unwrap();
+    let (x, y, result) = (128 * 4, 32 * 4, 16 * 4);
+    assert_eq!(bytes(&product, "nothing"), (x + y) + result + x);
+    // Not where these dimensions are the last ones already.
+    let last = text
+        .replace("x: tensor<4x4x8xf32>", "x: tensor<8x4x4xf32>")
+        .replace("(tensor<4x4x8xf32>", "(tensor<8x4x4xf32>");
+    let last = last.replace("contracting_dims = [0, 1] x [0, 1]", "contracting_dims = [1, 2] x [0, 1]");
+    assert_eq!(bytes(&import(&last, "last", &Options::default()).unwrap(), "nothing"), (x + y) + result);
+}
+
+#[test]
+fn the_derivative_of_pooling_looks_for_maxima_again() {
+    let text = "module { func.func public @main(%x: tensor<2x4x4x1xf32>, %dy: tensor<2x2x2x1xf32>) -> tensor<2x4x4x1xf32> {
+        %zero = stablehlo.constant dense<0.0> : tensor<f32>
+        %0 = \"stablehlo.select_and_scatter\"(%x, %dy, %zero) <{window_dimensions = array<i64: 1, 2, 2, 1>, window_strides = array<i64: 1, 2, 2, 1>}> ({
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %c = stablehlo.compare GE, %a, %b, FLOAT : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          stablehlo.return %c : tensor<i1>
+        }, {
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %c = stablehlo.add %a, %b : tensor<f32>
+          stablehlo.return %c : tensor<f32>
+        }) : (tensor<2x4x4x1xf32>, tensor<2x2x2x1xf32>, tensor<f32>) -> tensor<2x4x4x1xf32>
+        return %0 : tensor<2x4x4x1xf32> } }";
+    let pooled = import(text, "pooled", &Options::default()).unwrap();
+    let (image, windows) = (32, 8);
+    // Four numbers say where an element is, and four more where a window's maximum is.
+    let least = (image + windows) * 4 + image * 4 + (image + windows) * 4 * 5;
+    let found = bytes(&pooled, "nothing");
+    assert!((least..=least + image * 4 * 2).contains(&found), "{found}, at least {least}");
 }
 
 #[test]
