@@ -15,6 +15,7 @@ mod shape_cases;
 mod window_cases;
 
 mod check;
+mod coverage;
 mod dags;
 mod graphs;
 mod ops;

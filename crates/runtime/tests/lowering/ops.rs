@@ -4,12 +4,16 @@ use crate::{
     case::{Case, Rng},
     cases::GENERATORS,
     check::{KINDS, LARGE, MACHINES, Seen, check, random_config, relayouts, show},
+    coverage::Coverage,
 };
 use shardwright_graph::{
-    Graph, GraphBuilder, Init, Op, Role, TensorId,
+    Graph, GraphBuilder, Init, Op, OpId, Role, TensorId,
     ops::{Reduce, Reshape},
 };
 use shardwright_space::Config;
+
+/// The kind of which there is nothing to run.
+const OPAQUE: &str = "opaque";
 
 /// A tensor of these values that arrives by way of another op: a sum over a leading dimension, so that it may come as
 /// partial sums, or a copy; or as it is.
@@ -49,10 +53,21 @@ fn surround(rng: &mut Rng, case: &Case) -> Graph {
     b.finish()
 }
 
-/// One random case of an op kind; counts what its program does.
-pub fn run(kind: usize, seed: u64, machines: &[&'static [u32]], seen: &mut Seen) {
+/// The op in the middle of a case.
+fn middle(graph: &Graph) -> OpId {
+    graph.op_ids().find(|&op| graph.node(op).name == "op").unwrap()
+}
+
+/// One random case of an op kind; counts what its program does, and what config the op has.
+fn run(
+    kind: usize,
+    seed: u64,
+    machines: &[&'static [u32]],
+    seen: &mut Seen,
+    coverage: Option<&mut Coverage>,
+) {
     let (name, generate) = GENERATORS[kind];
-    if name == "opaque" {
+    if name == OPAQUE {
         return; // Only its types are known: there is nothing to run.
     }
     let mut rng = Rng::new(seed.wrapping_mul(1009).wrapping_add(kind as u64));
@@ -64,6 +79,10 @@ pub fn run(kind: usize, seed: u64, machines: &[&'static [u32]], seen: &mut Seen)
     let pins = rng.between(0, 2) == 0;
     let configs: Vec<Config> =
         graph.op_ids().map(|op| random_config(&mut rng, &graph.rule(op), mesh, pins)).collect();
+    if let Some(coverage) = coverage {
+        let op = middle(&graph);
+        coverage.note(name, &graph.rule(op), mesh, &configs[op.index()]);
+    }
     let checked = check(&graph, relayouts, &configs, 1);
     if let Ok(found) = &checked {
         found.iter().for_each(|(kind, count)| *seen.entry(kind.clone()).or_default() += count);
@@ -82,16 +101,38 @@ pub fn run(kind: usize, seed: u64, machines: &[&'static [u32]], seen: &mut Seen)
 
 #[test]
 fn every_op_kind_under_random_configs_computes_the_serial_result() {
-    let mut seen = Seen::new();
-    for kind in 0..Op::KINDS.len() {
-        for seed in 0..8 {
-            run(kind, seed, &MACHINES, &mut seen);
+    let (mut seen, mut coverage) = (Seen::new(), Coverage::default());
+    for (kind, (name, _)) in GENERATORS.iter().enumerate() {
+        // Eight cases, and as many more as it takes to meet every kind of config that the op can have.
+        for seed in 0..1000 {
+            if seed < 8 || coverage.lacking(name).is_some() {
+                run(kind, seed, &MACHINES, &mut seen, Some(&mut coverage));
+            }
         }
+        assert_eq!(coverage.lacking(name), None, "of {name}");
     }
+    written_down(&coverage.table());
     // Buckets need several weights.
     let missing: Vec<_> =
         KINDS.iter().filter(|kind| **kind != "Bucket" && !seen.contains_key(**kind)).collect();
     assert!(missing.is_empty(), "no case has {missing:?}");
+}
+
+/// Holds the table in the documentation to what was counted, or writes it there where the environment asks for that.
+fn written_down(table: &str) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/testing.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let marks = [
+        "<!-- op kinds: written by UPDATE_DOCS=1 cargo test -p shardwright-runtime --test lowering -->\n",
+        "<!-- end of op kinds -->",
+    ];
+    let (before, rest) = text.split_once(marks[0]).expect("docs/testing.md has a place for the table");
+    let (there, after) = rest.split_once(marks[1]).expect("and an end of it");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, [before, marks[0], table, marks[1], after].concat()).unwrap();
+    } else {
+        assert!(there == table, "docs/testing.md is not what was counted: run with UPDATE_DOCS=1\n{table}");
+    }
 }
 
 /// For `scripts/bench fuzz-lower`: as many cases as the environment asks for.
@@ -110,6 +151,7 @@ fn fuzz_ops() {
             first + case / Op::KINDS.len() as u64,
             &machines,
             &mut seen,
+            None,
         );
     }
     println!("{cases} cases of {} op kinds agree with the serial run, bytes as predicted", Op::KINDS.len());
