@@ -54,9 +54,19 @@ def test_xla_sends_what_was_predicted(name, solver, least):
     assert "by XLA" in verification.table()
 
 
-@pytest.mark.parametrize("name, solver", [("mlp", "data"), ("mlp", "fsdp"), ("scanned", "data")])
+LARGE = {
+    "mlp": lambda: steps.mlp(2048, 1024),
+    "cnn": lambda: steps.cnn(256),
+    "scanned": lambda: steps.scanned(32, 128, 256, 8, 3),
+    "moe": lambda: steps.moe(2048, 256, 512, 8),
+}
+
+
+@pytest.mark.parametrize(
+    "name, solver", [("mlp", "data"), ("mlp", "fsdp"), ("cnn", "data"), ("scanned", "data"), ("moe", "megatron")]
+)
 def test_xla_is_given_the_memory_that_was_predicted(name, solver):
-    step, args = {"mlp": lambda: steps.mlp(2048, 1024), "scanned": lambda: steps.scanned(32, 128, 256, 8, 3)}[name]()
+    step, args = LARGE[name]()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
     kept = verify_plan(parallelize(step, *shapes, machine="cpu:8", solver=solver), *shapes)
     assert kept.predicted_peak_bytes == pytest.approx(kept.compiled_peak_bytes, rel=0.15)

@@ -23,6 +23,8 @@ pub(crate) struct Leg {
     pub bytes: u64,
     /// How the tensor lies then.
     pub after: Arrangement,
+    /// The dimension that is put together, where one is.
+    pub gathered: Option<u8>,
 }
 
 /// A layout that some reader wants.
@@ -199,7 +201,10 @@ fn legs(branch: &Branch, from: &Layout, mesh: &Mesh) -> Vec<Leg> {
         };
         let taken = match step.action {
             Action::AllGather => gathers(step, &before, mesh),
-            _ => vec![Leg { kind, axes: step.axes, bytes: step.message.0, after: step.after }],
+            _ => {
+                let (axes, bytes) = (step.axes, step.message.0);
+                vec![Leg { kind, axes, bytes, after: step.after, gathered: None }]
+            }
         };
         for leg in taken {
             let moved = moved(&before, &leg.after, mesh);
@@ -233,7 +238,7 @@ fn gathers(step: &Step, before: &Arrangement, mesh: &Mesh) -> Vec<Leg> {
         left = left.minus(axes);
         at = at.gathered(axes);
         let bytes = step.message.0 / u64::from(mesh.group_size(left)).max(1);
-        legs.push(Leg { kind: Some(step.action.name()), axes, bytes, after: at });
+        legs.push(Leg { kind: Some(step.action.name()), axes, bytes, after: at, gathered: Some(dim) });
     }
     // What it comes to is the step's own word.
     if let Some(last) = legs.last_mut() {

@@ -7,7 +7,8 @@
 //!   long as their readers run. A loop writes where it has just read.
 //! - On CPUs partial sums are summed up whole, also where everybody keeps a part only. Sums that only results are made of are
 //!   done in one go when the last of them is there, from one memory into another.
-//! - A re-layout makes a copy, from its first reader to its last.
+//! - A re-layout makes a copy, from its first reader to its last. What is gathered along an inner dimension arrives with that
+//!   outside, and is turned round. Of what a loop makes, only the part is made that all readers take.
 //! - Parts that are put together are made where they go, and parts that are taken out are taken anew by each reader: loops
 //!   are written out in our graph, and that is how they stack what they make and read what is stacked.
 //! - A product that adds up along several dimensions has its first operand turned round, so that these come last; the loop
@@ -18,7 +19,7 @@
 //! What the kernels of a processor need for themselves is not known.
 
 use crate::shardings::ExportError;
-use crate::ways::Known;
+use crate::ways::{Known, Leg};
 use crate::xla_heap::{Buffer, pack};
 use shardwright_cost::{Layout, Placement, Relayouts};
 use shardwright_graph::{Consumers, DType, Graph, Op, OpId, Rule, TensorId};
@@ -59,6 +60,7 @@ pub fn xla_memory(
             let readers = program.consumers.of(t).iter().filter(reads).map(|op| program.runs[op.index()]);
             if let (Some(first), Some(last)) = (readers.clone().min(), readers.max()) {
                 held.add(first, last, program.local(t, &wanted.layout));
+                program.hold_on_the_way(t, &wanted.legs, first, &mut held);
             }
         }
     }
@@ -187,9 +189,42 @@ impl<'k> Program<'k> {
                 self.graph.node(producer).inputs.iter().filter_map(|t| self.graph.tensor(*t).producer);
             held.add(parts.map(OpId::index).min().unwrap_or(made), last, self.stored(t));
         } else if self.loop_of(t).is_some() && !readers.iter().any(|&op| self.is_turned_round(op)) {
-            held.add_written(made, last, self.stored(t));
+            held.add_written(made, last, self.written(t));
         } else {
             held.add(made, last, self.stored(t));
+        }
+    }
+
+    /// What a re-layout needs beside what it starts from and what it comes to, at the time of its first reader.
+    fn hold_on_the_way(&self, t: TensorId, legs: &[Leg], when: usize, held: &mut Held) {
+        let shape = &self.graph.tensor(t).ty.shape;
+        for (i, leg) in legs.iter().enumerate().filter(|(_, leg)| leg.kind.is_some()) {
+            let bytes = self.local(t, leg.after.layout());
+            let inner = |dim: u8| shape.iter().take(usize::from(dim)).any(|&n| n > 1);
+            if leg.gathered.is_some_and(inner) {
+                held.add(when, when, bytes);
+            }
+            if i + 1 < legs.len() {
+                held.add(when, when, bytes);
+            }
+        }
+    }
+
+    /// Bytes of a tensor that a loop makes: only the part that all readers take, where that is the same.
+    fn written(&self, t: TensorId) -> u64 {
+        let ways = &self.known.ways[t.index()];
+        let wanted = self.consumers.of(t).iter().flat_map(|&op| {
+            let inputs = self.graph.node(op).inputs.iter().enumerate().filter(|(_, input)| **input == t);
+            inputs.map(move |(i, _)| {
+                self.known.places.input(op, i, &self.known.shapes[op.index()], self.known.mesh)
+            })
+        });
+        let mut wanted = wanted.collect::<Vec<Layout>>();
+        wanted.dedup();
+        let moved = ways.wanted.iter().any(|wanted| wanted.legs.iter().any(|leg| leg.kind.is_some()));
+        match wanted[..] {
+            [ref layout] if !moved => self.local(t, layout).min(self.stored(t)),
+            _ => self.stored(t),
         }
     }
 

@@ -111,3 +111,16 @@ fn partial_sums_are_summed_up_where_the_result_goes() {
     // Both operands are split along what is added up; the partial result and the result are whole.
     assert_eq!(bytes(&program, added), (x + w) / 2 + x + x);
 }
+
+#[test]
+fn what_is_gathered_along_an_inner_dimension_is_turned_round() {
+    let (x, w) = (8 * 16 * 4, 16 * 16 * 4);
+    let function = "%e = stablehlo.exponential %arg0 : tensor<8x16xf32>";
+    let program =
+        program(&format!("{function}\n{}\nreturn %0 : tensor<8x16xf32>", PRODUCT.replace("%arg0,", "%e,")));
+    // Half of the argument and of the function, the whole of it for the product, and the product.
+    assert_eq!(bytes(&program, "d0"), (x / 2 + w) + x / 2 + x + x);
+    assert_eq!(bytes(&program, "d1"), (x / 2 + w) + x / 2 + x + x + x);
+    // Of the function only the rows are computed that the product takes.
+    assert_eq!(bytes(&program, "b"), (x + w) + x / 2 + x / 2);
+}

@@ -37,9 +37,11 @@ class Constrain:
         if site is None:
             return bind(operands)
         wanted = site["operands"]
-        # Reductions have what they start from behind their operands.
-        if len(wanted) >= len(operands) and not any(wanted[len(operands) :]):
-            operands = [self.operand(x, spec) for x, spec in zip(operands, wanted, strict=False)]
+        if eqn.primitive.name.startswith("reduce_") and len(wanted) == 2 * len(operands):
+            # What they start from comes behind the operands.
+            wanted = wanted[: len(operands)]
+        if len(wanted) == len(operands):
+            operands = [self.operand(x, spec) for x, spec in zip(operands, wanted, strict=True)]
         results = bind(operands)
         if len(site["results"]) == len(results):
             results = [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
