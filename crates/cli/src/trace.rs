@@ -49,7 +49,7 @@ fn describe(opened: &Opened, instruction: &Instruction, device: DeviceId) -> (u3
         written.map_or("", |&v| graph.tensor(program.value(v).tensor).name.as_str())
     };
     match &instruction.work {
-        Work::Compute { op, .. } => {
+        Work::Compute { op } => {
             let node = graph.node(*op);
             let config = opened.configs[op.index()].show(&graph.rule(*op), &program.mesh);
             let args = json!({"kind": node.op.kind(), "config": config, "bytes": bytes});

@@ -142,7 +142,7 @@ impl Prepared {
             let Some(op) = program.local_op(instruction, DeviceId(device as u32)) else { continue };
             let reads = instruction.reads.iter().filter_map(|&v| local.number(v)).collect();
             let writes = instruction.writes.iter().filter_map(|&v| local.number(v)).collect();
-            let job = if op.operator().is_view() { Job::View } else { Job::Compute(op.clone()) };
+            let job = if op.operator().is_view() { Job::View } else { Job::Compute(op) };
             local.push(Task { instruction: id, job, reads, writes });
         }
         Ok(())

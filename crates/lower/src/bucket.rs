@@ -62,7 +62,7 @@ pub(crate) fn bucket(
 impl Bucketing<'_> {
     fn add(&mut self, instruction: Instruction) {
         let can_wait = match instruction.work {
-            Work::Compute { op, .. } => (self.is_update)(op),
+            Work::Compute { op } => (self.is_update)(op),
             Work::Relayout(_) => true,
             Work::Window { .. } => false,
         };

@@ -62,6 +62,7 @@
 
 pub mod blocks;
 mod bucket;
+mod local;
 mod lower;
 mod program;
 mod text;
@@ -69,10 +70,10 @@ mod traffic;
 mod verify;
 
 pub use blocks::Piece;
+pub use local::SplitOp;
 pub use lower::{LowerError, lower, lower_joining, window_fetches};
 pub use program::{
-    Carry, Instruction, InstructionId, LocalOpId, Output, ParallelGraph, Relayout, Source, Value, ValueId,
-    Work,
+    Carry, Instruction, InstructionId, Output, ParallelGraph, Relayout, Source, Value, ValueId, Work,
 };
 pub use shardwright_cost::Reduction;
 pub use text::Listing;

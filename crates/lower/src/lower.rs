@@ -10,13 +10,14 @@
 use crate::{
     blocks::reduces,
     bucket::{BUCKET, bucket},
-    program::{Carry, Instruction, LocalOpId, Output, ParallelGraph, Relayout, Source, Value, ValueId, Work},
+    local::SplitOp,
+    program::{Carry, Instruction, Output, ParallelGraph, Relayout, Source, Value, ValueId, Work},
 };
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Arrangement, Branch, Layout, LayoutError, Relayouts, TensorShape};
-use shardwright_graph::{Graph, Op, OpId, Phase, Region, TensorId};
+use shardwright_graph::{Graph, OpId, Phase, TensorId};
 use shardwright_machine::{Bytes, DeviceId, Mesh, Seconds};
-use shardwright_space::{AxisUse, Config, OpShapes, Places, halos, place, window_cuts};
+use shardwright_space::{Config, OpShapes, Places, halos, place, window_cuts};
 use smallvec::{SmallVec, smallvec};
 use std::rc::Rc;
 
@@ -71,7 +72,6 @@ struct Lowering<'a> {
     /// Per tensor: the copies in other layouts that exist so far.
     copies: Vec<SmallVec<[Copy; 1]>>,
     known_ways: Ways,
-    local_ids: FxHashMap<Op, LocalOpId>,
     program: ParallelGraph,
 }
 
@@ -107,13 +107,11 @@ pub fn lower_joining(
         homes: vec![None; graph.tensors.len()],
         copies: vec![SmallVec::new(); graph.tensors.len()],
         known_ways: Ways::default(),
-        local_ids: FxHashMap::default(),
         program: ParallelGraph {
             mesh: mesh.clone(),
             values: Vec::new(),
             instructions: Vec::new(),
             ops: Vec::new(),
-            locals: Vec::new(),
             sources: Vec::new(),
             outputs: Vec::new(),
             carries: Vec::new(),
@@ -263,8 +261,7 @@ impl<'a> Lowering<'a> {
             self.homes[t.index()] = Some(value);
             writes.push(value);
         }
-        let locals = self.locals(op);
-        self.emit(Work::Compute { op, locals }, reads, writes);
+        self.emit(Work::Compute { op }, reads, writes);
         Ok(())
     }
 
@@ -280,52 +277,6 @@ impl<'a> Lowering<'a> {
         value
     }
 
-    /// The local ops of all devices; returns where they start.
-    fn locals(&mut self, op: OpId) -> u32 {
-        let (mesh, config) = (self.mesh(), &self.places.configs[op.index()]);
-        let shapes = &self.shapes[op.index()];
-        let start = self.program.locals.len() as u32;
-        // Devices that compute the same part share its op.
-        let mut known: FxHashMap<SmallVec<[u64; 6]>, LocalOpId> = FxHashMap::default();
-        let parts = config.parts(&shapes.rule, mesh);
-        for device in (0..mesh.devices()).map(DeviceId) {
-            let mut index: SmallVec<[u64; 6]> = SmallVec::from_elem(0, parts.len());
-            let mut takes_part = true;
-            for (axis, &used) in mesh.all().iter().zip(config.uses()) {
-                let digit = mesh.digit(device, axis);
-                match used {
-                    AxisUse::Split(f) => {
-                        let at = &mut index[f as usize];
-                        *at = *at * u64::from(mesh.axis(axis).size) + u64::from(digit);
-                    }
-                    AxisUse::Replicate => {}
-                    AxisUse::Pin(pinned) => takes_part &= u32::from(pinned) == digit,
-                }
-            }
-            if !takes_part {
-                self.program.locals.push(None);
-                continue;
-            }
-            let (ids, ops) = (&mut self.local_ids, &mut self.program.ops);
-            let node = self.graph.node(op);
-            let local = known.entry(index).or_insert_with_key(|index| {
-                let mut region = Region::whole(&shapes.rule, &shapes.inputs, &shapes.outputs);
-                for (factor, (&at, &count)) in index.iter().zip(&parts).enumerate() {
-                    region = region.split(factor as u8, at, count);
-                }
-                let whole = parts.iter().all(|&count| count == 1);
-                let local = if whole { node.op.clone() } else { node.op.operator().localize(&region) };
-                let next = LocalOpId(ops.len() as u32);
-                *ids.entry(local).or_insert_with_key(|local| {
-                    ops.push(local.clone());
-                    next
-                })
-            });
-            self.program.locals.push(Some(*local));
-        }
-        start
-    }
-
     fn finish(mut self, limit: Bytes) -> Result<ParallelGraph, LowerError> {
         let graph = self.graph;
         for &tensor in &graph.outputs {
@@ -338,6 +289,9 @@ impl<'a> Lowering<'a> {
             self.program.carries.push(Carry { old, new });
         }
         let is_update = |op| graph.node(op).phase == Phase::Update;
+        let ops = graph.ops.iter().zip(self.shapes).zip(self.places.configs);
+        self.program.ops =
+            ops.map(|((node, shapes), config)| SplitOp { op: node.op.clone(), shapes, config }).collect();
         let mut program = bucket(self.program, self.relayouts.comm(), limit, &is_update);
         program.note_lifetimes();
         Ok(program)

@@ -5,8 +5,9 @@
 //! part at all: a device that a value is absent from neither reads nor writes it, and one that takes part in nothing
 //! of an instruction skips it.
 
+use crate::local::SplitOp;
 use shardwright_cost::{Action, Arrangement, Placement, Reduction};
-use shardwright_graph::{Block, Op, OpId, TensorId, TensorType};
+use shardwright_graph::{Block, OpId, TensorId, TensorType};
 use shardwright_machine::{AxisSet, Bytes, DeviceId, Mesh, Seconds};
 use shardwright_space::WindowCut;
 use smallvec::SmallVec;
@@ -41,11 +42,6 @@ id!(
     /// An instruction of the program: its position.
     InstructionId, "!"
 );
-id!(
-    /// One of the program's distinct local ops.
-    LocalOpId, "#"
-);
-
 /// A tensor of the graph as it lies on the devices at some point of the step. Written once.
 #[derive(Clone, Debug)]
 pub struct Value {
@@ -114,8 +110,6 @@ pub enum Work {
     Compute {
         /// The op.
         op: OpId,
-        /// Where the devices' local ops start in [`ParallelGraph::locals`].
-        locals: u32,
     },
     /// Changes how values lie: `reads[i]` becomes `writes[i]`. Several at once only for all-reduces.
     Relayout(Relayout),
@@ -193,10 +187,8 @@ pub struct ParallelGraph {
     pub values: Vec<Value>,
     /// The program: each instruction after those whose values it reads.
     pub instructions: Vec<Instruction>,
-    /// The distinct local ops.
-    pub ops: Vec<Op>,
-    /// For each compute instruction one entry per device, in order; none where the device has nothing to do.
-    pub locals: Vec<Option<LocalOpId>>,
+    /// The graph's ops, in its order, and how they are split.
+    pub ops: Vec<SplitOp>,
     /// What is there before the first step.
     pub sources: Vec<Source>,
     /// What somebody wants to see after a step; the loss first.
@@ -219,11 +211,5 @@ impl ParallelGraph {
     /// All devices.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = DeviceId> + use<> {
         (0..self.mesh.devices()).map(DeviceId)
-    }
-
-    /// The op that a device runs for a compute instruction; none if it has nothing to do.
-    pub fn local_op(&self, instruction: &Instruction, device: DeviceId) -> Option<&Op> {
-        let Work::Compute { locals, .. } = instruction.work else { return None };
-        self.locals[locals as usize + device.index()].map(|id| &self.ops[id.index()])
     }
 }

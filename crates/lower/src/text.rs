@@ -36,7 +36,7 @@ impl Listing<'_> {
 
     fn work(&self, instruction: &Instruction) -> String {
         match &instruction.work {
-            Work::Compute { op, .. } => {
+            Work::Compute { op } => {
                 let node = self.graph.node(*op);
                 format!("{} {}", node.op.kind(), node.name)
             }

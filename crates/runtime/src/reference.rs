@@ -104,7 +104,7 @@ impl<'p> Reference<'p> {
         for (at, instruction) in self.program.instructions.iter().enumerate() {
             self.moved[at] = 0;
             match &instruction.work {
-                Work::Compute { op, .. } => {
+                Work::Compute { op } => {
                     let name = &self.graph.node(*op).name;
                     self.compute(instruction)
                         .map_err(|reason| RunError::Kernel { op: name.clone(), reason })?;
@@ -145,7 +145,7 @@ impl<'p> Reference<'p> {
             let held = |v: &ValueId| self.values[v.index()][device.index()].as_ref().ok_or_else(missing);
             let inputs = instruction.reads.iter().map(held);
             let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-            let outputs = evaluate(op, &inputs, &mut self.context)?;
+            let outputs = evaluate(&op, &inputs, &mut self.context)?;
             for (v, output) in instruction.writes.iter().zip(outputs) {
                 self.values[v.index()][device.index()] = Some(output);
             }

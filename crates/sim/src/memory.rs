@@ -74,7 +74,7 @@ impl Memory {
         }
         // Views lend their lifetime to what they look at, last view first so that chains add up.
         for instruction in program.instructions.iter().rev() {
-            let Work::Compute { op, .. } = instruction.work else { continue };
+            let Work::Compute { op } = instruction.work else { continue };
             if graph.node(op).op.operator().is_view() {
                 let (from, to) = (instruction.reads[0].index(), instruction.writes[0].index());
                 last[from] = last[from].max(last[to]);

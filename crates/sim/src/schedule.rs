@@ -79,7 +79,7 @@ pub struct Schedule {
 fn takes_part(program: &ParallelGraph, instruction: &Instruction, device: DeviceId) -> bool {
     let on = |value: &ValueId| program.value(*value).is_on(&program.mesh, device);
     match instruction.work {
-        Work::Compute { .. } => program.local_op(instruction, device).is_some(),
+        Work::Compute { .. } => program.computes(instruction, device),
         _ => instruction.reads.iter().any(on) || instruction.writes.iter().any(on),
     }
 }
@@ -111,7 +111,7 @@ impl Schedule {
         let (mut streams, mut waits_for) = (Vec::new(), Vec::new());
         for (at, instruction) in program.instructions.iter().enumerate() {
             let (duration, axes) = match &instruction.work {
-                Work::Compute { op, .. } => (compute(*op), AxisSet::EMPTY),
+                Work::Compute { op } => (compute(*op), AxisSet::EMPTY),
                 Work::Relayout(step) => (picoseconds(step.seconds), step.axes),
                 Work::Window { axes, seconds, .. } => (picoseconds(*seconds), *axes),
             };

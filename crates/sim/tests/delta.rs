@@ -29,7 +29,7 @@ fn lowered(problem: &Problem<'_>, configs: &[Config]) -> (u64, Vec<u64>) {
     let line = schedule.simulate_on(Links::of(problem.machine));
     let mut ends = vec![0; problem.graph.ops.len()];
     for task in schedule.tasks.ids() {
-        if let Work::Compute { op, .. } = program.instruction(schedule.instructions[task]).work {
+        if let Work::Compute { op } = program.instruction(schedule.instructions[task]).work {
             ends[op.index()] = line.end[task].max(ends[op.index()]);
         }
     }

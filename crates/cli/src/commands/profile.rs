@@ -136,7 +136,7 @@ fn ops_of(program: &ParallelGraph) -> impl Iterator<Item = Sample> {
 
 /// What a device runs for an instruction; none where that is nothing.
 pub fn sample(program: &ParallelGraph, instruction: &Instruction, device: DeviceId) -> Option<Sample> {
-    let op = program.local_op(instruction, device)?.clone();
+    let op = program.local_op(instruction, device)?;
     let local = |&value| program.value(value).local_type(&program.mesh, device);
     let inputs: Vec<TensorType> = instruction.reads.iter().map(local).collect::<Option<_>>()?;
     let results = op.operator().infer(&inputs).ok()?;

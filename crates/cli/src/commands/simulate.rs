@@ -366,7 +366,7 @@ impl Simulated<'_> {
             let tensor =
                 |value| &self.opened.request.graph.tensor(self.opened.program.value(value).tensor).name;
             let name = match &instruction.work {
-                Work::Compute { op, .. } => self.opened.request.graph.node(*op).name.clone(),
+                Work::Compute { op } => self.opened.request.graph.node(*op).name.clone(),
                 Work::Relayout(r) => format!("{} {}", r.action.name(), tensor(instruction.writes[0])),
                 Work::Window { .. } => format!("window {}", tensor(instruction.writes[0])),
             };
