@@ -225,7 +225,7 @@ impl CostFile {
         tables: Vec<TableText>,
     ) -> Result<Self, CostFileError> {
         let mut checked: Vec<CostTable> = Vec::with_capacity(tables.len());
-        let mut rows = 0;
+        let (mut rows, mut seen) = (0, BTreeSet::new());
         for (table, text) in tables.into_iter().enumerate() {
             let (class, dtype) = (text.class.clone(), text.dtype);
             let fail = |place: Option<usize>, reason| {
@@ -236,7 +236,7 @@ impl CostFile {
             if rows > MAX_ROWS {
                 return fail(None, format!("more than {MAX_ROWS} rows in all"));
             }
-            if checked.iter().any(|t| t.class == class && t.dtype == dtype) {
+            if !seen.insert((class.clone(), dtype)) {
                 return fail(None, "this class and element type have a table already".into());
             }
             match CostTable::from_text(text) {

@@ -261,7 +261,8 @@ impl<'de> Deserialize<'de> for TensorType {
     }
 }
 
-/// A real-valued attribute of an op. Compared and hashed by its bits, so that ops can be map keys.
+/// A real-valued attribute of an op. Compared and hashed by its bits, so that ops can be map keys; what is no number is all
+/// the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Real(pub f64);
 
@@ -287,9 +288,15 @@ impl<'de> Deserialize<'de> for Real {
     }
 }
 
+impl Real {
+    fn bits(self) -> u64 {
+        if self.0.is_nan() { f64::NAN.to_bits() } else { self.0.to_bits() }
+    }
+}
+
 impl PartialEq for Real {
     fn eq(&self, other: &Self) -> bool {
-        self.0.to_bits() == other.0.to_bits()
+        self.bits() == other.bits()
     }
 }
 
@@ -297,7 +304,7 @@ impl Eq for Real {}
 
 impl Hash for Real {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.0.to_bits().hash(state);
+        self.bits().hash(state);
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct Lexer<'a> {
     /// The word at hand, and where it begins.
     token: Token<'a>,
     start: usize,
+    /// Where the word before ends.
+    before: usize,
 }
 
 fn is_name(byte: u8) -> bool {
@@ -45,7 +47,7 @@ fn is_name(byte: u8) -> bool {
 
 impl<'a> Lexer<'a> {
     pub fn new(text: &'a str) -> Result<Self> {
-        let mut lexer = Self { text, position: 0, token: Token::End, start: 0 };
+        let mut lexer = Self { text, position: 0, token: Token::End, start: 0, before: 0 };
         lexer.advance()?;
         Ok(lexer)
     }
@@ -63,6 +65,11 @@ impl<'a> Lexer<'a> {
     /// Where the word at hand ends.
     pub fn end(&self) -> usize {
         self.position
+    }
+
+    /// Where the word before ends: blanks and comments that follow are none of it.
+    pub fn before(&self) -> usize {
+        self.before
     }
 
     pub fn text(&self) -> &'a str {
@@ -98,6 +105,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn advance(&mut self) -> Result<()> {
+        self.before = self.position;
         self.skip_blanks();
         let (bytes, start) = (self.text.as_bytes(), self.position);
         self.start = start;

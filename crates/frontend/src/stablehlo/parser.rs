@@ -6,7 +6,7 @@
 use super::{
     error::{Fault, Result},
     lexer::{Lexer, Token},
-    syntax::{Argument, Block, Operation, Program, TensorTy, Type, Use},
+    syntax::{Alias, Argument, Block, Operation, Program, TensorTy, Type, Use},
 };
 
 /// How deep regions and attributes may nest. JAX's programs stay below ten.
@@ -29,7 +29,7 @@ pub(super) fn parse(text: &str) -> Result<Program<'_>> {
             Token::Hash(name) => {
                 parser.lexer.next()?;
                 parser.expect(b'=')?;
-                aliases.push((name, parser.alias()?));
+                aliases.push(parser.alias(name)?);
             }
             Token::Word("module") | Token::Text("builtin.module") if module.is_none() => {
                 module = Some(parser.operation()?);
@@ -298,11 +298,10 @@ impl<'a> Parser<'a> {
         match self.lexer.next()? {
             Token::Word("tensor") => Ok(Type::Tensor(self.tensor_type()?)),
             Token::Word(_) | Token::Bang(_) => {
-                let mut end = start + self.lexer.text()[start..self.lexer.at()].trim_end().len();
-                if self.lexer.peek() == Token::Mark(b'<') && self.lexer.at() == end {
-                    end += self.lexer.bracketed()?.len() + 2;
+                if self.lexer.peek() == Token::Mark(b'<') && self.lexer.at() == self.lexer.before() {
+                    self.lexer.bracketed()?;
                 }
-                Ok(Type::Other(&self.lexer.text()[start..end]))
+                Ok(Type::Other(&self.lexer.text()[start..self.lexer.before()]))
             }
             _ => Err(Fault::new(start, "expected a type such as `tensor<4x8xf32>`")),
         }
@@ -349,16 +348,13 @@ impl<'a> Parser<'a> {
     }
 
     /// What an alias stands for, as written.
-    fn alias(&mut self) -> Result<&'a str> {
+    fn alias(&mut self, name: &'a str) -> Result<Alias<'a>> {
         let start = self.lexer.at();
-        if self.accept_word("loc")? {
-            return if self.lexer.peek() == Token::Mark(b'(') {
-                self.lexer.bracketed()
-            } else {
-                Err(self.unexpected("`(`"))
-            };
+        if let Some(meaning) = self.location()? {
+            return Ok(Alias { name, location: true, meaning });
         }
         self.attribute()?;
-        Ok(self.lexer.text()[start..self.lexer.at()].trim_end())
+        let meaning = &self.lexer.text()[start..self.lexer.before()];
+        Ok(Alias { name, location: false, meaning })
     }
 }

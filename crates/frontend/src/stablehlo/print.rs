@@ -1,13 +1,12 @@
 //! Writes programs in MLIR's generic form: what was read from the short form reads the same again.
 
-use super::syntax::{Attribute, Block, DenseValues, Operation, Program, Type};
+use super::syntax::{Alias, Attribute, Block, DenseValues, Operation, Program, Type};
 use std::fmt::{self, Write};
 
 impl fmt::Display for Program<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, meaning) in &self.aliases {
-            // Only locations are used by name behind their definition.
-            if name.starts_with("loc") {
+        for Alias { name, location, meaning } in &self.aliases {
+            if *location {
                 writeln!(f, "#{name} = loc({meaning})")?
             } else {
                 writeln!(f, "#{name} = {meaning}")?

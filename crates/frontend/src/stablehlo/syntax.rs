@@ -106,8 +106,19 @@ pub(super) struct Operation<'a> {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Program<'a> {
     pub module: Operation<'a>,
-    /// Names with the text of what they stand for, sorted by name.
-    pub aliases: Vec<(&'a str, &'a str)>,
+    /// Sorted by name.
+    pub aliases: Vec<Alias<'a>>,
+}
+
+/// A name for something that is written once and meant often.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Alias<'a> {
+    /// Without its `#`.
+    pub name: &'a str,
+    /// Whether it stands for a location.
+    pub location: bool,
+    /// The text of what it stands for; of a location, what is inside of its `loc(...)`.
+    pub meaning: &'a str,
 }
 
 impl<'a> Operation<'a> {

@@ -309,8 +309,8 @@ impl<'a> Importer<'a> {
                 return (!rest.starts_with(':') && !name.is_empty()).then(|| name.to_string());
             }
             let alias = text.strip_prefix('#')?;
-            let found = self.program.aliases.binary_search_by_key(&alias, |(name, _)| name).ok()?;
-            text = self.program.aliases[found].1;
+            let found = self.program.aliases.binary_search_by_key(&alias, |known| known.name).ok()?;
+            text = self.program.aliases[found].meaning;
         }
         None
     }
