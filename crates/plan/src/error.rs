@@ -62,6 +62,16 @@ pub enum PlanError {
         /// The machine.
         machine: String,
     },
+    /// The search problem would take too much memory.
+    #[error(
+        "the tables of the search problem take about {needed} MiB and {allowed} MiB of memory are allowed; allow more (--ram), or plan for fewer devices"
+    )]
+    TooLarge {
+        /// MiB that they take.
+        needed: u64,
+        /// MiB that they may take.
+        allowed: u64,
+    },
     /// Measured costs of another device.
     #[error(transparent)]
     Costs(#[from] WrongDevice),

@@ -23,6 +23,8 @@ use shardwright_space::{Config, LayerSplit, OpShapes, configs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// How many times the tables of a problem it takes to search it: themselves, and what `exact` makes of them.
+const COPIES: u64 = 4;
 /// Pairwise tables that are spread out at once.
 const BATCH: usize = 64;
 
@@ -188,6 +190,7 @@ impl Maker<'_> {
                 (pair, kinds.of(transfers))
             })
             .collect();
+        self.check_size(&kinds.all, &priced, &layouts)?;
         let mut builder = NetworkBuilder::new();
         for choices in choices {
             let costs: Vec<i64> = choices.iter().map(|c| c.compute.saturating_add(c.comm)).collect();
@@ -205,6 +208,24 @@ impl Maker<'_> {
             builder.join(VarId(u), VarId(v), shared[kind as usize])?;
         }
         Ok(builder.build()?)
+    }
+
+    /// Refuses tables that take more memory than is allowed, before any of them is made.
+    fn check_size(
+        &self,
+        kinds: &[Vec<TransferKind>],
+        priced: &[Priced],
+        layouts: &[Distinct<Layout>],
+    ) -> Result<(), PlanError> {
+        let cells = |kind: &Vec<TransferKind>| {
+            let Priced { from, to, .. } = kind.first().map(|(transfer, _)| &priced[*transfer as usize])?;
+            Some(layouts[*from as usize].of.len() as u64 * layouts[*to as usize].of.len() as u64)
+        };
+        let bytes: u64 = kinds.iter().filter_map(cells).sum::<u64>() * 8 * COPIES;
+        if bytes <= self.control.memory_bytes {
+            return Ok(());
+        }
+        Err(PlanError::TooLarge { needed: bytes.div_ceil(1 << 20), allowed: self.control.memory_bytes >> 20 })
     }
 
     /// The layouts at an end under the choices of the variables of its class.

@@ -52,6 +52,9 @@ pub struct Plan {
     /// The same, stage by stage.
     #[serde(default)]
     pub stages: StageTimes,
+    /// The most memory that planning held at once, on the computer that planned; none where nobody could tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planning_memory_bytes: Option<u64>,
     /// Predicted times of a step.
     pub simulated: StepTimes,
     /// The most bytes that one device holds at once.

@@ -445,6 +445,7 @@ fn describe(
         gap: if searched { gap(found) } else { 1.0 },
         proved_optimal: proved,
         search_seconds: 0.0,
+        planning_memory_bytes: None,
         stages: StageTimes::default(),
         simulated: StepTimes {
             step_seconds: seconds(found.objective),

@@ -113,7 +113,7 @@ impl<'a> Problem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
-        Self::build(graph, machine, costs, false, None, &Control::new())
+        Self::within(graph, machine, costs, false, &Control::new())
     }
 
     /// The problem of choosing per op: weights, gradients and optimizer state find their own layouts.
@@ -122,12 +122,35 @@ impl<'a> Problem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
-        Self::build(graph, machine, costs, true, None, &Control::new())
+        Self::within(graph, machine, costs, true, &Control::new())
+    }
+
+    /// The problem of choosing per layer, or per op, unless `control` stops the building. Axes are glued until the tables
+    /// fit the memory that it allows.
+    pub fn within(
+        graph: &'a Graph,
+        machine: &'a Machine,
+        costs: Option<&'a CostFile>,
+        untied: bool,
+        control: &Control<'_>,
+    ) -> Result<Self, PlanError> {
+        let build = |most_configs| Self::build(graph, machine, costs, untied, Err(most_configs), control);
+        let mut most_configs = MOST_CONFIGS;
+        let mut built = build(most_configs);
+        while matches!(built, Err(PlanError::TooLarge { .. })) {
+            most_configs /= 2;
+            built = match build(most_configs) {
+                // Nothing is that coarse: the memory is what there is too little of.
+                Err(PlanError::TooManyConfigs { .. }) => return built,
+                other => other,
+            };
+        }
+        built
     }
 
     /// The same problem on another mesh with only some configs, unless `control` stops the building.
     pub fn near(&self, near: Near, control: &Control<'_>) -> Result<Self, PlanError> {
-        Self::build(self.graph, self.machine, self.costs, self.untied, Some(near), control)
+        Self::build(self.graph, self.machine, self.costs, self.untied, Ok(near), control)
     }
 
     /// The machine's prime axes with nothing to choose from: all that strategies need which do not search the
@@ -166,12 +189,14 @@ impl<'a> Problem<'a> {
         })
     }
 
+    /// Builds the problem of a part of the space, or else of all of it, on axes on which no op has more than so many
+    /// configs.
     fn build(
         graph: &'a Graph,
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
         untied: bool,
-        near: Option<Near>,
+        part: Result<Near, usize>,
         control: &Control<'_>,
     ) -> Result<Self, PlanError> {
         let Ground { device, shapes, layers, variables } = Ground::of(graph, machine, costs, untied)?;
@@ -183,17 +208,20 @@ impl<'a> Problem<'a> {
             .map(|variable| rule_of(variable.forward()))
             .filter(|rule| seen.insert(rule.to_string()))
             .collect();
-        let (grain, candidates) = match near {
-            Some(Near { mesh, candidates }) => {
+        let (grain, candidates) = match part {
+            Ok(Near { mesh, candidates }) => {
                 let prime = mesh.len() == machine.mesh().len();
                 let most_configs = candidates.iter().map(Vec::len).max().unwrap_or(1);
                 (Grain { mesh, prime, most_configs }, Some(candidates))
             }
-            None => (Grain::choose(machine, rules.iter().copied(), MOST_AXES, MOST_CONFIGS), None),
+            Err(most_configs) => {
+                let grain = Grain::choose(machine, rules.iter().copied(), MOST_AXES, most_configs);
+                if grain.most_configs > most_configs {
+                    return Err(too_many(graph, machine, &variables, &shapes, &grain.mesh));
+                }
+                (grain, None)
+            }
         };
-        if grain.most_configs > MOST_CONFIGS && candidates.is_none() {
-            return Err(too_many(graph, machine, &variables, &shapes, &grain.mesh));
-        }
         let relayouts = Relayouts::new(machine, &grain.mesh);
         let transfers = Transfers::of(graph);
         let (choices, network) = {

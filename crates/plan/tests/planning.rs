@@ -412,3 +412,24 @@ fn megatron_splits_columns_then_rows_inside_a_node_and_samples_outside() {
     assert!(config("attn.out").starts_with("n4·h4"), "rows of the output projection: {}", config("attn.out"));
     assert_eq!((config("ln1"), config("mlp.residual")), ("d0=4", "d0=4"));
 }
+
+#[test]
+fn little_memory_means_coarser_axes_and_too_little_is_told() {
+    let graph =
+        shardwright_frontend::zoo::build("mlp:batch=64,hidden=64,layers=3", &Default::default()).unwrap();
+    let machine = builtin("flat:16").unwrap();
+    let within = |memory_bytes| {
+        let control = Control { memory_bytes, ..Control::new() };
+        Problem::within(&graph, &machine, None, false, &control)
+    };
+    let bytes = |problem: &Problem<'_>| {
+        let network = &problem.network;
+        (0..network.tables()).map(|table| 8 * network.table(table as u32).len() as u64).sum::<u64>()
+    };
+    let whole = within(u64::MAX).unwrap();
+    let part = within(bytes(&whole) / 2).unwrap();
+    assert!(part.mesh().len() < whole.mesh().len() && bytes(&part) <= bytes(&whole) / 2);
+    let Err(PlanError::TooLarge { needed: 1, allowed: 0 }) = within(8) else {
+        panic!("eight bytes are enough")
+    };
+}

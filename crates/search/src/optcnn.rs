@@ -87,17 +87,21 @@ struct Graph {
     neighbours: Vec<BTreeSet<u32>>,
     alive: BTreeSet<u32>,
     undo: Vec<Undo>,
+    /// Bytes of all tables, those of undone eliminations too.
+    held: u64,
 }
 
 impl Graph {
     fn new(costs: Pairwise) -> Self {
         let count = costs.unary.len();
+        let held = costs.table_bytes();
         let mut graph = Graph {
             unary: costs.unary,
             tables: vec![BTreeMap::new(); count],
             neighbours: vec![BTreeSet::new(); count],
             alive: (0..count as u32).collect(),
             undo: Vec::new(),
+            held,
         };
         for Pair { u, v, cells } in costs.pairs {
             graph.tables[u as usize].insert(v, cells);
@@ -145,6 +149,7 @@ impl Graph {
             if let Some(reason) = control.stop(0) {
                 return Err(reason);
             }
+            self.make_room(node, &ends, control)?;
             match ends[..] {
                 [i] => self.fold_leaf(node, i),
                 [i, k] => self.eliminate_between(node, i, k),
@@ -154,6 +159,22 @@ impl Graph {
             queue.extend(ends);
         }
         Ok(())
+    }
+
+    /// Counts the tables that eliminating a node makes, or refuses where they would be too many.
+    fn make_room(&mut self, node: u32, ends: &[u32], control: &Control<'_>) -> Result<(), StopReason> {
+        let choices = |node: u32| self.choices(node) as u64;
+        let with_ends: u64 = ends.iter().map(|&end| choices(node) * choices(end)).sum();
+        let between: u64 = if ends.len() == 2 { choices(ends[0]) * choices(ends[1]) } else { 0 };
+        self.held += 8 * (with_ends + between);
+        if self.held <= control.memory_bytes {
+            return Ok(());
+        }
+        Err(StopReason::Refused(format!(
+            "the tables of optcnn's eliminations take more than the {} MiB of memory allowed; use exact, or allow more \
+             memory (--ram)",
+            control.memory_bytes >> 20
+        )))
     }
 
     /// Node elimination (equation 2).

@@ -6,6 +6,7 @@
 use crate::minsum::{self, INFINITE};
 use crate::network::{Network, VarId};
 use crate::outcome::{Outcome, Recorder, StopReason};
+use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
 /// A table between two variables, shared with others like it.
@@ -42,6 +43,13 @@ impl Pairwise {
     /// How many choices a variable has.
     pub fn choices(&self, v: u32) -> usize {
         self.unary[v as usize].len()
+    }
+
+    /// Bytes of all tables, shared ones once.
+    pub fn table_bytes(&self) -> u64 {
+        let mut seen = FxHashSet::default();
+        let fresh = self.pairs.iter().filter(|pair| seen.insert(pair.cells.as_ptr()));
+        fresh.map(|pair| 8 * pair.cells.len() as u64).sum()
     }
 }
 

@@ -78,7 +78,8 @@ pub(crate) fn generate_sequence(costs: &Pairwise, control: &Control<'_>) -> Resu
     }
     let mut queue: BTreeSet<(usize, u32)> = (0..count).map(|v| (neighbours[v].len(), v as u32)).collect();
     let mut steps = Vec::with_capacity(count);
-    let mut bytes = 0f64;
+    // What it starts from, and the same turned.
+    let mut bytes = 2.0 * costs.table_bytes() as f64;
     while let Some((_, vertex)) = queue.pop_first() {
         let dependent = std::mem::take(&mut neighbours[vertex as usize]);
         let cells: f64 = dependent.iter().map(|&u| costs.choices(u) as f64).product();
@@ -86,7 +87,7 @@ pub(crate) fn generate_sequence(costs: &Pairwise, control: &Control<'_>) -> Resu
         if bytes > control.memory_bytes as f64 {
             return Err(StopReason::Refused(format!(
                 "the tables of pase take more than the {} MiB of memory allowed: they do not fit from node {vertex} on, \
-                 whose dependent set has {} nodes and {cells:.1e} combinations; use exact, or allow more memory",
+                 whose dependent set has {} nodes and {cells:.1e} combinations; use exact, or allow more memory (--ram)",
                 control.memory_bytes >> 20,
                 dependent.len(),
             )));

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use shardwright_search::brute::Brute;
 use shardwright_search::optcnn::OptCnn;
 use shardwright_search::pase::Pase;
-use shardwright_search::{Control, Interval, Network, NetworkBuilder, Solver, StopReason, VarId};
+use shardwright_search::{Control, Interval, Network, NetworkBuilder, Solver, StopReason, VarId, registry};
 
 /// OptCNN comes three times: enumerating its kernel, after leaves are gone too, and never.
 const PAPERS: [&dyn Solver; 4] = [
@@ -117,6 +117,36 @@ fn tables_that_do_not_fit_are_refused_before_they_are_made() {
         let outcome = solver.solve(&clique(30, 20), &control);
         let StopReason::Refused(why) = outcome.stop_reason else { panic!("{:?}", outcome.stop_reason) };
         assert!(why.contains("more than the 1 MiB of memory"), "{why}");
+    }
+}
+
+/// A line of nodes whose tables are all different.
+fn line(nodes: u32, choices: usize) -> Network {
+    let mut builder = NetworkBuilder::new();
+    for node in 0..nodes {
+        builder.variable(&vec![0; choices], &[], Interval::default()).unwrap();
+        if node > 0 {
+            let costs = (0..choices * choices).map(|i| (i as i64 * 31 + i64::from(node)) % 1009);
+            builder.edge(VarId(node - 1), VarId(node), &costs.collect::<Vec<_>>()).unwrap();
+        }
+    }
+    builder.build().unwrap()
+}
+
+/// Sixty tables of 80 KB: what eliminations leave counts, and so does what a search would make of a network that does not
+/// reduce.
+#[test]
+fn every_solver_keeps_the_memory_that_it_is_allowed() {
+    let solve = |name: &str, network: &Network, mebibytes: u64| {
+        let control = Control { memory_bytes: mebibytes << 20, ..Control::new().iteration_limit(1) };
+        registry::find(name).unwrap().solver().solve(network, &control)
+    };
+    let (line, clique) = (line(61, 100), clique(12, 60));
+    for (name, network) in [("optcnn", &line), ("pase", &line), ("exact", &line), ("exact", &clique)] {
+        let outcome = solve(name, network, 4);
+        assert!(matches!(&outcome.stop_reason, StopReason::Refused(why) if why.contains("--ram")), "{name}");
+        assert!(outcome.choice.is_none());
+        assert!(solve(name, network, 64).choice.is_some(), "{name}");
     }
 }
 

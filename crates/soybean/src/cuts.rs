@@ -15,7 +15,7 @@ use crate::{
 use shardwright_cost::{Collective, Comm};
 use shardwright_graph::{Graph, TensorId};
 use shardwright_machine::{AxisId, AxisSet, Bytes, Mesh};
-use shardwright_search::{Control, NetworkError};
+use shardwright_search::{Control, NetworkError, StopReason};
 use shardwright_space::{AxisUse, Config, OpShapes};
 
 /// What a cut minimises.
@@ -68,6 +68,14 @@ pub enum SoyBeanError {
         cut: usize,
         /// Why not.
         source: NetworkError,
+    },
+    /// The search of a cut does not fit the memory.
+    #[error("cut {cut} cannot be searched: {reason}")]
+    Refused {
+        /// Which cut, from one.
+        cut: usize,
+        /// What the solver said.
+        reason: String,
     },
     /// The time ran out.
     #[error("the time ran out before cut {cut} had a tiling; give it more (--time)")]
@@ -236,5 +244,8 @@ fn best(cut: &OneCut, root: usize, number: usize, control: &Control<'_>) -> Resu
     }
     let answer =
         eliminate::solve(cut, control).map_err(|source| SoyBeanError::Network { cut: number, source })?;
-    answer.ok_or(SoyBeanError::Time { cut: number })
+    answer.map_err(|reason| match reason {
+        StopReason::Refused(reason) => SoyBeanError::Refused { cut: number, reason },
+        _ => SoyBeanError::Time { cut: number },
+    })
 }

@@ -6,7 +6,9 @@
 //! network's numbers, ranks are left out.
 
 use crate::one_cut::{Answer, OneCut};
-use shardwright_search::{Control, Interval, Network, NetworkBuilder, NetworkError, VarId, registry};
+use shardwright_search::{
+    Control, Interval, Network, NetworkBuilder, NetworkError, Solver, StopReason, VarId, exact::Exact,
+};
 
 /// One variable per group, then one per unit.
 fn network(cut: &OneCut, ranked: bool) -> Result<Network, NetworkError> {
@@ -28,12 +30,11 @@ fn network(cut: &OneCut, ranked: bool) -> Result<Network, NetworkError> {
     builder.build()
 }
 
-/// The best answer that the exact solver finds; none if it has none when it must stop.
-pub(crate) fn solve(cut: &OneCut, control: &Control<'_>) -> Result<Option<Answer>, NetworkError> {
+/// The best answer that the exact solver finds, or why it has none.
+pub(crate) fn solve(cut: &OneCut, control: &Control<'_>) -> Result<Result<Answer, StopReason>, NetworkError> {
     let network = network(cut, true).or_else(|_| network(cut, false))?;
-    let Some(exact) = registry::find("exact") else { return Ok(None) };
-    let outcome = exact.solver().solve(&network, control);
+    let outcome = Exact.solve(&network, control);
     let proved = outcome.proved_optimal();
     let tilings = outcome.choice.map(|choice| choice[..cut.tilings.len()].to_vec());
-    Ok(tilings.map(|tilings| cut.answer(tilings, proved)))
+    Ok(tilings.map(|tilings| cut.answer(tilings, proved)).ok_or(outcome.stop_reason))
 }

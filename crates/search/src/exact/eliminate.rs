@@ -10,6 +10,8 @@ use crate::minsum::INFINITE;
 use crate::outcome::Control;
 use crate::pairwise::{Pair, Pairwise};
 use crate::pase;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 /// Additions that are worth spending per round of the search: a few hundredths of a second. Elimination is cheap
 /// where it is tried first, and its turn comes later where bounds and search have not ended it by then.
@@ -30,6 +32,9 @@ impl Elimination {
             return None;
         }
         let (costs, constant) = costs(core);
+        if costs.table_bytes() > control.memory_bytes {
+            return None;
+        }
         let work = pase::work(&costs, control)?;
         Some(Elimination { costs, constant, work })
     }
@@ -50,17 +55,26 @@ impl Elimination {
 /// The core's costs from zero up, and what was taken off to make them so.
 fn costs(core: &Core) -> (Pairwise, i64) {
     let mut constant = core.constant;
-    let mut lift = |costs: &[i64]| -> Vec<i64> {
+    let lift = |costs: &[i64]| -> (Vec<i64>, i64) {
         let least = costs.iter().copied().filter(|&c| c < INF).min().unwrap_or(0);
+        (costs.iter().map(|&c| if c >= INF { INFINITE } else { c - least }).collect(), least)
+    };
+    let mut all = Pairwise::default();
+    for v in 0..core.variables() {
+        let (unary, least) = lift(&core.unary[core.values(v)]);
         constant += least;
-        costs.iter().map(|&c| if c >= INF { INFINITE } else { c - least }).collect()
-    };
-    let mut all = Pairwise {
-        unary: (0..core.variables()).map(|v| lift(&core.unary[core.values(v)])).collect(),
-        ..Pairwise::default()
-    };
+        all.unary.push(unary);
+    }
+    // Pairs with one table have one here too.
+    let mut known: FxHashMap<*const i64, (Arc<[i64]>, i64)> = FxHashMap::default();
     for (i, p) in core.pairs.iter().enumerate() {
-        all.pairs.push(Pair { u: p.u, v: p.v, cells: lift(core.exact_table(i as u32, p.u)).into() });
+        let table = core.exact_table(i as u32, p.u);
+        let (cells, least) = known.entry(table.as_ptr()).or_insert_with(|| {
+            let (lifted, least) = lift(table);
+            (lifted.into(), least)
+        });
+        constant += *least;
+        all.pairs.push(Pair { u: p.u, v: p.v, cells: cells.clone() });
     }
     (all, constant)
 }

@@ -15,6 +15,8 @@ pub type Table = Arc<Vec<i64>>;
 
 /// Cells that a memo may hold on to, 8 bytes each; beyond it everything is forgotten.
 const MOST_CELLS: usize = 1 << 25;
+/// The part of a solver's memory that a memo may have.
+const SHARE: u64 = 4;
 
 /// A table as a key: the same one, not an equal one. Holds on to it, so that no other gets its address.
 #[derive(Clone, Debug)]
@@ -68,6 +70,11 @@ impl Memo {
     /// One that knows nothing yet.
     pub fn new() -> Self {
         Self::of(MOST_CELLS)
+    }
+
+    /// The same, for a solver that may hold so many bytes.
+    pub fn within(memory_bytes: u64) -> Self {
+        Self::of(MOST_CELLS.min((memory_bytes / (8 * SHARE)) as usize))
     }
 
     /// One that remembers nothing: for small changes, which it would not pay for.

@@ -66,9 +66,30 @@ impl Solver for Exact {
     }
 }
 
+/// Bytes that reducing a network takes for each cell of its tables: its own copies, and what eliminations leave.
+const REDUCING: u64 = 24;
+/// Bytes that searching takes for each cell of what is left: exact and floating-point numbers, both ways round, and the
+/// copies of these while they are made.
+const SEARCHING: u64 = 64;
+
+/// The refusal of what takes more memory than is allowed.
+fn too_large(bytes: u64, control: &Control<'_>) -> Option<StopReason> {
+    let (needed, allowed) = (bytes.div_ceil(1 << 20), control.memory_bytes >> 20);
+    (bytes > control.memory_bytes).then(|| {
+        StopReason::Refused(format!(
+            "the tables of exact take about {needed} MiB and {allowed} MiB of memory are allowed; allow more (--ram), or make \
+             the network smaller"
+        ))
+    })
+}
+
 /// Reduces and searches; what is found goes to the recorder.
 fn solve(network: &Network, control: &Control<'_>, recorder: &mut Recorder<'_, '_>) -> StopReason {
-    let mut memo = Memo::new();
+    let cells: u64 = (0..network.tables()).map(|table| network.table(table as u32).len() as u64).sum();
+    if let Some(refusal) = too_large(cells * REDUCING, control) {
+        return refusal;
+    }
+    let mut memo = Memo::within(control.memory_bytes);
     let mut model = match contract::contract(network, &mut memo) {
         Ok(model) => model,
         Err(Infeasible) => return StopReason::Infeasible,
@@ -78,6 +99,9 @@ fn solve(network: &Network, control: &Control<'_>, recorder: &mut Recorder<'_, '
     }
     if model.live().is_empty() {
         return search(network, model, control, recorder);
+    }
+    if let Some(refusal) = too_large(model.distinct_cells() * SEARCHING, control) {
+        return refusal;
     }
     match rayon::ThreadPoolBuilder::new().num_threads(control.threads).build() {
         Ok(pool) => pool.install(|| search(network, model, control, recorder)),

@@ -5,8 +5,9 @@
 //! without renaming anything in the trail. This module holds the state and the few primitive changes;
 //! which change to make is decided in `reduce`.
 
-use super::memo::{Memo, Table};
+use super::memo::{Memo, Same, Table};
 use super::profile::Profile;
+use rustc_hash::FxHashSet;
 
 /// A cost that means "forbidden" inside the solver. Two of them add without overflow, and every finite
 /// total is below it.
@@ -106,6 +107,13 @@ impl Model {
     /// The live variables, ascending.
     pub fn live(&self) -> Vec<u32> {
         (0..self.vars.len() as u32).filter(|&v| self.vars[v as usize].alive).collect()
+    }
+
+    /// Cells of all live tables, shared ones once.
+    pub fn distinct_cells(&self) -> u64 {
+        let mut seen = FxHashSet::default();
+        let fresh = self.pairs.iter().flatten().filter(|pair| seen.insert(Same(pair.cost.clone())));
+        fresh.map(|pair| pair.cost.len() as u64).sum()
     }
 
     /// The table of `pair` with `x` as the row variable.
