@@ -1,12 +1,12 @@
 //! Reading and writing the files that users name.
 //!
 //! Files are written beside their final place and moved there when complete, so that nobody ever sees
-//! half a file; a name that ends in `.gz` is compressed.
+//! half a file, whatever happens meanwhile; a name that ends in `.gz` is compressed.
 
 use anyhow::Context;
 use flate2::{Compression, write::GzEncoder};
 use shardwright_search::format::{Problem, read_iopddl};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
@@ -22,12 +22,22 @@ pub fn read_network(path: &Path) -> anyhow::Result<Problem> {
     problem.with_context(|| path.display().to_string())
 }
 
-/// Writes a file in one piece: to a temporary file beside it, which then takes its name.
+/// Writes a file in one piece: to a temporary file beside it, which then takes its name. A link leads to the file that is
+/// written; what is no file (`/dev/stdout`, a named pipe) is written to as it is.
 pub fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let context = || format!("cannot write {}", path.display());
+    let known = path.metadata().ok();
+    anyhow::ensure!(!known.as_ref().is_some_and(Metadata::is_dir), "{}: it is a folder", context());
+    if known.as_ref().is_some_and(|known| !known.is_file()) {
+        let mut out = BufWriter::new(File::options().write(true).open(path).with_context(context)?);
+        return write(&mut out).and_then(|()| out.flush()).with_context(context);
+    }
+    // Where a link leads to, if it leads anywhere.
+    let resolved = std::fs::canonicalize(path).ok();
+    let path = resolved.as_deref().unwrap_or(path);
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
@@ -43,6 +53,8 @@ pub fn write_atomically(
     buffered.flush().with_context(context)?;
     drop(buffered);
     make_readable(temporary.as_file()).with_context(context)?;
+    // The name must not come to stand for contents that are not on the disk yet.
+    temporary.as_file().sync_all().with_context(context)?;
     temporary.persist(path).map_err(|error| error.error).with_context(context)?;
     Ok(())
 }

@@ -16,6 +16,7 @@ mod trace;
 mod weights;
 
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Finds the fastest way to split a training step over devices, proves it, shows why, and runs it.
@@ -89,10 +90,15 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough (`| head`): that is no error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            complain(&format_args!("error: {error:#}"));
             ExitCode::from(2)
         }
     }
+}
+
+/// Says something on standard error. Where nobody reads it any more (`2>&1 | head`), the exit status still tells.
+pub fn complain(text: &dyn std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

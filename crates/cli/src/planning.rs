@@ -69,6 +69,9 @@ pub struct PlanningArgs {
     /// For --solver mcmc and place: end every chain after this many proposals, whatever the time
     #[arg(long, value_name = "N")]
     pub proposals: Option<u64>,
+    /// The most of this computer's memory that the search's tables may take: `4GiB`; half of what is free by default
+    #[arg(long, value_parser = Bytes::parse)]
+    pub ram: Option<Bytes>,
     /// How many threads to use; all cores by default
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
@@ -98,6 +101,7 @@ impl PlanningArgs {
             time: Duration::from_secs(60),
             proposals: None,
             balance: None,
+            ram: None,
             threads: 0,
             seed: 0,
         }
@@ -158,8 +162,8 @@ impl PlanningArgs {
 
     /// What the plan has to keep, and what the search may take.
     pub fn search(&self) -> Search {
-        let Self { memory, time, proposals, balance, threads, seed, .. } = *self;
-        Search { memory, fix: self.fix.clone(), time, proposals, balance, threads, seed }
+        let Self { memory, time, proposals, balance, ram, threads, seed, .. } = *self;
+        Search { memory, fix: self.fix.clone(), time, proposals, balance, ram, threads, seed }
     }
 
     /// What the plan has to keep.

@@ -13,6 +13,7 @@ use shardwright_plan::{
     OpTimes, PlanRequest, Problem,
     strategy::{Space, Strategy},
 };
+use shardwright_search::Control;
 use shardwright_space::OpShapes;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -271,13 +272,14 @@ impl Ask {
 }
 
 impl Request {
-    /// Builds the search problem.
+    /// Builds the search problem, as large as the control's memory allows.
     ///
     /// # Errors
     /// Where there is none, say, for a batch that does not divide.
-    pub fn problem(&self) -> anyhow::Result<Problem<'_>> {
-        let build = if self.untied { Problem::untied } else { Problem::new };
-        Ok(build(&self.graph, &self.machine, self.costs.as_ref())?)
+    pub fn problem(&self, control: &Control<'_>) -> anyhow::Result<Problem<'_>> {
+        // Nobody who stops here would have a plan; a search that is stopped has one at once.
+        let control = Control { memory_bytes: control.memory_bytes, ..Control::new() };
+        Ok(Problem::within(&self.graph, &self.machine, self.costs.as_ref(), self.untied, &control)?)
     }
 
     /// Measured operator costs, where there are some.
@@ -311,11 +313,11 @@ impl Request {
     ///
     /// # Errors
     /// As [`Request::problem`].
-    pub fn problem_of(&self, strategy: &Strategy) -> anyhow::Result<Problem<'_>> {
+    pub fn problem_of(&self, strategy: &Strategy, control: &Control<'_>) -> anyhow::Result<Problem<'_>> {
         match strategy.space {
             Space::Tilings(_) => self.prime(),
             Space::Whole => self.bare(self.machine.mesh().clone(), self.untied),
-            _ => self.problem(),
+            _ => self.problem(control),
         }
     }
 

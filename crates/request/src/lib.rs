@@ -18,6 +18,7 @@
 mod ask;
 mod external;
 mod files;
+mod ram;
 mod search;
 mod stablehlo;
 mod summary;
@@ -25,6 +26,7 @@ mod summary;
 pub use ask::{Ask, Request, is_path, parse_balance, parse_optimizer, parse_role, parse_seconds, parse_size};
 pub use external::StoredValues;
 pub use files::{open_machine, read};
+pub use ram::{half_of_free, most_held};
 pub use search::{Event, Search};
 pub use stablehlo::Program;
 pub use summary::{Detail, show_bytes, show_seconds, summarise};

@@ -1,6 +1,9 @@
 //! From a request to a plan: the limits of the search, and who is told how it goes.
 
-use crate::ask::Request;
+use crate::{
+    ask::Request,
+    ram::{half_of_free, most_held},
+};
 use shardwright_machine::Bytes;
 use shardwright_plan::{Demands, Plan, Wish, strategy::Strategy};
 use shardwright_search::{Control, LogEntry, Progress};
@@ -21,6 +24,8 @@ pub struct Search {
     pub proposals: Option<u64>,
     /// For `place`: by how much a device may have more than its share of the work.
     pub balance: Option<f64>,
+    /// The most of this computer's memory that tables may take; none: half of what is free.
+    pub ram: Option<Bytes>,
     /// How many threads; zero: all cores.
     pub threads: usize,
     /// Seed of all randomness.
@@ -35,6 +40,7 @@ impl Default for Search {
             time: Duration::from_secs(60),
             proposals: None,
             balance: None,
+            ram: None,
             threads: 0,
             seed: 0,
         }
@@ -64,6 +70,7 @@ impl Search {
             iterations: self.proposals.filter(|_| [MCMC.name, PLACE.name].contains(&strategy.name)),
             seed: self.seed,
             threads: self.threads,
+            memory_bytes: self.ram.map_or_else(half_of_free, |ram| ram.0),
             start: request.start,
             ..Control::new()
         }
@@ -95,7 +102,7 @@ impl Request {
         let listener = |progress: &Progress<'_>| tell(Event::Improved(&progress.entry));
         let control = search.control(self, strategy, cancel).listen(&listener);
         search.on_threads(|| {
-            let problem = self.problem_of(strategy)?;
+            let problem = self.problem_of(strategy, &control)?;
             tell(Event::Searching);
             let mut plan =
                 plan(&problem, strategy, &search.demands(), &control).map_err(|error| match error {
@@ -103,6 +110,7 @@ impl Request {
                     SimError::Plan(error) => error.into(),
                     other => anyhow::Error::from(other),
                 })?;
+            plan.planning_memory_bytes = most_held();
             plan.search_seconds = self.start.elapsed().as_secs_f64();
             plan.request = Some(self.asked.clone());
             plan.warnings.extend(self.notes.iter().cloned());

@@ -179,12 +179,14 @@ pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Resul
     };
     writeln!(
         out,
-        "{proof}; {} {}, {} configs; {}; {:.2} s; {} per device at most",
+        "{proof}; {} {}, {} configs; {}; {:.2} s{}; {} per device at most",
         plan.space.variables,
         if plan.space.untied { "ops" } else { "layers" },
         plan.space.choices,
         plan.space.description,
         plan.search_seconds,
+        plan.planning_memory_bytes
+            .map_or(String::new(), |bytes| format!(" and {} to plan", show_bytes(bytes))),
         show_bytes(plan.peak_memory_bytes)
     )?;
     warn(out, plan)

@@ -5,6 +5,7 @@ use crate::files::write_atomically;
 use crate::planning::PlanningArgs;
 use shardwright_plan::limited;
 use shardwright_search::format::{write_cfn, write_iopddl};
+use shardwright_sim::find;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -31,7 +32,7 @@ enum Format {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let request = args.planning.open()?;
     let network = args.planning.on_threads(|| -> anyhow::Result<_> {
-        let problem = request.problem()?;
+        let problem = request.problem(&args.planning.control(&request, find("exact")?))?;
         Ok(match args.planning.memory {
             Some(limit) => limited(&problem, limit)?,
             None => problem.network,

@@ -1,11 +1,11 @@
 //! `plan`: finds a strategy for a model on a machine; and the bare command's demonstration.
 
-use crate::Verdict;
 use crate::commands::report;
 use crate::files::write_atomically;
 use crate::interrupt;
 use crate::planning::{PlanningArgs, Request};
 use crate::progress::ProgressLine;
+use crate::{Verdict, complain};
 use shardwright_plan::{Plan, PlanError};
 use shardwright_request::{Detail, Event, summarise};
 use shardwright_search::LogEntry;
@@ -47,8 +47,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let mut planning = args.planning.clone();
     planning.costs = args.refine.clone().or(planning.costs);
     let made = match make(&planning, &args.solver) {
-        Err(error) if matches!(error.downcast_ref(), Some(PlanError::DoesNotFit { .. })) => {
-            eprintln!("{error}");
+        Err(error) if cannot_be_met(&error) => {
+            complain(&error);
             return Ok(Verdict::CannotBeMet);
         }
         made => made?,
@@ -98,6 +98,11 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
          `shardwright models` and `shardwright machines` for what is built in."
     )?;
     Ok(Verdict::Done)
+}
+
+/// Whether there is no plan although nothing was wrong with the request: none fits.
+pub fn cannot_be_met(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(PlanError::DoesNotFit { .. }))
 }
 
 /// A plan, what it was made from, and how the search went.

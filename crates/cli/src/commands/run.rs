@@ -1,6 +1,5 @@
 //! `run`: trains a plan for some steps on this machine's cores, checks it against the serial program, and measures.
 
-use crate::Verdict;
 use crate::commands::plan;
 use crate::files::write_atomically;
 use crate::planning::{PlanningArgs, Request, read, show_bytes, show_seconds};
@@ -8,6 +7,7 @@ use crate::processes;
 use crate::record;
 use crate::trace;
 use crate::weights::{Origin, Weights};
+use crate::{Verdict, complain, interrupt};
 use anyhow::{Context, bail, ensure};
 use serde_json::json;
 use shardwright_cost::Relayouts;
@@ -15,7 +15,7 @@ use shardwright_engine::{Check, Difference, Guide, Options, Outcome, median_afte
 use shardwright_graph::Graph;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, Work, lower};
 use shardwright_place::Planned;
-use shardwright_plan::{Plan, PlanError};
+use shardwright_plan::Plan;
 use shardwright_sim::{Classes, Schedule};
 use shardwright_space::{Config, OpShapes, place};
 use std::io::{self, Write};
@@ -180,8 +180,8 @@ pub fn read_plan(name: &str) -> anyhow::Result<Option<Plan>> {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     ensure!((1..=1_000_000).contains(&args.steps), "--steps {}: from 1 to 1000000", args.steps);
     let opened = match Opened::new(&args.planning, &args.solver) {
-        Err(error) if matches!(error.downcast_ref(), Some(PlanError::DoesNotFit { .. })) => {
-            eprintln!("{error}");
+        Err(error) if plan::cannot_be_met(&error) => {
+            complain(&error);
             return Ok(Verdict::CannotBeMet);
         }
         opened => opened?,
@@ -198,6 +198,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         bail!("--slow {device}:{factor}: a device can be made slower than it is, not faster");
     }
     let guide = if args.assist { Some(opened.guide()?) } else { None };
+    interrupt::nobody_searches();
     let weights = Weights::of(&opened.request)?;
     let options = Options {
         given: &weights.given,
@@ -245,10 +246,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     }
     match check {
         Some(Verified { difference, .. }) if !difference.is_rounding() => {
-            eprintln!(
+            complain(&format_args!(
                 "the run differs from the serial program by {:.1e} in {}, where rounding explains {:.0e}",
                 difference.error, difference.worst, difference.tolerance
-            );
+            ));
             Ok(Verdict::CannotBeMet)
         }
         _ => Ok(Verdict::Done),

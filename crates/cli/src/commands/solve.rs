@@ -1,10 +1,12 @@
 //! `solve`: the least-cost assignment of a bare cost network.
 
 use crate::files::{read_network, write_atomically};
-use crate::{Verdict, interrupt};
+use crate::{Verdict, complain, interrupt};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use shardwright_machine::Bytes;
+use shardwright_request::half_of_free;
 use shardwright_search::registry::{self, SOLVERS};
 use shardwright_search::{Control, LogEntry, Network, Outcome, Progress, StopReason};
 use std::io::{self, IsTerminal, Write};
@@ -36,9 +38,9 @@ pub struct Args {
     /// Seed of all randomness.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// How many MiB of tables a solver may hold.
-    #[arg(long, value_name = "MIB", default_value_t = 2048)]
-    table_memory: u64,
+    /// The most memory that a solver's tables may take: `4GiB`; half of what is free by default.
+    #[arg(long, value_parser = Bytes::parse)]
+    ram: Option<Bytes>,
     /// Also write the choices (with `--json`, the object) to this file.
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -88,7 +90,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         iterations: args.iterations,
         seed: args.seed,
         threads: args.threads.into(),
-        memory_bytes: args.table_memory.saturating_mul(1 << 20),
+        memory_bytes: args.ram.map_or_else(half_of_free, |ram| ram.0),
         progress: Some(&listener),
         enough: None,
     };
@@ -144,7 +146,7 @@ fn report(args: &Args, network: &Network, outcome: &Outcome, elapsed: Duration) 
     if feasible {
         return Ok(Verdict::Done);
     }
-    eprintln!("{}", why_not(network, outcome, &answer));
+    complain(&why_not(network, outcome, &answer));
     Ok(Verdict::CannotBeMet)
 }
 

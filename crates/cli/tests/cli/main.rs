@@ -2,11 +2,13 @@
 
 mod compare;
 mod export;
+mod faults;
 mod interrupt;
 mod machines;
 mod models;
 mod onnx;
 mod plan;
+mod readers;
 mod report;
 mod run;
 mod shell;

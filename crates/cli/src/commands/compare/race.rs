@@ -30,7 +30,8 @@ impl<'r> Race<'r> {
         line: &'r ProgressLine,
     ) -> anyhow::Result<Self> {
         line.say(&format!("pricing every choice on {}", devices(request)));
-        Ok(Self { planning, request, line, problem: request.problem()?, prime: request.prime()? })
+        let problem = request.problem(&planning.control(request, find("auto")?))?;
+        Ok(Self { planning, request, line, problem, prime: request.prime()? })
     }
 
     /// Runs strategies one after the other.
@@ -99,7 +100,7 @@ impl<'r> Race<'r> {
         self.line.say(&format!("searching on {}: {}{limit}", devices(self.request), strategy.name));
         let control = self.control(strategy);
         let whole = match strategy.space {
-            Space::Whole => Some(self.request.problem_of(strategy)?),
+            Space::Whole => Some(self.request.problem_of(strategy, &control)?),
             _ => None,
         };
         let tilings = matches!(strategy.space, Space::Tilings(_));
