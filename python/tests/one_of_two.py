@@ -1,6 +1,8 @@
 """One process of two with four devices each: runs sharded steps, and compares with the step on one device.
 
-    python one_of_two.py RANK PORT
+    python one_of_two.py RANK PORT [forever]
+
+With `forever` the first step is run again and again, until something goes wrong.
 """
 
 import os
@@ -13,7 +15,10 @@ import jax
 import numpy as np
 
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]))
+# Where a process is lost, the others wait for a sign of life from it when they end: not for the default 100 seconds here.
+jax.distributed.initialize(
+    f"localhost:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]), heartbeat_timeout_seconds=10
+)
 
 import steps
 from jax.experimental import multihost_utils
@@ -31,3 +36,5 @@ for name, solver in [("mlp", "exact"), ("mlp", "fsdp"), ("moe", "data")]:
         whole = multihost_utils.process_allgather(a, tiled=True)
         np.testing.assert_allclose(whole, b, rtol=2e-3, atol=2e-5)
     print(name, solver, "agree", flush=True)
+    while sys.argv[3:] == ["forever"]:
+        jax.block_until_ready(fast(*args))

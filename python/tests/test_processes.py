@@ -1,22 +1,30 @@
-"""Two processes of four devices each compute what one device computes."""
+"""Two processes of four devices each compute what one device computes; and one that is lost takes the other with it."""
 
 import pathlib
+import re
 import socket
 import subprocess
 import sys
 
 
-def test_two_processes_compute_what_one_device_computes():
+def two_processes(*more):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     script = pathlib.Path(__file__).with_name("one_of_two.py")
-    both = [
+    return [
         subprocess.Popen(
-            [sys.executable, script, str(rank), str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, script, str(rank), str(port), *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(2)
     ]
+
+
+def test_two_processes_compute_what_one_device_computes():
+    both = two_processes()
     try:
         outputs = [process.communicate(timeout=300)[0] for process in both]
     finally:
@@ -25,3 +33,18 @@ def test_two_processes_compute_what_one_device_computes():
     for process, output in zip(both, outputs, strict=True):
         assert process.returncode == 0, output
         assert output.count("agree") == 3, output
+
+
+def test_a_process_that_is_lost_ends_the_other_with_a_message():
+    both = two_processes("forever")
+    try:
+        for process in both:
+            assert any("agree" in line for line in process.stdout)
+        both[1].kill()
+        output, _ = both[0].communicate(timeout=300)
+    finally:
+        for process in both:
+            process.kill()
+    assert both[0].returncode != 0, output
+    # Whoever notices first: the exchange that was going on, or the service that both report to.
+    assert re.search("closed by peer|reset by peer|connection|heartbeat", output, re.IGNORECASE), output
