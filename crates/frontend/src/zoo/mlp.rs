@@ -6,7 +6,7 @@
 
 use super::{
     Family, Loss, Options,
-    options::{DTYPE, batch, choice, classes, count, hidden, layers},
+    options::{DTYPE, batch, choice, classes, count, hidden},
 };
 use crate::layers::{cross_entropy, data, element_wise_loss, ids, linear, relu};
 use shardwright_graph::GraphBuilder;
@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
     options: &[
         batch(64),
         hidden(1024),
-        layers(3),
+        count("layers", 3, 20_000, "layers"),
         count("input", 784, 1 << 24, "features per sample (loss=elementwise: always hidden)"),
         classes(10),
         choice("bias", &["yes", "no"], "whether layers have biases (loss=elementwise: never)"),
