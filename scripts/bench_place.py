@@ -4,6 +4,8 @@ Runs the release build's `plan --solver place --json` and `simulate --json`.
 """
 
 import argparse
+import json
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -21,25 +23,35 @@ MEMORY = 16 * 2**30
 BASELINES = ["single", "round-robin", "chunks"]
 
 
+def metis_steps(model, batch, counts):
+    """METIS's placements, which come from an example of the simulator: the program itself does without METIS."""
+    spec = f"{model}{',' if ':' in model else ':'}batch={batch}"
+    example = PROGRAM.parent / "examples" / "metis_steps"
+    answer = subprocess.run([example, spec, *(f"p100x16:{n}" for n in counts)], check=True, capture_output=True, text=True)
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
 def placements(program, counts, time):
-    print("| model | devices | " + " | ".join(f"{b}, ms" for b in BASELINES) + " | place, ms | over the best plain one | cut, MB | imbalance | by |")
-    print("|---|---|" + "---|" * (len(BASELINES) + 5))
+    print("| model | devices | " + " | ".join(f"{b}, ms" for b in BASELINES) + " | METIS, ms | place, ms | over the best plain one | cut, MB | imbalance | by |")
+    print("|---|---|" + "---|" * (len(BASELINES) + 6))
     for model, batch in MODELS:
-        for devices in counts:
+        for devices, metis in zip(counts, metis_steps(model, batch, counts)):
             p = run_json(program, "plan", model, "--machine", f"p100x16:{devices}", "--batch", batch, "--solver", "place", "--time", time)
             rows = {row["name"]: row for row in p["placements"]}
             own = rows["place"]
             # What does not fit into a device is no competitor, unless nothing fits.
             fits = lambda row: row["peak_memory_bytes"] <= max(MEMORY, own["peak_memory_bytes"])
             steps = {name: rows[name]["step_seconds"] for name in BASELINES if fits(rows[name])}
-            rivals = [row for row in p["placements"][1:] if fits(row)]
+            rivals = [row for row in [*p["placements"][1:], metis] if fits(row)]
             assert all(own["step_seconds"] <= row["step_seconds"] for row in rivals)
-            first = min(rivals, key=lambda row: row["step_seconds"])["name"] if rivals else "–"
+            ours = [row for row in p["placements"][1:] if fits(row)]
+            first = min(ours, key=lambda row: row["step_seconds"])["name"] if ours else "–"
             best = f"{min(steps.values()) / own['step_seconds']:.2f}x" if steps else "–"
             shown = lambda name: milliseconds(steps[name]) if name in steps else "does not fit"
             print(
                 f"| {model} | {devices} | "
                 + " | ".join(map(shown, BASELINES))
+                + f" | {milliseconds(metis['step_seconds']) if fits(metis) else 'does not fit'}"
                 + f" | {milliseconds(own['step_seconds'])} | {best} | "
                 f"{own['cut_bytes'] / 1e6:.1f} | {own['imbalance']:.2f} | {first} |",
                 flush=True,

@@ -12,6 +12,7 @@ mod planning;
 mod processes;
 mod progress;
 mod record;
+mod reuse;
 mod trace;
 mod weights;
 

@@ -66,6 +66,9 @@ pub struct PlanningArgs {
     /// For --solver place: by how much a device may have more than its share of the work, `0.1` by default
     #[arg(long, value_name = "SHARE", value_parser = parse_balance)]
     pub balance: Option<f64>,
+    /// Let every device run every op, as JAX and PyTorch want it: no layers on some devices only; always so for StableHLO
+    #[arg(long)]
+    pub spmd: bool,
     /// For --solver mcmc and place: end every chain after this many proposals, whatever the time
     #[arg(long, value_name = "N")]
     pub proposals: Option<u64>,
@@ -102,6 +105,7 @@ impl PlanningArgs {
             proposals: None,
             balance: None,
             ram: None,
+            spmd: false,
             threads: 0,
             seed: 0,
         }
@@ -162,13 +166,13 @@ impl PlanningArgs {
 
     /// What the plan has to keep, and what the search may take.
     pub fn search(&self) -> Search {
-        let Self { memory, time, proposals, balance, ram, threads, seed, .. } = *self;
-        Search { memory, fix: self.fix.clone(), time, proposals, balance, ram, threads, seed }
+        let Self { memory, time, proposals, balance, ram, spmd, threads, seed, .. } = *self;
+        Search { memory, fix: self.fix.clone(), time, proposals, balance, ram, spmd, threads, seed }
     }
 
     /// What the plan has to keep.
-    pub fn demands(&self) -> Demands {
-        self.search().demands()
+    pub fn demands(&self, request: &Request) -> Demands {
+        self.search().demands(request)
     }
 
     /// Limits of a strategy's search; Ctrl-C ends it.

@@ -64,7 +64,7 @@ pub struct Shardings {
 pub enum ExportError {
     /// Ops that run on some devices only.
     #[error(
-        "the plan keeps `{tensor}` on some devices only, which XLA's shardings cannot say; choose a solver without pins"
+        "the plan keeps `{tensor}` on some devices only, which XLA's shardings cannot say; plan with `--spmd`"
     )]
     Pinned {
         /// The tensor.

@@ -35,6 +35,8 @@ pub struct Demands {
     pub wishes: Vec<Wish>,
     /// Where whole layers are placed on devices: by how much one may have more than its share of the work.
     pub balance: Option<f64>,
+    /// Every device runs every op, as engines of one program for all devices want it: no pins.
+    pub spmd: bool,
 }
 
 /// What a strategy found.

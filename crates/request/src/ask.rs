@@ -60,6 +60,8 @@ pub struct Request {
     pub stored: Option<StoredValues>,
     /// The machine.
     pub machine: Machine,
+    /// The model comes from an engine that runs one program on all devices, JAX or PyTorch, and goes back there.
+    pub spmd: bool,
     pub(crate) asked: PlanRequest,
     costs: Option<CostFile>,
     untied: bool,
@@ -159,6 +161,7 @@ impl Ask {
             notes: Vec::new(),
             stored: None,
             machine,
+            spmd: self.text.is_some(),
             asked: self.asked(),
             costs: self.costs.as_deref().map(read_costs).transpose()?,
             untied: self.untied,
@@ -253,6 +256,7 @@ impl Ask {
         request.graph = std::mem::take(&mut program.imported.graph);
         request.notes = std::mem::take(&mut program.imported.notes);
         request.program = Some(program);
+        request.spmd = true;
         Ok(())
     }
 

@@ -26,6 +26,8 @@ pub struct Search {
     pub balance: Option<f64>,
     /// The most of this computer's memory that tables may take; none: half of what is free.
     pub ram: Option<Bytes>,
+    /// Every device has to run every op, whatever the model; see [`Request::spmd`].
+    pub spmd: bool,
     /// How many threads; zero: all cores.
     pub threads: usize,
     /// Seed of all randomness.
@@ -41,6 +43,7 @@ impl Default for Search {
             proposals: None,
             balance: None,
             ram: None,
+            spmd: false,
             threads: 0,
             seed: 0,
         }
@@ -57,9 +60,10 @@ pub enum Event<'e> {
 }
 
 impl Search {
-    /// What the plan has to keep.
-    pub fn demands(&self) -> Demands {
-        Demands { memory: self.memory, wishes: self.fix.clone(), balance: self.balance }
+    /// What the plan of a request has to keep.
+    pub fn demands(&self, request: &Request) -> Demands {
+        let spmd = self.spmd || request.spmd;
+        Demands { memory: self.memory, wishes: self.fix.clone(), balance: self.balance, spmd }
     }
 
     /// Limits of a strategy's search; it stops when `cancel` turns true.
@@ -105,7 +109,7 @@ impl Request {
             let problem = self.problem_of(strategy, &control)?;
             tell(Event::Searching);
             let mut plan =
-                plan(&problem, strategy, &search.demands(), &control).map_err(|error| match error {
+                plan(&problem, strategy, &search.demands(self), &control).map_err(|error| match error {
                     // As itself: it decides the exit status.
                     SimError::Plan(error) => error.into(),
                     other => anyhow::Error::from(other),

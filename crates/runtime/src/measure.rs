@@ -21,7 +21,7 @@ const FEW_TIMINGS: usize = 3;
 const LONG: Duration = Duration::from_millis(10);
 
 /// Bytes after which a core's caches have forgotten what it worked on; and the most copies of small operands.
-const FORGOTTEN: u64 = 16 << 20;
+pub const FORGOTTEN: u64 = 16 << 20;
 const MOST_COPIES: u64 = 256;
 
 /// The median time of a call, in seconds: warm-up, then several timings of enough calls each.
@@ -43,8 +43,9 @@ pub fn median_seconds(mut call: impl FnMut()) -> f64 {
     times[timings / 2]
 }
 
-/// The median time of an op on inputs of these types, in seconds.
-pub fn op_seconds(op: &Op, inputs: &[TensorType]) -> Result<f64, KernelError> {
+/// The median time of an op on inputs of these types, in seconds; those that are `forgotten` are in no cache, and where the first is,
+/// nor is the memory of the results: an update's take the place of the weights.
+pub fn op_seconds(op: &Op, inputs: &[TensorType], forgotten: &[bool]) -> Result<f64, KernelError> {
     let outputs = op.operator().infer(inputs).map_err(|e| KernelError::BadValue(e.to_string()))?;
     let value = |ty: &TensorType| {
         // Small whole numbers are labels, ids and window positions inside any op's range.
@@ -55,18 +56,24 @@ pub fn op_seconds(op: &Op, inputs: &[TensorType]) -> Result<f64, KernelError> {
             &Tensor { name, ty, role: Role::Input, producer: None, init: Some(init) },
         )
     };
-    // Between two ops on the same data a step works on other data, so caches have forgotten it: as many copies take turns.
-    let bytes: u64 = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
-    let copies = (FORGOTTEN / bytes.max(1)).clamp(1, MOST_COPIES) as usize;
-    let values: Vec<Value> = inputs.iter().map(value).collect();
-    let mut sets: Vec<(Vec<Value>, Vec<Value>)> =
-        (0..copies).map(|_| (values.clone(), outputs.iter().map(Value::zeros).collect())).collect();
+    // What caches have forgotten since the last time: as many copies take turns.
+    let old = |at: usize| forgotten.get(at).copied().unwrap_or(false);
+    let results = if old(0) { &outputs[..] } else { &[] };
+    let old_inputs = inputs.iter().enumerate().filter(|(at, _)| old(*at)).map(|(_, ty)| ty);
+    let bytes: u64 = old_inputs.chain(results).map(TensorType::bytes).sum();
+    let copies = if bytes == 0 { 1 } else { (FORGOTTEN / bytes).clamp(1, MOST_COPIES) as usize };
+    let turns = |own: bool| if own { copies } else { 1 };
+    let values: Vec<Vec<Value>> =
+        inputs.iter().enumerate().map(|(at, ty)| vec![value(ty); turns(old(at))]).collect();
+    let mut results: Vec<Vec<Value>> =
+        (0..turns(old(0))).map(|_| outputs.iter().map(Value::zeros).collect()).collect();
     let mut context = Context::default();
     let (mut failure, mut next) = (None, 0);
     let seconds = median_seconds(|| {
-        let (values, results) = &mut sets[next];
         next = (next + 1) % copies;
-        let views: Vec<_> = values.iter().map(Value::view).collect();
+        let views: Vec<_> = values.iter().map(|turns| turns[next % turns.len()].view()).collect();
+        let turn = next % results.len();
+        let results = &mut results[turn];
         let mut views_mut: Vec<_> = results.iter_mut().map(Value::view_mut).collect();
         failure = run(op, &views, &mut views_mut, &mut context).err();
         black_box(&mut views_mut);
@@ -76,7 +83,12 @@ pub fn op_seconds(op: &Op, inputs: &[TensorType]) -> Result<f64, KernelError> {
 
 /// The median time of an op on inputs of these types on each of so many cores while all of them do the same, in seconds: what
 /// it takes where all want their share of caches and memory.
-pub fn op_seconds_among(op: &Op, inputs: &[TensorType], workers: usize) -> Result<Vec<f64>, KernelError> {
+pub fn op_seconds_among(
+    op: &Op,
+    inputs: &[TensorType],
+    forgotten: &[bool],
+    workers: usize,
+) -> Result<Vec<f64>, KernelError> {
     let barrier = Barrier::new(workers);
     let times: Vec<Result<f64, KernelError>> = std::thread::scope(|scope| {
         let barrier = &barrier;
@@ -85,7 +97,7 @@ pub fn op_seconds_among(op: &Op, inputs: &[TensorType], workers: usize) -> Resul
                 scope.spawn(move || {
                     pin(worker, workers);
                     barrier.wait();
-                    op_seconds(op, inputs)
+                    op_seconds(op, inputs, forgotten)
                 })
             })
             .collect();
@@ -311,7 +323,7 @@ pub fn op_overhead() -> f64 {
         ops::{Binary, BinaryFn},
     };
     let number = TensorType::new(DType::F32, Shape::scalar());
-    op_seconds(&Binary { f: BinaryFn::Add }.into(), &[number.clone(), number]).unwrap_or(1e-6)
+    op_seconds(&Binary { f: BinaryFn::Add }.into(), &[number.clone(), number], &[]).unwrap_or(1e-6)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ const MOST_LISTED: usize = 1024;
 /// The most pinned configs of a variable; where there are more, some are left out evenly.
 const MOST_PINNED: usize = 128;
 /// On more axes than this there are too many pinned configs to list.
-const MOST_PINNED_AXES: usize = 4;
+pub(crate) const MOST_PINNED_AXES: usize = 4;
 
 /// The choices of every variable.
 pub struct Moves<'p> {

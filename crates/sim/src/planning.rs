@@ -7,9 +7,9 @@
 
 use crate::{
     Limits, Links, Moves,
-    delta::DeltaError,
     error::SimError,
     mcmc::mcmc,
+    moves::MOST_PINNED_AXES,
     placing::{self, PLACE, Placed},
     step::{Step, simulate_step},
 };
@@ -289,9 +289,12 @@ fn polish(
         // A machine that delta simulation does not know: the baselines are left.
         Err(_) => Vec::new(),
     };
-    let found = shortest(problem, chains)?.into_iter().chain(recipe);
-    let best = found.min_by_key(|(step, _)| step.makespan).filter(|(step, _)| step.makespan <= least);
-    Ok(best.map(|(_, configs)| configs))
+    let mut best = shortest(problem, chains)?.into_iter().chain(recipe).min_by_key(|(step, _)| step.makespan);
+    // Layers side by side, on parts of the machine. No floor is known here: what is split badly may be placed well.
+    let so_far = best.as_ref().map_or(configs, |(_, configs)| configs);
+    let placed = placed(problem, moves, so_far, limits, demands, control);
+    best = shortest(problem, placed)?.into_iter().chain(best).min_by_key(|(step, _)| step.makespan);
+    Ok(best.filter(|(step, _)| step.makespan <= least).map(|(_, configs)| configs))
 }
 
 /// A plan with a random choice of every variable.
@@ -311,6 +314,9 @@ fn random_plan(problem: &Problem<'_>, moves: &Moves<'_>, seed: u64) -> Vec<Confi
 /// large one.
 fn told_apart(mesh: &Mesh) -> (AxisSet, u64) {
     let (mut apart, mut lanes) = (AxisSet::EMPTY, 1);
+    if mesh.len() > MOST_PINNED_AXES {
+        return (apart, lanes);
+    }
     for (at, axis) in mesh.axes().iter().enumerate().rev() {
         if lanes * u64::from(axis.size) > MOST_APART {
             break;
@@ -319,6 +325,39 @@ fn told_apart(mesh: &Mesh) -> (AxisSet, u64) {
         lanes *= u64::from(axis.size);
     }
     (apart, lanes)
+}
+
+/// Whether a plan keeps to the memory.
+fn fits(problem: &Problem<'_>, demands: &Demands, configs: &[Config]) -> bool {
+    demands.memory.is_none_or(|limit| peak(problem, configs) <= limit)
+}
+
+/// Walks on with pins, from the best plan without and from whole layers on devices, to be split from there. Pins make devices
+/// differ, which takes as much longer to simulate as there are different ones.
+fn placed(
+    problem: &Problem<'_>,
+    moves: Moves<'_>,
+    best: &[Config],
+    mut limits: Limits,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Vec<Vec<Config>> {
+    let (apart, lanes) = told_apart(problem.mesh());
+    if demands.spmd || lanes == 1 {
+        return Vec::new();
+    }
+    let mut starts = vec![best.to_vec()];
+    if apart == problem.mesh().all() && limits.fixed.is_empty() {
+        let whole = placing::start(problem, demands).ok();
+        starts.extend(whole.filter(|configs| fits(problem, demands, configs)));
+    }
+    limits.pins = apart;
+    limits.proposals /= lanes;
+    match mcmc(problem, &moves.with_pins(apart), &starts, &limits, control) {
+        Ok(chains) => chains.into_iter().map(|chain| chain.configs).collect(),
+        // More levels than delta simulation tells apart.
+        Err(_) => starts,
+    }
 }
 
 /// What `exact` may do before a walk: proposals are the walk's, and some time must be left for it.
@@ -344,8 +383,7 @@ fn walk(
     let fixed = fixed(problem, demands)?;
     let random =
         (0..RANDOM_STARTS as u64).map(|n| random_plan(problem, &moves, control.seed.wrapping_add(n)));
-    let fits = |configs: &Vec<Config>| demands.memory.is_none_or(|limit| peak(problem, configs) <= limit);
-    starts.extend(random.filter(|configs| fixed.is_empty() && fits(configs)));
+    starts.extend(random.filter(|configs| fixed.is_empty() && fits(problem, demands, configs)));
     let mut distinct: Vec<Vec<Config>> = Vec::new();
     for start in starts {
         if !distinct.contains(&start) {
@@ -354,34 +392,20 @@ fn walk(
     }
     let most = (PER_CHOICE * moves.total() as u64).min(MOST_PROPOSALS);
     let proposals = control.iterations.unwrap_or(most);
-    let mut limits = Limits { proposals, memory: demands.memory, fixed, pins: AxisSet::EMPTY };
+    let limits = Limits { proposals, memory: demands.memory, fixed, pins: AxisSet::EMPTY };
     let reserve = control.remaining().unwrap_or_default() / 4;
     let most_time = Control {
         deadline: control.deadline.map(|deadline| deadline.checked_sub(reserve).unwrap_or(deadline)),
         ..control.clone()
     };
-    let mut chains = mcmc(problem, &moves, &distinct, &limits, &most_time)?;
-    // Pins make devices differ, which takes as much longer to simulate as there are different ones: they are tried on the
-    // best plan without.
-    let (apart, lanes) = told_apart(problem.mesh());
-    if let (Some(best), true) = (chains.first(), lanes > 1) {
-        limits.pins = apart;
-        limits.proposals /= lanes;
-        let pinned = moves.with_pins(apart);
-        let mut starts = vec![best.configs.clone()];
-        // Whole layers on devices, to be split from there.
-        if apart == problem.mesh().all() {
-            starts.extend(placing::start(problem, demands).ok().filter(|plan| fits(plan)));
-        }
-        match mcmc(problem, &pinned, &starts, &limits, control) {
-            Ok(found) => chains.extend(found),
-            // More levels than can be told apart with pins: what was found without stays.
-            Err(DeltaError::Lanes { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
+    let chains = mcmc(problem, &moves, &distinct, &limits, &most_time)?;
+    let mut plans: Vec<Vec<Config>> = chains.into_iter().map(|chain| chain.configs).collect();
+    if let Some(best) = plans.first() {
+        let found = placed(problem, moves, best, limits, demands, control);
+        plans.extend(found);
     }
     let stopped = Control { iterations: None, ..control.clone() }.stop(0);
-    let plans = chains.into_iter().map(|chain| chain.configs).chain(distinct).collect();
+    plans.extend(distinct);
     let Some((_, configs)) = shortest(problem, plans)? else {
         let reason = "there is nothing to start from".to_string();
         return Err(PlanError::NoPlan { solver: MCMC.name.into(), reason }.into());

@@ -164,6 +164,26 @@ fn random_small_graphs_are_placed_near_the_best_placement() {
     assert!(ratios[90] <= 1.05 && ratios[99] <= 1.25, "{ratios:?}");
 }
 
+/// Small products side by side: split over devices they wait for each other, placed they do not.
+#[test]
+fn auto_places_layers_where_that_is_faster_and_the_engine_can_do_it() {
+    let (graph, machine) = (branches(&[vec![512, 512], vec![512, 512]]), builtin("k80x8:2").unwrap());
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let auto = |spmd| {
+        let demands = Demands { spmd, ..Demands::default() };
+        plan(&problem, shardwright_sim::find("auto").unwrap(), &demands, &Control::new()).unwrap()
+    };
+    let pins = |plan: &Plan| {
+        let configs = plan.configs(&graph, &plan.mesh(&machine).unwrap()).unwrap();
+        configs.iter().flat_map(|config| config.uses().to_vec()).filter(|u| matches!(u, AxisUse::Pin(_))).count()
+    };
+    let (placed, split) = (auto(false), auto(true));
+    assert_eq!(pins(&split), 0);
+    assert!(pins(&placed) > 0);
+    let [placed, split] = [placed, split].map(|plan| plan.simulated.step_seconds);
+    assert!(placed < 0.98 * split, "{placed} {split}");
+}
+
 #[test]
 fn a_memory_limit_is_kept_by_spreading_layers_and_an_impossible_one_is_refused() {
     let (graph, machine) = (graph("mlp:batch=16,input=512,hidden=512,layers=6"), builtin("flat:4").unwrap());

@@ -2,6 +2,7 @@
 
 use crate::commands::run::{Opened, read_plan};
 use crate::planning::PlanningArgs;
+use crate::reuse::forgotten;
 use crate::{Verdict, files};
 use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -10,8 +11,8 @@ use shardwright_cost::{CostFile, Sample, TableText, WorkloadSet};
 use shardwright_frontend::zoo;
 use shardwright_graph::{Optimizer, Real, TensorType, Workload};
 use shardwright_lower::{Instruction, ParallelGraph};
-use shardwright_machine::DeviceId;
-use shardwright_runtime::measure::op_seconds_among;
+use shardwright_machine::{Bytes, DeviceId};
+use shardwright_runtime::measure::{FORGOTTEN, op_seconds_among};
 use std::{
     collections::BTreeMap,
     io::{IsTerminal, Write},
@@ -86,15 +87,16 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         (class, dtype, sizes.to_vec())
     };
     // Ops of a plan with the same workload: their times may differ all the same.
-    let mut planned: BTreeMap<_, Vec<Sample>> = BTreeMap::new();
+    let mut planned: BTreeMap<_, Vec<Alike>> = BTreeMap::new();
     for model in if args.models.is_empty() { &defaults } else { &args.models } {
         if let Some(plan) = read_plan(model)? {
             let opened = Opened::of_plan(&PlanningArgs::of(model, 1), plan)?;
-            for sample in ops_of(&opened.program) {
-                let alike = planned.entry(key(&sample)).or_default();
-                let known = |other: &Sample| other.op == sample.op && other.inputs == sample.inputs;
-                if alike.len() < MOST_ALIKE && !alike.iter().any(known) {
-                    alike.push(sample);
+            for met in ops_of(&opened.program) {
+                let alike = planned.entry(key(&met.sample)).or_default();
+                match alike.iter().position(|other| other.is(&met)) {
+                    Some(known) => alike[known].times += 1,
+                    None if alike.len() < MOST_ALIKE => alike.push(met),
+                    None => {}
                 }
             }
             continue;
@@ -106,9 +108,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
     }
     // What a plan runs is measured first and all of it.
-    let mut samples: Vec<&[Sample]> = planned.values().map(Vec::as_slice).collect();
     let others = workloads.thinned(args.per_class).into_iter().filter(|s| !planned.contains_key(&key(s)));
-    samples.extend(others.map(std::slice::from_ref));
+    let others: Vec<Alike> = others.map(|sample| Alike::all_forgotten(sample.clone())).collect();
+    let mut samples: Vec<&[Alike]> = planned.values().map(Vec::as_slice).collect();
+    samples.extend(others.iter().map(std::slice::from_ref));
     if args.list {
         return list(args, &samples);
     }
@@ -119,7 +122,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let at_once =
         if args.workers == 1 { "one thread".into() } else { format!("{} threads at once", args.workers) };
     let source = format!("shardwright {}, its own kernels, {at_once}", env!("CARGO_PKG_VERSION"));
-    let method = "median of 5 timings of at least 2 ms each (3 of long ones), after a warm-up, on data that caches have forgotten; of \
+    let method = "median of 5 timings of at least 2 ms each (3 of long ones), after a warm-up, operands that caches have forgotten by then outside of them; of \
                   several threads the median"
         .into();
     let file = CostFile::new([args.name.clone(), date, source, method], measured)?;
@@ -127,10 +130,32 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     report(args, count, samples.len())
 }
 
-/// The ops that the devices of a program run, once each.
-fn ops_of(program: &ParallelGraph) -> impl Iterator<Item = Sample> {
-    program.instructions.iter().flat_map(move |instruction| {
-        program.devices().filter_map(move |device| sample(program, instruction, device))
+/// An op of a program, which of its operands caches have forgotten when it runs, and how often it is met so.
+struct Alike {
+    sample: Sample,
+    forgotten: Vec<bool>,
+    times: u32,
+}
+
+impl Alike {
+    /// An op of which nobody knows what came before.
+    fn all_forgotten(sample: Sample) -> Self {
+        Self { forgotten: vec![true; sample.inputs.len()], sample, times: 1 }
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        let (own, its) = (&self.sample, &other.sample);
+        own.op == its.op && own.inputs == its.inputs && self.forgotten == other.forgotten
+    }
+}
+
+/// The ops that the devices of a program run.
+fn ops_of(program: &ParallelGraph) -> impl Iterator<Item = Alike> {
+    program.devices().flat_map(move |device| {
+        let forgotten = forgotten(program, device, Bytes(FORGOTTEN));
+        program.instructions.iter().zip(forgotten).filter_map(move |(instruction, forgotten)| {
+            Some(Alike { sample: sample(program, instruction, device)?, forgotten, times: 1 })
+        })
     })
 }
 
@@ -153,11 +178,11 @@ fn optimizers() -> [Optimizer; 3] {
     ]
 }
 
-fn list(args: &Args, samples: &[&[Sample]]) -> anyhow::Result<Verdict> {
+fn list(args: &Args, samples: &[&[Alike]]) -> anyhow::Result<Verdict> {
     let tables: Vec<_> = by_table(samples)
         .into_iter()
         .map(|((class, dtype), rows)| {
-            let rows: Vec<_> = rows.iter().map(|s| s[0].workload.sizes.to_vec()).collect();
+            let rows: Vec<_> = rows.iter().map(|s| s[0].sample.workload.sizes.to_vec()).collect();
             json!({"class": class, "dtype": dtype, "rows": rows})
         })
         .collect();
@@ -178,18 +203,18 @@ fn report(args: &Args, count: usize, of: usize) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-type Tables<'a> = BTreeMap<(&'static str, &'static str), Vec<&'a [Sample]>>;
+type Tables<'a> = BTreeMap<(&'static str, &'static str), Vec<&'a [Alike]>>;
 
-fn by_table<'a>(samples: &[&'a [Sample]]) -> Tables<'a> {
+fn by_table<'a>(samples: &[&'a [Alike]]) -> Tables<'a> {
     let mut tables = Tables::new();
     for alike in samples {
-        let workload = &alike[0].workload;
+        let workload = &alike[0].sample.workload;
         tables.entry((workload.class, workload.dtype.name())).or_default().push(alike);
     }
     tables
 }
 
-fn measure(args: &Args, samples: &[&[Sample]]) -> Vec<TableText> {
+fn measure(args: &Args, samples: &[&[Alike]]) -> Vec<TableText> {
     let bar = if std::io::stderr().is_terminal() {
         ProgressBar::new(samples.len() as u64)
     } else {
@@ -213,19 +238,19 @@ fn measure(args: &Args, samples: &[&[Sample]]) -> Vec<TableText> {
             bar.set_message(*class);
             bar.inc(1);
             let (mut sum, mut count) = (0.0, 0);
-            for sample in *alike {
+            for Alike { sample, forgotten, times: met } in *alike {
                 if sample.inputs.iter().map(|t| t.bytes()).sum::<u64>() > LARGEST {
                     continue;
                 }
                 // An op that our kernels do not run on this type is simply not in the file.
-                if let Ok(mut times) = op_seconds_among(&sample.op, &sample.inputs, args.workers) {
+                if let Ok(mut times) = op_seconds_among(&sample.op, &sample.inputs, forgotten, args.workers) {
                     times.sort_by(f64::total_cmp);
-                    sum += times[times.len() / 2];
-                    count += 1;
+                    sum += times[times.len() / 2] * f64::from(*met);
+                    count += met;
                 }
             }
             if count > 0 {
-                rows.push((alike[0].workload.sizes.to_vec(), sum / f64::from(count)));
+                rows.push((alike[0].sample.workload.sizes.to_vec(), sum / f64::from(count)));
             }
         }
     }
@@ -240,7 +265,7 @@ fn measure(args: &Args, samples: &[&[Sample]]) -> Vec<TableText> {
         .filter(|(_, rows)| !rows.is_empty())
         .map(|(((class, _), table), rows)| TableText {
             class: class.into(),
-            dtype: table[0][0].workload.dtype,
+            dtype: table[0][0].sample.workload.dtype,
             rows: rows.into_iter().map(row).collect(),
         })
         .collect()

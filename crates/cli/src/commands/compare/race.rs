@@ -36,7 +36,7 @@ impl<'r> Race<'r> {
 
     /// Runs strategies one after the other.
     pub fn run(&self, strategies: &[&'static Strategy]) -> anyhow::Result<Vec<Row>> {
-        let demands = self.planning.demands();
+        let demands = self.planning.demands(self.request);
         let rows = strategies.iter().map(|strategy| self.row(strategy, &demands));
         let mut rows: Vec<Row> = rows.collect::<anyhow::Result<_>>()?;
         let data = rows.iter().find(|row| row.solver == "data").and_then(|row| row.step_seconds);
@@ -70,7 +70,7 @@ impl<'r> Race<'r> {
         limit: Option<Bytes>,
         data: Option<f64>,
     ) -> anyhow::Result<Limited> {
-        let demands = Demands { memory: limit, ..self.planning.demands() };
+        let demands = Demands { memory: limit, ..self.planning.demands(self.request) };
         let mut row = self.row(auto, &demands)?;
         row.speedup_over_data = data.zip(row.step_seconds).map(|(data, own)| data / own);
         Ok(Limited { memory_limit_bytes: limit.map(|limit| limit.0), on_front: false, row })
@@ -80,7 +80,7 @@ impl<'r> Race<'r> {
     fn leanest(&self) -> anyhow::Result<Option<u64>> {
         let exact = find("exact")?;
         self.line.say("looking for the leanest plan");
-        let demands = Demands { memory: Some(Bytes(1)), ..self.planning.demands() };
+        let demands = Demands { memory: Some(Bytes(1)), ..self.planning.demands(self.request) };
         match search(&self.problem, exact, &demands, &self.control(exact)) {
             Err(SimError::Plan(PlanError::DoesNotFit { least, .. })) => Ok(least),
             Err(error) => Err(error.into()),
