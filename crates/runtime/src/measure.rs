@@ -61,7 +61,7 @@ pub fn op_seconds(op: &Op, inputs: &[TensorType], forgotten: &[bool]) -> Result<
     let results = if old(0) { &outputs[..] } else { &[] };
     let old_inputs = inputs.iter().enumerate().filter(|(at, _)| old(*at)).map(|(_, ty)| ty);
     let bytes: u64 = old_inputs.chain(results).map(TensorType::bytes).sum();
-    let copies = if bytes == 0 { 1 } else { (FORGOTTEN / bytes).clamp(1, MOST_COPIES) as usize };
+    let copies = FORGOTTEN.checked_div(bytes).map_or(1, |copies| copies.clamp(1, MOST_COPIES) as usize);
     let turns = |own: bool| if own { copies } else { 1 };
     let values: Vec<Vec<Value>> =
         inputs.iter().enumerate().map(|(at, ty)| vec![value(ty); turns(old(at))]).collect();

@@ -22,7 +22,8 @@ fn on(problem: &Problem<'_>, device: u32) -> Config {
 fn partitions(problem: &Problem<'_>) -> Result<Vec<Vec<i32>>, Box<dyn Error>> {
     let (times, first) = (problem.times()?, on(problem, 0));
     let layers = &problem.variables.splits;
-    let seconds = |ops: &[shardwright_graph::OpId]| ops.iter().map(|&op| times.compute(op, &first)).sum::<i64>();
+    let seconds =
+        |ops: &[shardwright_graph::OpId]| ops.iter().map(|&op| times.compute(op, &first)).sum::<i64>();
     let work: Vec<i64> = layers.iter().map(|layer| seconds(&layer.ops)).collect();
     let mut near: Vec<Vec<(i32, u64)>> = vec![Vec::new(); layers.len()];
     for transfer in &problem.transfers.all {
@@ -50,7 +51,8 @@ fn partitions(problem: &Problem<'_>) -> Result<Vec<Vec<i32>>, Box<dyn Error>> {
     let (mut bisected, mut at_once) = (vec![0; layers.len()], vec![0; layers.len()]);
     let devices = problem.mesh().devices() as i32;
     let graph = || {
-        metis::Graph::new(1, devices, &starts, &others).map(|graph| graph.set_vwgt(&work).set_adjwgt(&weights))
+        metis::Graph::new(1, devices, &starts, &others)
+            .map(|graph| graph.set_vwgt(&work).set_adjwgt(&weights))
     };
     graph()?.part_recursive(&mut bisected)?;
     graph()?.part_kway(&mut at_once)?;
@@ -69,7 +71,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut configs = vec![Config::replicated(problem.mesh().len()); graph.ops.len()];
             for (layer, &device) in problem.variables.splits.iter().zip(&part) {
                 let lead = on(&problem, device as u32);
-                for (op, config) in layer.ops.iter().zip(layer.configs(&problem.shapes, problem.mesh(), &lead)) {
+                for (op, config) in
+                    layer.ops.iter().zip(layer.configs(&problem.shapes, problem.mesh(), &lead))
+                {
                     configs[op.index()] = config;
                 }
             }
@@ -77,7 +81,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             best = Some(best.map_or(tried, |best| best.min(tried)));
         }
         let (step, peak) = best.unwrap_or_default();
-        println!("{{\"machine\": \"{name}\", \"step_seconds\": {:e}, \"peak_memory_bytes\": {peak}}}", step as f64 / 1e12);
+        println!(
+            "{{\"machine\": \"{name}\", \"step_seconds\": {:e}, \"peak_memory_bytes\": {peak}}}",
+            step as f64 / 1e12
+        );
     }
     Ok(())
 }

@@ -175,7 +175,11 @@ fn auto_places_layers_where_that_is_faster_and_the_engine_can_do_it() {
     };
     let pins = |plan: &Plan| {
         let configs = plan.configs(&graph, &plan.mesh(&machine).unwrap()).unwrap();
-        configs.iter().flat_map(|config| config.uses().to_vec()).filter(|u| matches!(u, AxisUse::Pin(_))).count()
+        configs
+            .iter()
+            .flat_map(|config| config.uses().to_vec())
+            .filter(|u| matches!(u, AxisUse::Pin(_)))
+            .count()
     };
     let (placed, split) = (auto(false), auto(true));
     assert_eq!(pins(&split), 0);
