@@ -181,6 +181,12 @@ impl Devices {
         Self { axes: axes.to_vec(), kinds, memory, between }
     }
 
+    /// The first devices alone: those that only the axes from `outer` on tell apart.
+    #[must_use]
+    pub fn first(&self, outer: usize) -> Self {
+        Self::new(&self.axes[outer..], |device| (self.kinds[device as usize], self.memory[device as usize]))
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.kinds.len()

@@ -36,26 +36,61 @@ pub use tally::{Measure, Tally};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// How.
-    pub name: &'static str,
+    pub name: String,
     /// Whether it is one of the plain ones that others are measured by.
     pub baseline: bool,
     /// Per item: its device.
     pub place: Vec<u32>,
 }
 
+/// Of the tolerance: what `bisection, even` and `bisection, uneven` keep to. Little may be worth moving for an even load, or much.
+const EVEN: f64 = 0.25;
+const UNEVEN: f64 = 4.0;
+
 /// Placements made in several ways; `balance` is by how much a device may have more than its share of the work.
 pub fn candidates(items: &Items, devices: &Devices, balance: f64) -> Vec<Candidate> {
-    let plain = |name, place| Candidate { name, baseline: true, place };
-    let ours =
-        |name, place| Candidate { name, baseline: false, place: refine(items, devices, balance, place) };
-    vec![
+    let plain = |name: &str, place| Candidate { name: name.into(), baseline: true, place };
+    let mut all = vec![
         plain("single", orders::single(items, devices)),
         plain("round-robin", orders::round_robin(items, devices)),
         plain("chunks", orders::chunks(items, devices)),
-        Candidate { name: "heft", baseline: false, place: schedule::earliest_finish(items, devices) },
-        ours("heft, refined", schedule::earliest_finish(items, devices)),
-        ours("linear", orders::linear(items, devices, balance)),
-        ours("bisection", multilevel::bisection(items, devices, balance)),
+    ];
+    all.extend(made(items, devices, balance));
+    // More devices may cost more transfers than they are worth: also on the first few that are near each other.
+    for outer in 1..devices.axes().len() {
+        let fewer = devices.first(outer);
+        let fits = |candidate: &Candidate| {
+            let mut held = vec![0u64; fewer.len()];
+            for (item, &device) in candidate.place.iter().enumerate() {
+                held[device as usize] = held[device as usize].saturating_add(items.memory(item));
+            }
+            held.iter().enumerate().all(|(device, &held)| held <= fewer.memory(device))
+        };
+        let named = |candidate: Candidate| Candidate {
+            name: format!("{} on {}", candidate.name, fewer.len()),
+            ..candidate
+        };
+        all.extend(made(items, &fewer, balance).into_iter().filter(fits).map(named));
+    }
+    all
+}
+
+/// Placements for little communication and good balance.
+fn made(items: &Items, devices: &Devices, balance: f64) -> Vec<Candidate> {
+    let earliest = schedule::earliest_finish(items, devices);
+    let refined = |name: &str, balance, place| Candidate {
+        name: name.into(),
+        baseline: false,
+        place: refine(items, devices, balance, place),
+    };
+    let bisected = |name, balance| refined(name, balance, multilevel::bisection(items, devices, balance));
+    vec![
+        refined("heft, refined", balance, earliest.clone()),
+        Candidate { name: "heft".into(), baseline: false, place: earliest },
+        refined("linear", balance, orders::linear(items, devices, balance)),
+        bisected("bisection", balance),
+        bisected("bisection, even", balance * EVEN),
+        bisected("bisection, uneven", balance * UNEVEN),
     ]
 }
 

@@ -249,7 +249,7 @@ pub(crate) fn place(
     let own = row(PLACE.name, false, makespan, peak, &moves.choices(&configs));
     let others = tried
         .iter()
-        .map(|t| row(t.candidate.name, t.candidate.baseline, t.makespan, t.peak, &t.candidate.place));
+        .map(|t| row(&t.candidate.name, t.candidate.baseline, t.makespan, t.peak, &t.candidate.place));
     let rows = [own].into_iter().chain(others).collect();
     let objective = evaluate(problem, &configs)?.objective();
     let stopped = Control { iterations: None, ..control.clone() }.stop(0);
