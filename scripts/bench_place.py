@@ -28,7 +28,7 @@ def metis_steps(model, batch, counts):
     spec = f"{model}{',' if ':' in model else ':'}batch={batch}"
     example = PROGRAM.parent / "examples" / "metis_steps"
     answer = subprocess.run([example, spec, *(f"p100x16:{n}" for n in counts)], check=True, capture_output=True, text=True)
-    return [json.loads(line) for line in answer.stdout.splitlines()]
+    return [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
 
 
 def placements(program, counts, time):

@@ -290,10 +290,12 @@ fn polish(
         Err(_) => Vec::new(),
     };
     let mut best = shortest(problem, chains)?.into_iter().chain(recipe).min_by_key(|(step, _)| step.makespan);
-    // Layers side by side, on parts of the machine. No floor is known here: what is split badly may be placed well.
-    let so_far = best.as_ref().map_or(configs, |(_, configs)| configs);
-    let placed = placed(problem, moves, so_far, limits, demands, control);
-    best = shortest(problem, placed)?.into_iter().chain(best).min_by_key(|(step, _)| step.makespan);
+    // Layers side by side, on parts of a small machine. No floor is known here: what is split badly may be placed well.
+    if told_apart(problem.mesh()).0 == problem.mesh().all() {
+        let so_far = best.as_ref().map_or(configs, |(_, configs)| configs);
+        let placed = placed(problem, moves, so_far, limits, demands, control);
+        best = shortest(problem, placed)?.into_iter().chain(best).min_by_key(|(step, _)| step.makespan);
+    }
     Ok(best.filter(|(step, _)| step.makespan <= least).map(|(_, configs)| configs))
 }
 
