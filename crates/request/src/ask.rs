@@ -7,7 +7,7 @@ use anyhow::Context;
 use shardwright_cost::{CostFile, OperatorTimes};
 use shardwright_frontend::zoo::{self, BuildOptions};
 use shardwright_frontend::{onnx, stablehlo};
-use shardwright_graph::{Graph, GraphBuilder, Optimizer, Role, train};
+use shardwright_graph::{Graph, GraphBuilder, Optimizer, Role, TensorId, train};
 use shardwright_machine::{Device, Machine, Mesh};
 use shardwright_plan::{
     OpTimes, PlanRequest, Problem,
@@ -227,7 +227,13 @@ impl Ask {
     /// Reads a graph; what is no training step yet becomes one.
     fn read_step(&self, text: &[u8]) -> anyhow::Result<Graph> {
         let graph = Graph::from_json(text).with_context(|| self.model.clone())?;
-        let Some(loss) = graph.loss().filter(|_| graph.gradients.is_empty() && !self.inference) else {
+        // A file whose first output is no loss is no step to be: it is planned as it is.
+        let trains = |loss: &TensorId| {
+            let ty = &graph.tensor(*loss).ty;
+            self.text.is_some() || (ty.rank() == 0 && ty.dtype.is_float())
+        };
+        let forward = graph.gradients.is_empty() && !self.inference;
+        let Some(loss) = graph.loss().filter(|loss| forward && trains(loss)) else {
             return Ok(graph);
         };
         let mut builder = GraphBuilder::resume(graph);

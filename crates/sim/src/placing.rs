@@ -35,10 +35,10 @@ pub static PLACE: Strategy = Strategy {
 /// By how much a device may have more than its share of the work, unless the caller says otherwise.
 const BALANCE: f64 = 0.1;
 /// From so many of the best placements layers are moved on.
-const STARTS: usize = 3;
+const STARTS: usize = 6;
 /// Proposals of a walk: as many for each layer and device, and so many at most.
-const PER_CHOICE: u64 = 20;
-const MOST_PROPOSALS: u64 = 20_000;
+const PER_CHOICE: u64 = 50;
+const MOST_PROPOSALS: u64 = 60_000;
 /// Parts of the memory that items may take where nothing fits otherwise.
 const ROOM: [f64; 5] = [0.85, 0.7, 0.55, 0.4, 0.25];
 /// Bytes by which links are measured: many, so that latency is little.
@@ -193,7 +193,12 @@ pub(crate) fn place(
     let moves = Moves::whole(problem, |device| pinned(problem, device));
     let (items, devices, tried) = compared(problem, &moves, demands)?;
     let limit = limit(problem, demands);
-    let starts: Vec<Vec<Config>> = tried.iter().take(STARTS).map(|tried| tried.configs.clone()).collect();
+    let mut starts: Vec<Vec<Config>> = Vec::new();
+    for tried in &tried {
+        if starts.len() < STARTS && !starts.contains(&tried.configs) {
+            starts.push(tried.configs.clone());
+        }
+    }
     let tight = tried.iter().any(|tried| tried.peak > limit);
     let limits = Limits {
         proposals: control.iterations.unwrap_or((PER_CHOICE * moves.total() as u64).min(MOST_PROPOSALS)),
