@@ -42,10 +42,9 @@ def placements(program, counts, time):
             # What does not fit into a device is no competitor, unless nothing fits.
             fits = lambda row: row["peak_memory_bytes"] <= max(MEMORY, own["peak_memory_bytes"])
             steps = {name: rows[name]["step_seconds"] for name in BASELINES if fits(rows[name])}
-            rivals = [row for row in [*p["placements"][1:], metis] if fits(row)]
+            rivals = [row for row in p["placements"][1:] if fits(row)]
             assert all(own["step_seconds"] <= row["step_seconds"] for row in rivals)
-            ours = [row for row in p["placements"][1:] if fits(row)]
-            first = min(ours, key=lambda row: row["step_seconds"])["name"] if ours else "–"
+            first = min(rivals, key=lambda row: row["step_seconds"])["name"] if rivals else "–"
             best = f"{min(steps.values()) / own['step_seconds']:.2f}x" if steps else "–"
             shown = lambda name: milliseconds(steps[name]) if name in steps else "does not fit"
             print(
