@@ -34,8 +34,8 @@ pub static PLACE: Strategy = Strategy {
 
 /// By how much a device may have more than its share of the work, unless the caller says otherwise.
 const BALANCE: f64 = 0.1;
-/// From so many of the best placements layers are moved on.
-const STARTS: usize = 6;
+/// From so many of the best different placements layers are moved on.
+const STARTS: usize = 3;
 /// Proposals of a walk: as many for each layer and device, and so many at most.
 const PER_CHOICE: u64 = 50;
 const MOST_PROPOSALS: u64 = 60_000;
