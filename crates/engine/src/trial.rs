@@ -81,10 +81,7 @@ mod tests {
     #[test]
     fn a_lucky_step_proves_nothing_and_an_unlucky_one_hides_nothing() {
         let pays = |took| Trial { took, worth: false }.pays();
-        assert!(
-            !pays([100, 60, 101, 100, 100, 99, 99, 100]),
-            "one step was much faster, one a little slower"
-        );
+        assert!(!pays([100, 60, 101, 100, 100, 94, 94, 100]), "faster on the whole, but not in every pair");
         assert!(pays([100, 60, 96, 100, 100, 97, 97, 100]), "a little faster in every pair");
         assert!(pays([100, 60, 160, 100, 100, 60, 60, 100]), "much faster but for one");
     }

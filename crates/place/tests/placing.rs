@@ -109,9 +109,12 @@ fn memory_decides_before_time() {
     let flows = (1..8).map(|to| Flow { from: to - 1, to, bytes: 1000 });
     let items = Items::new(&items, flows);
     let link = Link { latency: 1, per_byte: 100.0 };
-    let devices = Devices::new(&[Axis { size: 4, link }], |_| (0, 20));
-    for candidate in candidates(&items, &devices, 10.0).iter().filter(|c| !c.baseline) {
-        let over = Tally::new(&items, &devices, 10.0, candidate.place.clone()).cost().0;
-        assert_eq!(over, 0, "{}: {:?}", candidate.name, candidate.place);
+    // On two of the devices it would not fit.
+    for axes in [&[Axis { size: 4, link }][..], &[Axis { size: 2, link }; 2]] {
+        let devices = Devices::new(axes, |_| (0, 20));
+        for candidate in candidates(&items, &devices, 10.0).iter().filter(|c| !c.baseline) {
+            let over = Tally::new(&items, &devices, 10.0, candidate.place.clone()).cost().0;
+            assert_eq!(over, 0, "{}: {:?}", candidate.name, candidate.place);
+        }
     }
 }
