@@ -4,10 +4,9 @@ Ours are search times on this machine (in brackets processor seconds of the whol
 were measured on real machines. OptCNN's and PaSE's figures are from the papers themselves, curves read off the vector graphics.
 """
 
-import argparse
 import resource
 
-from bench_planning import PROGRAM, run_json
+from bench_planning import print_tables, run_json
 
 # OptCNN, table 3: layers, exhaustive search, the paper's algorithm, on 4 GPUs.
 OPTCNN_SEARCH = {
@@ -125,20 +124,11 @@ def pase_strategies(program):
             print(f"| {model} | {layer} | {theirs} | {ours[layer]} |", flush=True)
 
 
-def main():
-    tables = {
-        "optcnn-search": optcnn_search, "optcnn-rates": optcnn_rates, "optcnn-strategy": optcnn_strategy,
-        "pase-search": pase_search, "pase-strategies": pase_strategies,
-    }
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=tables)
-    parser.add_argument("--program", default=PROGRAM, help="the program to run")
-    args = parser.parse_args()
-    for name, table in tables.items():
-        if args.only in (None, name):
-            print(f"\n{name}\n")
-            table(args.program)
-
-
 if __name__ == "__main__":
-    main()
+    print_tables(
+        __doc__,
+        {
+            "optcnn-search": optcnn_search, "optcnn-rates": optcnn_rates, "optcnn-strategy": optcnn_strategy,
+            "pase-search": pase_search, "pase-strategies": pase_strategies,
+        },
+    )

@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "target/release/shardwright"
 
 
-def run_json(program, *args):
-    command = [program, *map(str, args), "--json"]
-    run = subprocess.run(command, capture_output=True, text=True)
+def run_json(program, *args, timeout=None):
+    command = [*map(str, [program, *args]), "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     if run.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}: {run.stderr}")
+        raise RuntimeError(f"{' '.join(command)}: {run.stderr.strip()[-300:]}")
     return json.loads(run.stdout)
 
 
@@ -143,9 +143,9 @@ def untied(program):
         print(f"| {model} | {machine} | {' | '.join(cells)} |", flush=True)
 
 
-def main():
-    tables = {"optcnn": optcnn, "pase": pase, "soybean": soybean, "search": search, "untied": untied}
-    parser = argparse.ArgumentParser(description=__doc__)
+def print_tables(description, tables):
+    """The tables that the command line asks for, one after the other."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--only", choices=tables)
     parser.add_argument("--program", default=PROGRAM, help="the program to run")
     args = parser.parse_args()
@@ -156,4 +156,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    print_tables(__doc__, {"optcnn": optcnn, "pase": pase, "soybean": soybean, "search": search, "untied": untied})

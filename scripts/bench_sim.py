@@ -18,6 +18,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bench_planning import run_json
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # FlexFlow's models; the paper's batch, where every model has 64 samples but AlexNet.
@@ -51,14 +53,6 @@ MEASURED = {
 SOLVERS = ["exact", "data", "owt", "model"]
 # How often every plan is run.
 ROUNDS = 3
-
-
-def run_json(program, *args, timeout=None):
-    command = [str(program), *map(str, args), "--json"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    if run.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {run.stderr.strip()[-300:]}")
-    return json.loads(run.stdout)
 
 
 def delta(example, at_once):
