@@ -30,6 +30,7 @@ mod machine;
 mod measured;
 mod mesh;
 mod spec;
+mod table;
 mod text;
 mod units;
 

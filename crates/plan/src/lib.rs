@@ -24,6 +24,7 @@
 
 mod alike;
 mod baseline;
+mod describe;
 mod direct;
 mod error;
 mod evaluate;
@@ -46,6 +47,7 @@ mod traffic;
 mod transfer;
 mod wish;
 
+pub use describe::describe_found;
 pub use direct::optcnn_bytes;
 pub use error::PlanError;
 pub use evaluate::{Costs, LayerCost, evaluate};
@@ -56,7 +58,7 @@ pub use plan::{
     BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, PlacementRow, Plan,
     PlanAxis, PlanLayer, PlanOp, PlanRequest, SpaceUsed, StageTimes, StepTimes,
 };
-pub use planner::{Demands, Found, baseline_costs, describe_found, plan, search};
+pub use planner::{Demands, Found, baseline_costs, plan, search};
 pub use problem::{Choice, Choices, MOST_AXES, MOST_CONFIGS, Near, Problem};
 pub use refine::{Refined, Refinement, refine};
 pub use tilings::{Moved, moved};

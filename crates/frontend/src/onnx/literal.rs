@@ -1,8 +1,8 @@
 //! Tensors whose contents are known while importing: shapes, axes, masks, scalars.
 
 use super::{
+    entries::Cut,
     error::{Tried, Trouble},
-    importer::Cut,
 };
 use shardwright_graph::DType;
 

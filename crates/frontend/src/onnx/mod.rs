@@ -11,6 +11,7 @@
 mod align;
 mod attributes;
 mod contraction;
+mod entries;
 mod error;
 mod fold;
 mod hints;
@@ -29,8 +30,8 @@ mod tests;
 mod training;
 mod view;
 
+pub use entries::{Cut, Source};
 pub use error::{OnnxError, UnsupportedOp};
-pub use importer::{Cut, Source};
 pub use literal::{Literal, Numbers};
 pub use model::{Model, OPSETS};
 pub use stored::{ExternalData, ExternalPlace, NoExternalData, Stored};

@@ -19,6 +19,7 @@
 
 mod annotate;
 mod attributes;
+mod bodies;
 mod error;
 mod import;
 mod lexer;

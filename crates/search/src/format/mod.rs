@@ -6,6 +6,7 @@
 mod cfn;
 mod iopddl;
 mod lexer;
+mod number;
 mod write;
 
 pub use cfn::write_cfn;

@@ -5,9 +5,10 @@ use super::{
     movement::{reshaped_view, take},
 };
 use crate::onnx::{
+    entries::Cut,
     error::{Tried, Trouble},
     fold::axis_of,
-    importer::{Cut, Importer, Value},
+    importer::{Importer, Value},
     literal::{Literal, Numbers},
     proto::{Graph, Node},
     view::View,

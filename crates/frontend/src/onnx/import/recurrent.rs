@@ -11,8 +11,9 @@ use super::{
 };
 use crate::onnx::{
     contraction::{Product, product},
+    entries::Cut,
     error::{Tried, Trouble, shown},
-    importer::{Cut, Importer},
+    importer::Importer,
     proto::Node,
     view::View,
 };
