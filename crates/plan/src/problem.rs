@@ -78,6 +78,14 @@ pub struct Near {
     pub candidates: Vec<Vec<Config>>,
 }
 
+/// How much of the space a problem is about.
+enum Scope {
+    /// All of it, on axes glued until no op has more than so many configs.
+    All(usize),
+    /// A part of it.
+    Near(Near),
+}
+
 /// What every problem starts from, whatever its mesh.
 struct Ground {
     device: Device,
@@ -134,7 +142,8 @@ impl<'a> Problem<'a> {
         untied: bool,
         control: &Control<'_>,
     ) -> Result<Self, PlanError> {
-        let build = |most_configs| Self::build(graph, machine, costs, untied, Err(most_configs), control);
+        let build =
+            |most_configs| Self::build(graph, machine, costs, untied, Scope::All(most_configs), control);
         let mut most_configs = MOST_CONFIGS;
         let mut built = build(most_configs);
         while matches!(built, Err(PlanError::TooLarge { .. })) {
@@ -150,7 +159,7 @@ impl<'a> Problem<'a> {
 
     /// The same problem on another mesh with only some configs, unless `control` stops the building.
     pub fn near(&self, near: Near, control: &Control<'_>) -> Result<Self, PlanError> {
-        Self::build(self.graph, self.machine, self.costs, self.untied, Ok(near), control)
+        Self::build(self.graph, self.machine, self.costs, self.untied, Scope::Near(near), control)
     }
 
     /// The machine's prime axes with nothing to choose from: all that strategies need which do not search the
@@ -189,14 +198,13 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// Builds the problem of a part of the space, or else of all of it, on axes on which no op has more than so many
-    /// configs.
+    /// Builds the problem, choices and tables and all.
     fn build(
         graph: &'a Graph,
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
         untied: bool,
-        part: Result<Near, usize>,
+        scope: Scope,
         control: &Control<'_>,
     ) -> Result<Self, PlanError> {
         let Ground { device, shapes, layers, variables } = Ground::of(graph, machine, costs, untied)?;
@@ -208,13 +216,13 @@ impl<'a> Problem<'a> {
             .map(|variable| rule_of(variable.forward()))
             .filter(|rule| seen.insert(rule.to_string()))
             .collect();
-        let (grain, candidates) = match part {
-            Ok(Near { mesh, candidates }) => {
+        let (grain, candidates) = match scope {
+            Scope::Near(Near { mesh, candidates }) => {
                 let prime = mesh.len() == machine.mesh().len();
                 let most_configs = candidates.iter().map(Vec::len).max().unwrap_or(1);
                 (Grain { mesh, prime, most_configs }, Some(candidates))
             }
-            Err(most_configs) => {
+            Scope::All(most_configs) => {
                 let grain = Grain::choose(machine, rules.iter().copied(), MOST_AXES, most_configs);
                 if grain.most_configs > most_configs {
                     return Err(too_many(graph, machine, &variables, &shapes, &grain.mesh));
