@@ -72,6 +72,16 @@ impl std::fmt::Debug for Space {
 /// The reduction that stands for all: sums and maxima are never mixed in here and cost the same.
 const PARTIAL: Placement = Placement::Partial(Reduction::Sum);
 
+/// One more axis along a dimension, at this place among those that it has.
+fn inserted(at: &Arrangement, dim: u8, axis: AxisId, position: usize) -> Arrangement {
+    let mut order: Vec<AxisId> = at.axes_of(dim);
+    order.insert(position, axis);
+    let mut next = *at;
+    next.append(dim, std::iter::once(axis));
+    next.reorder(&order.into_iter().collect());
+    next
+}
+
 /// Every way to add axes to the minor ends of some dimensions, in every order.
 fn insertions(at: &Arrangement, axes: AxisSet, dims: Range<u8>) -> Vec<Arrangement> {
     let fixed: [usize; MAX_DIMS] = std::array::from_fn(|dim| at.list(dim as u8).len());
@@ -80,14 +90,8 @@ fn insertions(at: &Arrangement, axes: AxisSet, dims: Range<u8>) -> Vec<Arrangeme
         let mut more = Vec::new();
         for base in &all {
             for dim in dims.clone() {
-                let list: Vec<AxisId> = base.axes_of(dim);
-                for position in fixed[usize::from(dim)]..=list.len() {
-                    let mut order = list.clone();
-                    order.insert(position, axis);
-                    let mut next = *base;
-                    next.append(dim, std::iter::once(axis));
-                    next.reorder(&order.into_iter().collect());
-                    more.push(next);
+                for position in fixed[usize::from(dim)]..=base.list(dim).len() {
+                    more.push(inserted(base, dim, axis, position));
                 }
             }
         }
@@ -122,14 +126,8 @@ fn arrangements(mesh: &Mesh, class: &Class, partial: bool) -> Option<Vec<Arrange
                     continue;
                 }
                 // Into every place of the dimension, also before what is there.
-                let list = base.axes_of(dim);
-                for position in 0..=list.len() {
-                    let mut order = list.clone();
-                    order.insert(position, axis);
-                    let mut next = *base;
-                    next.append(dim, std::iter::once(axis));
-                    next.reorder(&order.into_iter().collect());
-                    more.push(next);
+                for position in 0..=base.list(dim).len() {
+                    more.push(inserted(base, dim, axis, position));
                 }
             }
         }

@@ -207,7 +207,7 @@ impl Graph {
             role: t.role,
             init: t.init,
         });
-        write_lines(to, "tensors", tensors)?;
+        write_list(to, "tensors", "\n", tensors)?;
         let ops = self.ops.iter().map(|n| NodeOut {
             name: &n.name,
             op: &n.op,
@@ -216,11 +216,11 @@ impl Graph {
             layer: n.layer,
             phase: n.phase,
         });
-        write_lines(to, "ops", ops)?;
-        write_list(to, "layers", self.layers.iter().map(|l| l.forward))?;
-        write_list(to, "outputs", self.outputs.iter())?;
-        write_list(to, "gradients", self.gradients.iter().map(|g| (g.parameter, g.gradient)))?;
-        write_list(to, "carries", self.carries.iter().map(|c| (c.old, c.new)))?;
+        write_list(to, "ops", "\n", ops)?;
+        write_list(to, "layers", "", self.layers.iter().map(|l| l.forward))?;
+        write_list(to, "outputs", "", self.outputs.iter())?;
+        write_list(to, "gradients", "", self.gradients.iter().map(|g| (g.parameter, g.gradient)))?;
+        write_list(to, "carries", "", self.carries.iter().map(|c| (c.old, c.new)))?;
         if self.op_by_op {
             to.write_all(b",\n\"op_by_op\":true")?;
         }
@@ -243,30 +243,19 @@ impl Graph {
     }
 }
 
-fn write_lines<T: Serialize>(
-    to: &mut impl io::Write,
-    title: &str,
-    items: impl Iterator<Item = T>,
-) -> io::Result<()> {
-    write!(to, ",\n\"{title}\":[")?;
-    for (i, item) in items.enumerate() {
-        to.write_all(if i > 0 { b",\n" } else { b"\n" })?;
-        serde_json::to_writer(&mut *to, &item)?;
-    }
-    to.write_all(b"\n]")
-}
-
+/// Writes a list as a value of its own, `gap` before every item and before the end.
 fn write_list<T: Serialize>(
     to: &mut impl io::Write,
     title: &str,
+    gap: &str,
     items: impl Iterator<Item = T>,
 ) -> io::Result<()> {
     write!(to, ",\n\"{title}\":[")?;
     for (i, item) in items.enumerate() {
-        to.write_all(if i > 0 { b"," } else { b"" })?;
+        write!(to, "{}{gap}", if i > 0 { "," } else { "" })?;
         serde_json::to_writer(&mut *to, &item)?;
     }
-    to.write_all(b"]")
+    write!(to, "{gap}]")
 }
 
 /// Puts the graph together; whether it holds together is for the verifier to say.

@@ -3,38 +3,19 @@
 
 use divan::{Bencher, black_box, counter::BytesCount};
 use shardwright_graph::{
-    DType, Init, Op, Real, Role, Tensor, TensorType,
+    DType, Real, TensorType,
     ops::{
         Adam, CrossEntropyGrad, Dropout, LogSoftmax, NormGradInput, NormGradParams, NormGradStats, Normalize,
         Reshape, Softmax, SoftmaxGrad, SumExp, Unary, UnaryFn,
     },
 };
-use shardwright_runtime::{Context, Value, initial_value, kernels::run};
+
+mod timed;
+
+use timed::{bench, value};
 
 fn main() {
     divan::main();
-}
-
-fn value(ty: TensorType) -> Value {
-    let init = if ty.dtype.is_float() { Init::Uniform(Real(1.0)) } else { Init::Below(1000) };
-    let tensor = Tensor { name: "x".into(), ty, role: Role::Input, producer: None, init: Some(init) };
-    initial_value(0, &tensor)
-}
-
-/// Times one op on random inputs of these types.
-fn bench(bencher: Bencher<'_, '_>, op: impl Into<Op>, inputs: &[&str]) {
-    let op = op.into();
-    let inputs: Vec<Value> = inputs.iter().map(|t| value(t.parse().unwrap())).collect();
-    let types: Vec<TensorType> = inputs.iter().map(Value::ty).collect();
-    let output_types = op.operator().infer(&types).unwrap();
-    let bytes = op.operator().bytes(&types, &output_types);
-    let mut outputs: Vec<Value> = output_types.iter().map(Value::zeros).collect();
-    let mut context = Context::default();
-    bencher.counter(BytesCount::new(bytes)).bench_local(|| {
-        let views: Vec<_> = inputs.iter().map(Value::view).collect();
-        let mut views_mut: Vec<_> = outputs.iter_mut().map(Value::view_mut).collect();
-        run(&op, &views, &mut views_mut, &mut context).unwrap();
-    });
 }
 
 #[divan::bench]

@@ -50,13 +50,20 @@ const ID_NAMES: [&str; 16] =
     ["i0", "i1", "i2", "i3", "i4", "i5", "i6", "i7", "i8", "i9", "i10", "i11", "i12", "i13", "i14", "i15"];
 
 /// Refuses ids that are no whole numbers, and rows that the whole table does not have.
-fn check(ids: &TensorType, base: u64, rows: u64, extent: u64) -> Result<(), OpError> {
+pub(super) fn check_rows(ids: &TensorType, base: u64, rows: u64, extent: u64) -> Result<(), OpError> {
     require!(ids.dtype.is_int(), "ids must be i32 or i64, not {}", ids.dtype);
     require!(
-        base.checked_add(rows).is_some_and(|end| end <= extent),
+        rows > 0 && base.checked_add(rows).is_some_and(|end| end <= extent),
         "rows {base} to {base}+{rows} of a table of {extent}"
     );
     Ok(())
+}
+
+/// Bytes moved where ids (the second input) pick from a table (the first): only what they name is read.
+pub(super) fn picked_bytes(inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+    let written = outputs[0].bytes();
+    let read = written.min(inputs[0].bytes());
+    read.saturating_add(written).saturating_add(inputs[1].bytes())
 }
 
 /// The rule's factors, and the maps of table, ids and gathered rows. The table's dimensions are `d0`, `d1`,
@@ -85,7 +92,7 @@ impl Operator for Gather {
         arity(inputs, 2)?;
         let [table, ids] = [&inputs[0], &inputs[1]];
         axis_in(self.axis, table)?;
-        check(ids, self.base, table.shape[self.axis], self.extent)?;
+        check_rows(ids, self.base, table.shape[self.axis], self.extent)?;
         let (before, after) = (&table.shape[..self.axis], &table.shape[self.axis + 1..]);
         let shape: Shape = before.iter().chain(ids.shape.iter()).chain(after).copied().collect();
         Ok(vec![TensorType::new(table.dtype, shape)])
@@ -113,11 +120,8 @@ impl Operator for Gather {
         0
     }
 
-    /// Reads only the rows that ids name.
     fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
-        let written = outputs[0].bytes();
-        let read = written.min(inputs[0].bytes());
-        read.saturating_add(written).saturating_add(inputs[1].bytes())
+        picked_bytes(inputs, outputs)
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
@@ -130,9 +134,8 @@ impl Operator for ScatterAdd {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         arity(inputs, 2)?;
         let [ids, rows] = [&inputs[0], &inputs[1]];
-        check(ids, self.base, self.rows, self.extent)?;
+        check_rows(ids, self.base, self.rows, self.extent)?;
         same_float(&inputs[1..])?;
-        require!(self.rows > 0, "a table of no rows");
         let end = self.axis.saturating_add(ids.rank());
         require!(
             end <= rows.rank() && rows.shape[self.axis..end] == *ids.shape,

@@ -9,7 +9,10 @@ use crate::{
     autodiff::GradContext,
     ids::TensorId,
     operator::{OpError, Operator, arity, axis_in, elements, same_float},
-    ops::Op,
+    ops::{
+        Op,
+        gather::{check_rows, picked_bytes},
+    },
     region::Region,
     require,
     rule::{DimMap, Rule, TensorMap, dim_name},
@@ -44,15 +47,6 @@ pub struct PutAlong {
     pub rows: u64,
 }
 
-fn check(ids: &TensorType, base: u64, rows: u64, extent: u64) -> Result<(), OpError> {
-    require!(ids.dtype.is_int(), "ids must be i32 or i64, not {}", ids.dtype);
-    require!(
-        rows > 0 && base.checked_add(rows).is_some_and(|end| end <= extent),
-        "positions {base} to {base}+{rows} of {extent}"
-    );
-    Ok(())
-}
-
 /// Factors, and the maps of the tensor and of the ids.
 fn maps(tensor: &[u64], ids: &[u64], axis: usize, whole_rows: bool) -> (Rule, [TensorMap; 2]) {
     let mut rule = Rule::default();
@@ -76,7 +70,7 @@ impl Operator for TakeAlong {
         arity(inputs, 2)?;
         let [x, ids] = [&inputs[0], &inputs[1]];
         axis_in(self.axis, x)?;
-        check(ids, self.base, x.shape[self.axis], self.extent)?;
+        check_rows(ids, self.base, x.shape[self.axis], self.extent)?;
         let fits =
             x.rank() == ids.rank() && (0..x.rank()).all(|d| d == self.axis || x.shape[d] == ids.shape[d]);
         require!(fits, "{x} and {ids} differ in a dimension other than {}", self.axis);
@@ -104,10 +98,8 @@ impl Operator for TakeAlong {
         0
     }
 
-    /// Reads only what ids name.
     fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
-        let written = outputs[0].bytes();
-        written.min(inputs[0].bytes()).saturating_add(written).saturating_add(inputs[1].bytes())
+        picked_bytes(inputs, outputs)
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
@@ -121,7 +113,7 @@ impl Operator for PutAlong {
         arity(inputs, 2)?;
         let [ids, from] = [&inputs[0], &inputs[1]];
         axis_in(self.axis, ids)?;
-        check(ids, self.base, self.rows, self.extent)?;
+        check_rows(ids, self.base, self.rows, self.extent)?;
         same_float(&inputs[1..])?;
         require!(ids.shape == from.shape, "{ids} and {from} differ in shape");
         let mut shape = ids.shape.clone();

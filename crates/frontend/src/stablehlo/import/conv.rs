@@ -47,18 +47,10 @@ impl<'a> Importer<'a> {
         });
         let (lhs_order, rhs_order, out_order) =
             orders.ok_or_else(|| op.fault(format!("`{numbers}` does not order the dimensions")))?;
-        let positive = |name: &str| -> Result<Dims> {
-            let list: Option<Dims> = op
-                .ints_or(name, 1, spatial)?
-                .iter()
-                .map(|&n| u64::try_from(n).ok().filter(|&n| n > 0))
-                .collect();
-            list.ok_or_else(|| op.fault(format!("`{name}` must be positive")))
-        };
         let window = Window {
-            stride: positive("window_strides")?,
-            lhs_dilation: positive("lhs_dilation")?,
-            rhs_dilation: positive("rhs_dilation")?,
+            stride: op.sizes_or_ones("window_strides", spatial)?,
+            lhs_dilation: op.sizes_or_ones("lhs_dilation", spatial)?,
+            rhs_dilation: op.sizes_or_ones("rhs_dilation", spatial)?,
             pad: op.pairs("padding", spatial)?.into_iter().collect(),
         };
         if window.pad.iter().any(|p| p.0.unsigned_abs().max(p.1.unsigned_abs()) > 1 << 40) {

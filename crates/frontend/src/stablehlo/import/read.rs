@@ -9,6 +9,7 @@ use super::{
     steps::{Slot, Steps},
     value::{Typed, Value},
 };
+use shardwright_graph::Dims;
 use smallvec::SmallVec;
 
 /// Whole numbers, one per dimension or so.
@@ -68,6 +69,13 @@ impl<'a> Reading<'_, 'a> {
             return Err(self.fault(format!("`{name}` has {} numbers, not {count}", ints.len())));
         }
         Ok(ints)
+    }
+
+    /// A list of sizes of this length, ones if it is not given.
+    pub fn sizes_or_ones(&self, name: &str, count: usize) -> Result<Dims> {
+        let ints = self.ints_or(name, 1, count)?;
+        let sizes: Option<Dims> = ints.iter().map(|&n| u64::try_from(n).ok().filter(|&n| n > 0)).collect();
+        sizes.ok_or_else(|| self.fault(format!("`{name}` must be positive")))
     }
 
     fn int_list(&self, attribute: &Attribute<'_>) -> Option<Ints> {

@@ -23,19 +23,11 @@ struct Window {
 
 impl Window {
     fn read(op: &Reading<'_, '_>, rank: usize) -> Result<Self> {
-        let positive = |name: &str| -> Result<Dims> {
-            let list: Option<Dims> = op
-                .ints_or(name, 1, rank)?
-                .iter()
-                .map(|&n| u64::try_from(n).ok().filter(|&n| n > 0))
-                .collect();
-            list.ok_or_else(|| op.fault(format!("`{name}` must be positive")))
-        };
         let pad = op.pairs("padding", rank)?;
         Ok(Self {
-            size: positive("window_dimensions")?,
-            stride: positive("window_strides")?,
-            dilation: positive("window_dilations")?,
+            size: op.sizes_or_ones("window_dimensions", rank)?,
+            stride: op.sizes_or_ones("window_strides", rank)?,
+            dilation: op.sizes_or_ones("window_dilations", rank)?,
             pad,
         })
     }
