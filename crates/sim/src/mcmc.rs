@@ -23,8 +23,8 @@ use std::time::Instant;
 
 /// A step longer by this share is taken with probability 1/e.
 const TOLERANCE: f64 = 0.002;
-/// How many proposals between two looks at the clock.
-const PATIENCE: u64 = 256;
+/// How many proposals between two looks at the clock; of a very large program one takes milliseconds.
+const PATIENCE: u64 = 16;
 /// How many proposals between two looks at the critical path.
 const REFRESH: u64 = 256;
 /// A chain goes back to its best after this part of its budget, and not before so many proposals.

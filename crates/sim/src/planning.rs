@@ -6,7 +6,7 @@
 //! gives the proof up only for a gain that is worth it; the bound stays that of the sum.
 
 use crate::{
-    Limits, Links, Moves,
+    Limits, Links, Moves, TooManyTasks,
     error::SimError,
     mcmc::mcmc,
     moves::MOST_PINNED_AXES,
@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use shardwright_machine::{AxisId, AxisSet, Mesh};
 use shardwright_plan::{
     Demands, Found, Optimised, Plan, PlanError, Problem, StageTimes, describe_found, evaluate, floor, peak,
-    strategy::{self, STRATEGIES, Space, Strategy, baselines},
+    strategy::{self, Baseline, STRATEGIES, Space, Strategy, baselines},
 };
 use shardwright_search::{Control, StopReason};
 use shardwright_space::Config;
@@ -83,7 +83,8 @@ pub fn search(
     }
     let found = shardwright_plan::search(problem, strategy, demands, control)?;
     if strategy.name == "auto"
-        && let Some(configs) = polish(problem, &found.configs, demands, control)?
+        && let Some(steps) = simulated(problem, &found.configs)?.ok()
+        && let Some((_, configs)) = polish(problem, &found.configs, &steps, demands, control)?
     {
         let objective = evaluate(problem, &configs)?.objective();
         return Ok(Found { configs, objective, ..found });
@@ -117,15 +118,17 @@ pub fn plan(
         shardwright_plan::plan(problem, strategy, demands, control)?
     };
     let planned = control.elapsed();
-    let (finer, mut configs) = on_its_axes(problem, &plan)?;
+    let (finer, configs) = on_its_axes(problem, &plan)?;
     let problem = finer.as_ref().unwrap_or(problem);
+    let mut steps = simulated(problem, &configs)?;
     if strategy.name == "auto"
-        && let Some(better) = polish(problem, &configs, demands, control)?
+        && let Ok(steps) = &mut steps
+        && let Some((step, better)) = polish(problem, &configs, steps, demands, control)?
     {
         plan = revise(&plan, problem, strategy, &better, control)?;
-        configs = better;
+        steps.plan = step;
     }
-    simulate(&mut plan, problem, &configs)?;
+    note(&mut plan, &steps);
     plan.stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
     plan.stages = plan.stages.rounded();
     Ok(plan)
@@ -155,7 +158,7 @@ fn walked(
     let mut plan = describe_found(problem, strategy, &found, control)?;
     plan.optimised = Optimised::Simulated;
     plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
-    simulate(&mut plan, problem, &found.configs)?;
+    note(&mut plan, &simulated(problem, &found.configs)?);
     stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
     plan.stages = stages.rounded();
     Ok(plan)
@@ -175,28 +178,48 @@ fn on_its_axes<'a>(
     Ok((Some(finer), configs))
 }
 
-/// Fills in what the simulator says of the plan and of the baselines.
-fn simulate(plan: &mut Plan, problem: &Problem<'_>, configs: &[Config]) -> Result<(), SimError> {
-    let times = match simulate_step(problem, configs) {
-        Err(SimError::Size(error)) => {
+/// The steps of a plan and of the baselines on its axes.
+struct Steps {
+    plan: Step,
+    baselines: Vec<(&'static str, Step, Vec<Config>)>,
+}
+
+/// Simulates a plan and the baselines, unless the plan's program is too large for that.
+fn simulated(problem: &Problem<'_>, configs: &[Config]) -> Result<Result<Steps, TooManyTasks>, SimError> {
+    let known = baselines(problem).filter_map(|strategy| match strategy.space {
+        Space::Fixed(baseline) => Some((strategy.name, baseline)),
+        _ => None,
+    });
+    let known: Vec<_> = known.collect();
+    let baseline = |&(name, baseline): &(&'static str, Baseline)| {
+        let configs = baseline.configs(problem);
+        Ok((name, simulate_step(problem, &configs)?, configs))
+    };
+    let (plan, baselines) = rayon::join(
+        || simulate_step(problem, configs),
+        || known.par_iter().map(baseline).collect::<Result<Vec<_>, SimError>>(),
+    );
+    match plan {
+        Err(SimError::Size(error)) => Ok(Err(error)),
+        plan => Ok(Ok(Steps { plan: plan?, baselines: baselines? })),
+    }
+}
+
+/// Writes down what the simulator says of the plan and of the baselines.
+fn note(plan: &mut Plan, steps: &Result<Steps, TooManyTasks>) {
+    let steps = match steps {
+        Ok(steps) => steps,
+        Err(error) => {
             plan.warnings.push(format!("step_seconds is the cost model's sum, not simulated: {error}"));
-            return Ok(());
+            return;
         }
-        times => times?,
     };
-    plan.simulated = times.times;
-    let names: Vec<&String> = plan.baselines.keys().collect();
-    let baseline = |name: &&String| match strategy::find(name)?.space {
-        Space::Fixed(baseline) => Ok(Some(simulate_step(problem, &baseline.configs(problem))?.times)),
-        _ => Ok(None),
-    };
-    let times: Vec<_> = names.par_iter().map(baseline).collect::<Result<_, SimError>>()?;
-    for (cost, times) in plan.baselines.values_mut().zip(times) {
-        if let Some(times) = times {
-            (cost.step_seconds, cost.compute_seconds) = (times.step_seconds, times.compute_seconds);
+    plan.simulated = steps.plan.times;
+    for (name, step, _) in &steps.baselines {
+        if let Some(cost) = plan.baselines.get_mut(*name) {
+            (cost.step_seconds, cost.compute_seconds) = (step.times.step_seconds, step.times.compute_seconds);
         }
     }
-    Ok(())
 }
 
 /// The plan with other configs: the same space and bound, other costs.
@@ -255,17 +278,49 @@ fn shortest(problem: &Problem<'_>, plans: Vec<Vec<Config>>) -> Result<Option<(St
 }
 
 /// Looks for a plan whose simulated step is shorter than this one's by enough to be worth a proof, starting from it, among
-/// its neighbours and the baselines.
+/// its neighbours and the baselines; only among the baselines where the search has been stopped already.
 fn polish(
     problem: &Problem<'_>,
     configs: &[Config],
+    steps: &Steps,
     demands: &Demands,
     control: &Control<'_>,
-) -> Result<Option<Vec<Config>>, SimError> {
-    let before = match simulate_step(problem, configs) {
-        Err(SimError::Size(_)) => return Ok(None),
-        step => step?,
+) -> Result<Option<(Step, Vec<Config>)>, SimError> {
+    // Nobody wants a plan slower than what everybody knows, proved or not.
+    let allowed = known(problem, demands, control);
+    let recipes = steps.baselines.iter().filter(|(_, _, configs)| allowed.contains(configs));
+    let recipe = recipes.min_by_key(|(_, step, _)| step.makespan);
+    let before = steps.plan.makespan;
+    let least = match recipe {
+        Some((_, step, _)) if step.makespan < before => step.makespan,
+        _ => (before as f64 * (1.0 - LEAST_GAIN)) as u64,
     };
+    let mut best = recipe.map(|(_, step, configs)| (*step, configs.clone()));
+    if control.stop(0).is_none() {
+        best = walk_on(problem, configs, least, best, demands, control)?;
+    }
+    Ok(best.filter(|(step, _)| step.makespan <= least))
+}
+
+/// The best of `best` and of what walks from the plan come to, where they may reach a step of `least`; on a small machine they go
+/// on with pins.
+fn walk_on(
+    problem: &Problem<'_>,
+    configs: &[Config],
+    least: u64,
+    best: Option<(Step, Vec<Config>)>,
+    demands: &Demands,
+    control: &Control<'_>,
+) -> Result<Option<(Step, Vec<Config>)>, SimError> {
+    // No walk shortens a step below the computing that every plan has to do; and where nothing overlaps, steps are as long
+    // as the sum that has been searched already.
+    let hopeless = Links::of(problem.machine) == Links::Core
+        || u64::try_from(floor(problem)?).is_ok_and(|floor| floor > least);
+    // Layers side by side, on parts of a small machine. No floor is known here: what is split badly may be placed well.
+    let small = told_apart(problem.mesh()).0 == problem.mesh().all();
+    if hopeless && !small {
+        return Ok(best);
+    }
     let moves = Moves::new(problem, configs);
     let limits = Limits {
         proposals: (POLISH_PER_CHOICE * moves.total() as u64).min(MOST_POLISHING),
@@ -273,30 +328,19 @@ fn polish(
         fixed: fixed(problem, demands)?,
         pins: AxisSet::EMPTY,
     };
-    // Nobody wants a plan slower than what everybody knows, proved or not.
-    let recipe = shortest(problem, known(problem, demands, control))?;
-    let least = match &recipe {
-        Some((step, _)) if step.makespan < before.makespan => step.makespan,
-        _ => (before.makespan as f64 * (1.0 - LEAST_GAIN)) as u64,
-    };
-    // No walk shortens a step below the computing that every plan has to do; and where nothing overlaps, steps are as long
-    // as the sum that has been searched already.
-    let hopeless = Links::of(problem.machine) == Links::Core
-        || u64::try_from(floor(problem)?).is_ok_and(|floor| floor > least);
     let starts = if hopeless { Vec::new() } else { vec![configs.to_vec()] };
     let chains = match mcmc(problem, &moves, &starts, &limits, control) {
         Ok(chains) => chains.into_iter().map(|chain| chain.configs).collect(),
         // A machine that delta simulation does not know: the baselines are left.
         Err(_) => Vec::new(),
     };
-    let mut best = shortest(problem, chains)?.into_iter().chain(recipe).min_by_key(|(step, _)| step.makespan);
-    // Layers side by side, on parts of a small machine. No floor is known here: what is split badly may be placed well.
-    if told_apart(problem.mesh()).0 == problem.mesh().all() {
+    let mut best = shortest(problem, chains)?.into_iter().chain(best).min_by_key(|(step, _)| step.makespan);
+    if small {
         let so_far = best.as_ref().map_or(configs, |(_, configs)| configs);
         let placed = placed(problem, moves, so_far, limits, demands, control);
         best = shortest(problem, placed)?.into_iter().chain(best).min_by_key(|(step, _)| step.makespan);
     }
-    Ok(best.filter(|(step, _)| step.makespan <= least).map(|(_, configs)| configs))
+    Ok(best)
 }
 
 /// A plan with a random choice of every variable.

@@ -3,8 +3,9 @@
 use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_machine::{Machine, builtin};
 use shardwright_plan::{Demands, Problem};
-use shardwright_search::Control;
+use shardwright_search::{Control, Progress};
 use shardwright_sim::{find, plan};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 #[test]
 fn auto_is_never_slower_than_a_recipe_in_the_simulated_step() {
@@ -87,4 +88,26 @@ fn a_walk_is_never_slower_than_what_it_starts_from() {
         }
     }
     assert!(refined > 0, "no plan has axes of its own: the test is too tame");
+}
+
+#[test]
+fn a_search_that_was_stopped_is_not_polished_by_a_walk() {
+    let graph = build("mlp:batch=4096,hidden=512,layers=3", &BuildOptions::default()).unwrap();
+    let machine = builtin("p100x16:8").unwrap();
+    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let auto = |stopped: bool| {
+        let (cancel, walks) = (AtomicBool::new(stopped), AtomicUsize::new(0));
+        let listener = |progress: &Progress<'_>| {
+            walks.fetch_add(usize::from(progress.source == "mcmc"), Relaxed);
+        };
+        let control = Control { cancel: Some(&cancel), ..Control::new() }.listen(&listener);
+        let plan = plan(&problem, find("auto").unwrap(), &Demands::default(), &control).unwrap();
+        (plan, walks.into_inner())
+    };
+    let ((_, walks), (plan, walks_when_stopped)) = (auto(false), auto(true));
+    assert!(walks > 0, "nothing walks here: the test is too tame");
+    assert_eq!(walks_when_stopped, 0);
+    // What everybody knows still counts.
+    let step = plan.simulated.step_seconds;
+    assert!(plan.baselines.values().all(|recipe| step <= recipe.step_seconds), "{step}");
 }
