@@ -8,9 +8,9 @@ use std::io::{self, Write};
 pub struct Args {}
 
 const TEXTS: [&str; 3] = [
-    include_str!("../../../../LICENSE-MIT"),
-    include_str!("../../../../LICENSE-APACHE"),
-    include_str!("../../../../THIRD-PARTY.txt"),
+    include_str!("../../LICENSE-MIT"),
+    include_str!("../../LICENSE-APACHE"),
+    include_str!("../../THIRD-PARTY.txt"),
 ];
 
 /// Runs the command.
