@@ -9,7 +9,7 @@ use crate::layout::{Arrangement, Placement, Reduction};
 use crate::moves::{Goal, Move};
 use crate::step::{Action, Step, local_bytes};
 use rustc_hash::FxHashMap;
-use shardwright_machine::{AxisSet, Bytes, Seconds};
+use shardwright_machine::{AxisId, AxisSet, Bytes, Seconds};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -150,7 +150,7 @@ impl Search<'_> {
     }
 }
 
-/// A way that always works: make the tensor whole everywhere, then let every device keep its part.
+/// A way that always works: send what is to be elsewhere, make the tensor whole, then let every device keep its part.
 fn plain_way(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
     let mesh = goal.comm.mesh();
     let target = goal.target.layout();
@@ -179,7 +179,15 @@ fn plain_way(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
             push(&mut at, Action::AllReduce, axes, after);
         }
     }
-    let axes = at.layout().absent();
+    let elsewhere = |axis: &AxisId| matches!((at.layout().get(*axis), target.get(*axis)), (Placement::Absent(is), Placement::Absent(to)) if is != to);
+    let sent: AxisSet = mesh.all().iter().filter(elsewhere).collect();
+    if !sent.is_empty() {
+        let mut after = at;
+        sent.iter().for_each(|axis| after.set(axis, target.get(axis)));
+        push(&mut at, Action::Send, sent, after);
+    }
+    let there = |axis: &AxisId| at.layout().get(*axis) == target.get(*axis);
+    let axes: AxisSet = at.layout().absent().iter().filter(|axis| !there(axis)).collect();
     if !axes.is_empty() {
         let after = replicate(&at, axes);
         push(&mut at, Action::Broadcast, axes, after);
@@ -199,7 +207,7 @@ fn plain_way(goal: &Goal<'_>, start: Arrangement) -> Vec<Step> {
             push(&mut at, Action::Slice, axes, after);
         }
     }
-    let axes = target.absent();
+    let axes = target.absent().minus(at.layout().absent());
     if !axes.is_empty() {
         let mut after = at;
         axes.iter().for_each(|axis| after.set(axis, target.get(axis)));

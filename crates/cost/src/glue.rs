@@ -17,7 +17,9 @@ pub(crate) struct Glue<'a> {
 
 impl Glue<'_> {
     pub(crate) fn new<'a>(fine: &'a Mesh, from: &Layout, to: &Layout) -> Glue<'a> {
-        // Digits of absent axes are joined too, so only the kind has to agree; joint digits must stay small.
+        // Digits of absent axes are joined too, so only the kind has to agree, and whether they change; joint digits must
+        // stay small.
+        let stays = |axis: AxisId| from.get(axis) == to.get(axis);
         let alike = |a: Placement, b: Placement| match (a, b) {
             (Placement::Absent(_), Placement::Absent(_)) => true,
             (a, b) => a == b,
@@ -29,6 +31,7 @@ impl Glue<'_> {
                 fine.axis(before).level == fine.axis(axis).level
                     && alike(from.get(before), from.get(axis))
                     && alike(to.get(before), to.get(axis))
+                    && stays(before) == stays(axis)
                     && fine.group_size(group.with(axis)) <= 1 << 15
             });
             match groups.last_mut() {

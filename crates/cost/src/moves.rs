@@ -109,11 +109,14 @@ impl Goal<'_> {
     }
 
     /// Axes in the same state as this one, wanted in the same state, all of them and those of its level: asked
-    /// with the first axis of each set only, so that every set comes up once.
+    /// with the first axis of each set only, so that every set comes up once. Where data are at the digit already where they
+    /// are wanted, nothing is to be done along that axis, whatever is done along others.
     fn alike(&self, at: &Arrangement, axis: AxisId, mut each: impl FnMut(AxisSet)) {
         let layout = at.layout();
         let key = |a: AxisId| (layout.get(a), self.wanted(a));
-        let all: AxisSet = self.mesh().all().iter().filter(|&a| self.same_class(key(a), key(axis))).collect();
+        let there = |a: AxisId| matches!(key(a), (Placement::Absent(is), Placement::Absent(to)) if is == to);
+        let alike = |a: &AxisId| !there(*a) && self.same_class(key(*a), key(axis));
+        let all: AxisSet = self.mesh().all().iter().filter(alike).collect();
         let level = self.mesh().axis(axis).level;
         let here: AxisSet = all.iter().filter(|&a| self.mesh().axis(a).level == level).collect();
         let first = |set: AxisSet| set.iter().next() == Some(axis);
@@ -196,9 +199,10 @@ impl Goal<'_> {
             return;
         }
         self.alike(at, axis, |axes| {
+            // From one to another, straight: through others it might be faster, but then they could do nothing else.
             if let Placement::Absent(_) = wanted {
-                let moved = axes.iter().filter(|&a| self.wanted(a) != at.layout().get(a)).collect();
-                self.place(at, Action::Send, moved, to, |a| self.wanted(a));
+                self.place(at, Action::Send, axes, to, |a| self.wanted(a));
+                return;
             }
             self.place(at, Action::Broadcast, axes, to, |_| Placement::Replicated);
             for dim in 0..dims {

@@ -111,6 +111,36 @@ fn absent_tensors_are_sent_or_broadcast() {
     assert_eq!(actions(&sum), [Action::Reduce]);
 }
 
+/// From any one device to any other: over just the axes that tell them apart, and all at once.
+#[test]
+fn one_device_sends_to_another_and_to_nobody_else() {
+    for name in [&MACHINES[..], &["k80x64:64"]].concat() {
+        let r = relayouts(name);
+        let mesh = r.comm().mesh();
+        let only = |device: u32| {
+            let digits = mesh.all().iter().map(|axis| Absent(mesh.digit(DeviceId(device), axis) as u16));
+            Layout::new(&digits.collect::<Vec<_>>())
+        };
+        let differ = |a: u32, b: u32| -> AxisSet {
+            let digit = |device, axis| mesh.digit(DeviceId(device), axis);
+            mesh.all().iter().filter(|&axis| digit(a, axis) != digit(b, axis)).collect()
+        };
+        for elements in [16u64, 1 << 22] {
+            let tensor = r.tensor(TensorShape::new(&[elements], 4).unwrap());
+            for a in (0..mesh.devices()).step_by(5) {
+                for b in (0..mesh.devices()).filter(|&b| b != a) {
+                    let way = r.find(&tensor, &only(a), &only(b)).unwrap();
+                    let sent =
+                        r.comm().choose(Collective::Send, differ(a, b), mesh.all(), Bytes(4 * elements));
+                    let steps: Vec<_> = way.steps.iter().map(|step| (step.action, step.axes)).collect();
+                    assert_eq!(steps, [(Action::Send, differ(a, b))], "{name}: {a} to {b}");
+                    assert_eq!((way.seconds, way.traffic.total()), (sent.1, Bytes(4 * elements)));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let r = relayouts("flat:4");
