@@ -114,6 +114,35 @@ impl Items {
         &self.neighbours[self.starts[item] as usize..self.starts[item + 1] as usize]
     }
 
+    /// Items that hang together, in groups of two at least and half of all at most: those that flows of at least so many bytes
+    /// connect, for every number of bytes that makes a difference. Two groups have nothing in common, or one is part of the other.
+    pub fn clusters(&self) -> Vec<Vec<u32>> {
+        let mut heaviest: Vec<&Flow> = self.flows.iter().collect();
+        heaviest.sort_by_key(|flow| (std::cmp::Reverse(flow.bytes), flow.from, flow.to));
+        let mut group: Vec<u32> = (0..self.len() as u32).collect();
+        let mut members: Vec<Vec<u32>> = group.iter().map(|&item| vec![item]).collect();
+        let mut clusters = Vec::new();
+        for alike in heaviest.chunk_by(|a, b| a.bytes == b.bytes) {
+            let mut grown = Vec::new();
+            for flow in alike {
+                let (a, b) = (group[flow.from as usize], group[flow.to as usize]);
+                if a != b {
+                    let few = members[a as usize].len() < members[b as usize].len();
+                    let (into, from) = if few { (b, a) } else { (a, b) };
+                    let joining = std::mem::take(&mut members[from as usize]);
+                    joining.iter().for_each(|&item| group[item as usize] = into);
+                    members[into as usize].extend(joining);
+                    grown.push(into);
+                }
+            }
+            grown.sort_unstable();
+            grown.dedup();
+            let grown = grown.iter().map(|&into| &members[into as usize]);
+            clusters.extend(grown.filter(|own| (2..=self.len() / 2).contains(&own.len())).cloned());
+        }
+        clusters
+    }
+
     /// The items of groups as one item each; `group` says which, groups are numbered in the order of their first items.
     #[must_use]
     pub fn grouped(&self, group: &[u32], groups: usize) -> Self {
@@ -179,12 +208,6 @@ impl Devices {
         }
         let (kinds, memory) = (0..count).map(device).unzip();
         Self { axes: axes.to_vec(), kinds, memory, between }
-    }
-
-    /// The first devices alone: those that only the axes from `outer` on tell apart.
-    #[must_use]
-    pub fn first(&self, outer: usize) -> Self {
-        Self::new(&self.axes[outer..], |device| (self.kinds[device as usize], self.memory[device as usize]))
     }
 
     /// How many there are.

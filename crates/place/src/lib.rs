@@ -56,22 +56,6 @@ pub fn candidates(items: &Items, devices: &Devices, balance: f64) -> Vec<Candida
         plain("chunks", orders::chunks(items, devices)),
     ];
     all.extend(made(items, devices, balance));
-    // More devices may cost more transfers than they are worth: also on the first few that are near each other.
-    for outer in 1..devices.axes().len() {
-        let fewer = devices.first(outer);
-        let fits = |candidate: &Candidate| {
-            let mut held = vec![0u64; fewer.len()];
-            for (item, &device) in candidate.place.iter().enumerate() {
-                held[device as usize] = held[device as usize].saturating_add(items.memory(item));
-            }
-            held.iter().enumerate().all(|(device, &held)| held <= fewer.memory(device))
-        };
-        let named = |candidate: Candidate| Candidate {
-            name: format!("{} on {}", candidate.name, fewer.len()),
-            ..candidate
-        };
-        all.extend(made(items, &fewer, balance).into_iter().filter(fits).map(named));
-    }
     all
 }
 

@@ -31,10 +31,36 @@ proptest! {
     #[test]
     fn every_item_gets_a_device_that_exists(items in any_items(60), devices in any_devices(), balance in 0.0f64..1.0) {
         let all = candidates(&items, &devices, balance);
-        prop_assert!(all.len() >= 6);
+        prop_assert!(all.len() >= 9);
         for candidate in all {
             prop_assert_eq!(candidate.place.len(), items.len(), "{}", candidate.name);
             prop_assert!(candidate.place.iter().all(|&d| (d as usize) < devices.len()), "{}", candidate.name);
+        }
+    }
+
+    #[test]
+    fn clusters_hang_together_and_lie_within_each_other(items in any_items(40)) {
+        let clusters = items.clusters();
+        for (at, one) in clusters.iter().enumerate() {
+            prop_assert!((2..=items.len() / 2).contains(&one.len()));
+            // The weakest flow that holds it together; nothing that flows out of it is as strong.
+            let inside = |item: &u32| one.contains(item);
+            let out = items.flows().iter().filter(|f| inside(&f.from) != inside(&f.to)).map(|f| f.bytes).max();
+            let mut reached = vec![one[0]];
+            let mut next = 0;
+            while next < reached.len() {
+                for &(other, bytes) in items.neighbours(reached[next] as usize) {
+                    if bytes > out.unwrap_or(0) && inside(&other) && !reached.contains(&other) {
+                        reached.push(other);
+                    }
+                }
+                next += 1;
+            }
+            prop_assert_eq!(reached.len(), one.len());
+            for other in &clusters[..at] {
+                let common = other.iter().filter(|item| one.contains(item)).count();
+                prop_assert!(common == 0 || (common == other.len() && common < one.len()));
+            }
         }
     }
 

@@ -6,6 +6,8 @@
 //! best that it knows after every hundredth of it (the authors' program does so). What is ours: half of the proposals change a
 //! variable on the critical path, since nothing else can make the step shorter by itself; and every chain ends with
 //! rounds over all variables that take any single change for the better until there is none, as far as the budget goes.
+//! Where variables are whole layers on devices, half of the proposals move several at once that hang together: a layer alone
+//! seldom gains anything by leaving those that it shares weights with.
 //!
 //! Steps are simulated without joining small all-reduces, which depends on all ops at once.
 
@@ -87,6 +89,7 @@ pub fn mcmc(
             delta: Delta::with_pins(problem, configs, limits.pins)?,
             numbers: moves.unknown_numbers(),
             changes: Vec::new(),
+            together: Vec::new(),
             random: Xoshiro256PlusPlus::seed_from_u64(control.seed.wrapping_add(start as u64)),
             best: Vec::new(),
             best_makespan: u64::MAX,
@@ -115,6 +118,8 @@ struct Chain<'p> {
     /// Per variable: the numbers of its ops' configs, choice by choice.
     numbers: Vec<Vec<Option<u32>>>,
     changes: Vec<(u32, u32)>,
+    /// The variables of a proposal.
+    together: Vec<usize>,
     random: Xoshiro256PlusPlus,
     /// Per op: the number of its config in the best plan.
     best: Vec<u32>,
@@ -126,12 +131,21 @@ struct Chain<'p> {
 impl Chain<'_> {
     /// Proposes a choice of a variable; none if its tensors cannot be laid out so.
     fn propose(&mut self, variable: usize, choice: usize) -> Result<Option<u64>, DeltaError> {
-        let (ops, configs) = (self.moves.ops(variable), self.moves.configs(variable, choice));
+        self.together.clear();
+        self.together.push(variable);
+        self.propose_together(choice)
+    }
+
+    /// Proposes a choice of some variables; none if tensors cannot be laid out so.
+    fn propose_together(&mut self, choice: usize) -> Result<Option<u64>, DeltaError> {
         self.changes.clear();
-        for (member, (op, config)) in ops.iter().zip(configs).enumerate() {
-            let known = &mut self.numbers[variable][choice * ops.len() + member];
-            let number = *known.get_or_insert_with(|| self.delta.number(op.index(), config));
-            self.changes.push((op.0, number));
+        for &variable in &self.together {
+            let (ops, configs) = (self.moves.ops(variable), self.moves.configs(variable, choice));
+            for (member, (op, config)) in ops.iter().zip(configs).enumerate() {
+                let known = &mut self.numbers[variable][choice * ops.len() + member];
+                let number = *known.get_or_insert_with(|| self.delta.number(op.index(), config));
+                self.changes.push((op.0, number));
+            }
         }
         self.proposals += 1;
         match self.delta.propose(&self.changes) {
@@ -186,6 +200,32 @@ impl Chain<'_> {
         variables
     }
 
+    /// Whether two variables have the same config: that of their first ops.
+    fn alike(&self, a: usize, b: usize) -> bool {
+        let config = |variable: usize| {
+            let lead = self.moves.ops(variable)[0].index();
+            self.delta.config(lead, self.delta.chosen(lead))
+        };
+        config(a) == config(b)
+    }
+
+    /// Chooses what moves with a variable: nothing, or a cluster that it is in, or what of that is where it is.
+    fn gather(&mut self, variable: usize) {
+        self.together.clear();
+        self.together.push(variable);
+        let clusters = self.moves.clusters(variable);
+        if clusters.is_empty() || self.random.random::<bool>() {
+            return;
+        }
+        let cluster = self.moves.cluster(clusters[self.random.random_range(0..clusters.len())]);
+        let all = self.random.random::<bool>();
+        for other in cluster.iter().map(|&other| other as usize).filter(|&other| other != variable) {
+            if !self.limits.fixed.contains(&other) && (all || self.alike(variable, other)) {
+                self.together.push(other);
+            }
+        }
+    }
+
     /// The random walk.
     fn walk(&mut self) -> Result<(), DeltaError> {
         let budget = self.limits.proposals;
@@ -209,7 +249,8 @@ impl Chain<'_> {
             let variable = from[self.random.random_range(0..from.len())];
             let choice = self.random.random_range(0..self.moves.count(variable));
             let old = self.delta.makespan();
-            let Some(new) = self.propose(variable, choice)? else { continue };
+            self.gather(variable);
+            let Some(new) = self.propose_together(choice)? else { continue };
             let worse = new.saturating_sub(old) as f64 / (old as f64 * TOLERANCE).max(1.0);
             let taken = new <= old || self.random.random::<f64>() < (-worse).exp();
             if taken && self.fits() {

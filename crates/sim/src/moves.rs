@@ -20,6 +20,10 @@ pub struct Moves<'p> {
     own: bool,
     /// Per variable: choices beyond the problem's, each with one config per op.
     more: Vec<Vec<Vec<Config>>>,
+    /// Variables that may move together.
+    clusters: Vec<Vec<u32>>,
+    /// Per variable: the clusters that it is in.
+    of: Vec<Vec<u32>>,
 }
 
 impl<'p> Moves<'p> {
@@ -49,15 +53,22 @@ impl<'p> Moves<'p> {
             };
             leading.iter().map(|config| split.configs(&problem.shapes, mesh, config)).collect()
         };
-        Self { problem, own: true, more: (0..problem.variables.splits.len()).map(listed).collect() }
+        let more = (0..problem.variables.splits.len()).map(listed).collect();
+        Self { problem, own: true, more, clusters: Vec::new(), of: Vec::new() }
     }
 
-    /// Every variable on any one device, and nothing else: choice `d` is device `d`, of which `on` gives the config.
-    pub fn whole(problem: &'p Problem<'p>, on: impl Fn(u32) -> Config) -> Self {
+    /// Every variable on any one device, and nothing else: choice `d` is device `d`, of which `on` gives the config. The variables
+    /// of a cluster may move together.
+    pub fn whole(problem: &'p Problem<'p>, on: impl Fn(u32) -> Config, clusters: Vec<Vec<u32>>) -> Self {
         let devices: Vec<Config> = (0..problem.mesh().devices()).map(on).collect();
         let (shapes, mesh) = (&problem.shapes, problem.mesh());
         let all = |split: &LayerSplit| devices.iter().map(|d| split.configs(shapes, mesh, d)).collect();
-        Self { problem, own: false, more: problem.variables.splits.iter().map(all).collect() }
+        let more: Vec<_> = problem.variables.splits.iter().map(all).collect();
+        let mut of = vec![Vec::new(); more.len()];
+        for (cluster, members) in clusters.iter().enumerate() {
+            members.iter().for_each(|&member| of[member as usize].push(cluster as u32));
+        }
+        Self { problem, own: false, more, clusters, of }
     }
 
     /// The config of every op under one choice per variable.
@@ -129,6 +140,16 @@ impl<'p> Moves<'p> {
             Some(more) => &self.more[variable][more],
             None => &self.problem.choices[variable][choice].configs,
         }
+    }
+
+    /// The clusters that a variable may move with.
+    pub fn clusters(&self, variable: usize) -> &[u32] {
+        self.of.get(variable).map_or(&[], Vec::as_slice)
+    }
+
+    /// The variables of a cluster.
+    pub fn cluster(&self, cluster: u32) -> &[u32] {
+        &self.clusters[cluster as usize]
     }
 
     /// The variable that an op belongs to.

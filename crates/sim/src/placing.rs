@@ -15,7 +15,7 @@ use crate::{
 use rayon::prelude::*;
 use shardwright_cost::Collective;
 use shardwright_graph::{Phase, Role};
-use shardwright_machine::{AxisSet, Bytes, DeviceId};
+use shardwright_machine::{AxisSet, Bytes, DeviceId, Machine};
 use shardwright_place::{Axis, Candidate, Devices, Flow, Items, Link, candidates, measure};
 use shardwright_plan::{
     Demands, Found, PlacementRow, PlanError, Problem, evaluate, peak, picoseconds,
@@ -51,6 +51,7 @@ pub(crate) struct Placed {
 }
 
 /// A placement and what it means.
+#[derive(Clone)]
 struct Tried {
     candidate: Candidate,
     configs: Vec<Config>,
@@ -134,54 +135,158 @@ fn devices(problem: &Problem<'_>, kinds: &[u32], limit: Option<Bytes>) -> Device
     })
 }
 
-/// The candidates with their simulated steps.
-fn tried(problem: &Problem<'_>, moves: &Moves<'_>, all: Vec<Candidate>) -> Result<Vec<Tried>, SimError> {
-    let simulate = |candidate: Candidate| {
-        let configs = moves.plan(&candidate.place);
-        let makespan = simulate_step(problem, &configs)?.makespan;
-        Ok(Tried { candidate, makespan, peak: peak(problem, &configs), configs })
-    };
-    all.into_par_iter().map(simulate).collect()
+/// Placements of the problem's layers on its devices.
+struct Placing<'p> {
+    problem: &'p Problem<'p>,
+    moves: Moves<'p>,
+    kinds: Vec<u32>,
+    items: Items,
+    /// What a device may hold: what it has, or less if somebody says so.
+    limit: Bytes,
+    balance: f64,
 }
 
-/// Placements of whole layers, the shortest step first; those of a limit that fit come before those that do not.
-fn compared(
-    problem: &Problem<'_>,
-    moves: &Moves<'_>,
-    demands: &Demands,
-) -> Result<(Items, Devices, Vec<Tried>), SimError> {
-    let kinds = kinds(problem);
-    let items = items(problem, &kinds)?;
-    let devices = devices(problem, &kinds, demands.memory);
-    let balance = demands.balance.unwrap_or(BALANCE);
-    let mut tried = tried(problem, moves, candidates(&items, &devices, balance))?;
-    let limit = limit(problem, demands);
-    // What items hold is an estimate: copies and gradients come on top. So some room is left, until something fits.
-    for part in ROOM {
-        if tried.iter().any(|tried| tried.peak <= limit) {
-            break;
-        }
-        let less = Bytes((limit.0 as f64 * part) as u64);
-        let tighter = self::devices(problem, &kinds, Some(less));
-        let mut more = candidates(&items, &tighter, f64::INFINITY);
-        more.retain(|candidate| !candidate.baseline);
-        tried.extend(self::tried(problem, moves, more)?);
+impl<'p> Placing<'p> {
+    fn new(problem: &'p Problem<'p>, demands: &Demands) -> Result<Self, SimError> {
+        let kinds = kinds(problem);
+        let own = problem.machine.slowest().memory;
+        let items = items(problem, &kinds)?;
+        Ok(Self {
+            problem,
+            moves: Moves::whole(problem, |device| pinned(problem, device), items.clusters()),
+            items,
+            kinds,
+            limit: demands.memory.map_or(own, |limit| Bytes(limit.0.min(own.0))),
+            balance: demands.balance.unwrap_or(BALANCE),
+        })
     }
-    tried.sort_by_key(|tried| (tried.peak.0.saturating_sub(limit.0), tried.makespan));
-    Ok((items, devices, tried))
+
+    /// What counts: what does not fit, then time.
+    fn worth(&self, tried: &Tried) -> (u64, u64) {
+        (tried.peak.0.saturating_sub(self.limit.0), tried.makespan)
+    }
+
+    /// A placement with its simulated step.
+    fn simulate(&self, candidate: Candidate) -> Result<Tried, SimError> {
+        let configs = self.moves.plan(&candidate.place);
+        let makespan = simulate_step(self.problem, &configs)?.makespan;
+        Ok(Tried { candidate, makespan, peak: peak(self.problem, &configs), configs })
+    }
+
+    fn simulate_all(&self, all: Vec<Candidate>) -> Result<Vec<Tried>, SimError> {
+        all.into_par_iter().map(|candidate| self.simulate(candidate)).collect()
+    }
+
+    /// Placements made in several ways, and the one that is known already, the best first.
+    fn compared(&self, devices: &Devices, known: Option<Candidate>) -> Result<Vec<Tried>, SimError> {
+        let mut all = candidates(&self.items, devices, self.balance);
+        all.extend(known);
+        let mut tried = self.simulate_all(all)?;
+        // What items hold is an estimate: copies and gradients come on top. So some room is left, until something fits.
+        for part in ROOM {
+            if tried.iter().any(|tried| tried.peak <= self.limit) {
+                break;
+            }
+            let less = Bytes((self.limit.0 as f64 * part) as u64);
+            let tighter = self::devices(self.problem, &self.kinds, Some(less));
+            let mut more = candidates(&self.items, &tighter, f64::INFINITY);
+            more.retain(|candidate| !candidate.baseline);
+            tried.extend(self.simulate_all(more)?);
+        }
+        tried.sort_by_key(|tried| self.worth(tried));
+        Ok(tried)
+    }
+
+    /// The best that can be found by moving layers on from the best placements.
+    fn walk_on(&self, tried: &[Tried], control: &Control<'_>) -> Result<Option<Tried>, SimError> {
+        let mut starts: Vec<Vec<Config>> = Vec::new();
+        for tried in tried {
+            if starts.len() < STARTS && !starts.contains(&tried.configs) {
+                starts.push(tried.configs.clone());
+            }
+        }
+        let tight = tried.iter().any(|tried| tried.peak > self.limit);
+        let most = (PER_CHOICE * self.moves.total() as u64).min(MOST_PROPOSALS);
+        let limits = Limits {
+            proposals: control.iterations.unwrap_or(most),
+            // Asking what a device holds takes longer than a proposal: only where it could matter.
+            memory: tight.then_some(self.limit),
+            fixed: Vec::new(),
+            pins: self.problem.mesh().all(),
+        };
+        let chains = match mcmc(self.problem, &self.moves, &starts, &limits, control) {
+            // More devices than are told apart change by change.
+            Err(DeltaError::Lanes { .. }) => Vec::new(),
+            chains => chains?,
+        };
+        let named = |configs| {
+            let place = self.moves.choices(configs);
+            Candidate { name: PLACE.name.to_string(), baseline: false, place }
+        };
+        let found = chains.iter().map(|chain| self.simulate(named(&chain.configs)));
+        let found: Vec<Tried> = found.collect::<Result<_, SimError>>()?;
+        Ok(found.into_iter().min_by_key(|tried| self.worth(tried)))
+    }
 }
 
-/// What a device may hold: what it has, or less if somebody says so.
-fn limit(problem: &Problem<'_>, demands: &Demands) -> Bytes {
-    let own = problem.machine.slowest().memory;
-    demands.memory.map_or(own, |limit| Bytes(limit.0.min(own.0)))
+/// What came of placing layers on a machine.
+struct Stage {
+    items: Items,
+    devices: Devices,
+    /// The best first.
+    tried: Vec<Tried>,
+    /// The same, and what was found by moving on from there.
+    best: Option<Tried>,
+}
+
+/// The parts of a machine that are tried before all of it: its first devices, as far as ever more of its axes reach.
+fn parts(machine: &Machine) -> impl Iterator<Item = Machine> {
+    let axes = machine.mesh().axes();
+    let sizes = axes.iter().skip(1).rev().scan(1u64, |devices, axis| {
+        *devices *= u64::from(axis.size);
+        Some(*devices)
+    });
+    let sizes: Vec<u64> = sizes.collect();
+    sizes.into_iter().filter_map(|devices| machine.restrict(devices).ok())
+}
+
+/// Places layers on the machine's first devices, then on ever more of them, each time from the best that is known: more devices may cost
+/// more transfers than they are worth, and a walk among few finds more than one among many.
+fn staged(problem: &Problem<'_>, demands: &Demands, control: &Control<'_>) -> Result<Stage, SimError> {
+    let parts: Vec<Machine> = parts(problem.machine).collect();
+    let mut known: Option<Candidate> = None;
+    for (nth, part) in parts.iter().enumerate() {
+        let mesh = part.mesh().clone();
+        let smaller = Problem::bare(problem.graph, part, problem.costs(), mesh, problem.untied)?;
+        let share = control.share((parts.len() + 1 - nth) as u32);
+        let best = stage(&smaller, demands, &share, known.take())?.best;
+        known = best.map(|best| Candidate {
+            name: format!("{} on {}", PLACE.name, part.devices()),
+            ..best.candidate
+        });
+    }
+    stage(problem, demands, control, known)
+}
+
+/// Places layers on a machine.
+fn stage(
+    problem: &Problem<'_>,
+    demands: &Demands,
+    control: &Control<'_>,
+    known: Option<Candidate>,
+) -> Result<Stage, SimError> {
+    let placing = Placing::new(problem, demands)?;
+    let devices = devices(problem, &placing.kinds, demands.memory);
+    let tried = placing.compared(&devices, known)?;
+    let walked = if control.iterations == Some(0) { None } else { placing.walk_on(&tried, control)? };
+    let best = tried.first().cloned().into_iter().chain(walked).min_by_key(|tried| placing.worth(tried));
+    Ok(Stage { items: placing.items, devices, tried, best })
 }
 
 /// The best placement without moving anything on: a plan to start from for those who search on.
 pub(crate) fn start(problem: &Problem<'_>, demands: &Demands) -> Result<Vec<Config>, SimError> {
-    let moves = Moves::whole(problem, |device| pinned(problem, device));
-    let (.., tried) = compared(problem, &moves, demands)?;
-    Ok(tried.into_iter().next().map(|tried| tried.configs).unwrap_or_default())
+    let best = staged(problem, demands, &Control::new().iteration_limit(0))?.best;
+    Ok(best.map(|best| best.configs).unwrap_or_default())
 }
 
 /// Places whole layers on devices.
@@ -190,40 +295,8 @@ pub(crate) fn place(
     demands: &Demands,
     control: &Control<'_>,
 ) -> Result<Placed, SimError> {
-    let moves = Moves::whole(problem, |device| pinned(problem, device));
-    let (items, devices, tried) = compared(problem, &moves, demands)?;
-    let limit = limit(problem, demands);
-    let mut starts: Vec<Vec<Config>> = Vec::new();
-    for tried in &tried {
-        if starts.len() < STARTS && !starts.contains(&tried.configs) {
-            starts.push(tried.configs.clone());
-        }
-    }
-    let tight = tried.iter().any(|tried| tried.peak > limit);
-    let limits = Limits {
-        proposals: control.iterations.unwrap_or((PER_CHOICE * moves.total() as u64).min(MOST_PROPOSALS)),
-        // Asking what a device holds takes longer than a proposal: only where it could matter.
-        memory: tight.then_some(limit),
-        fixed: Vec::new(),
-        pins: problem.mesh().all(),
-    };
-    let mut best = tried.first().map(|tried| (tried.makespan, tried.peak, tried.configs.clone()));
-    match mcmc(problem, &moves, &starts, &limits, control) {
-        Ok(chains) => {
-            for chain in chains {
-                let (makespan, peak) =
-                    (simulate_step(problem, &chain.configs)?.makespan, peak(problem, &chain.configs));
-                let over = |peak: Bytes| peak.0.saturating_sub(limit.0);
-                if best.as_ref().is_none_or(|(m, p, _)| (over(peak), makespan) < (over(*p), *m)) {
-                    best = Some((makespan, peak, chain.configs));
-                }
-            }
-        }
-        // More devices than are told apart change by change: the best of the candidates stays.
-        Err(DeltaError::Lanes { .. }) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let Some((makespan, peak, configs)) = best else {
+    let Stage { items, devices, tried, best } = staged(problem, demands, control)?;
+    let Some(Tried { candidate, makespan, peak, configs }) = best else {
         let reason = "there is nothing to place".to_string();
         return Err(PlanError::NoPlan { solver: PLACE.name.into(), reason }.into());
     };
@@ -251,7 +324,7 @@ pub(crate) fn place(
             peak_memory_bytes: peak.0,
         }
     };
-    let own = row(PLACE.name, false, makespan, peak, &moves.choices(&configs));
+    let own = row(PLACE.name, false, makespan, peak, &candidate.place);
     let others = tried
         .iter()
         .map(|t| row(&t.candidate.name, t.candidate.baseline, t.makespan, t.peak, &t.candidate.place));

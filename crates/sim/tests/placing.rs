@@ -1,14 +1,16 @@
 //! Whole layers on devices: against plain placements, against all placements, under limits, and on devices that differ.
 
+use shardwright_cost::Action;
 use shardwright_frontend::{
     layers::{add, data, dense},
     zoo::{BuildOptions, build},
 };
 use shardwright_graph::{DType, Graph, GraphBuilder, Optimizer, ops::Reduce, train};
+use shardwright_lower::{Work, lower};
 use shardwright_machine::{Bytes, Machine, builtin, parse};
 use shardwright_plan::{Demands, Plan, PlanError, Problem, peak};
 use shardwright_search::Control;
-use shardwright_sim::{PLACE, SimError, plan, simulate_step};
+use shardwright_sim::{Limits, Moves, PLACE, SimError, mcmc, plan, simulate_step};
 use shardwright_space::{AxisUse, Config};
 
 fn graph(model: &str) -> Graph {
@@ -63,6 +65,79 @@ fn no_plain_placement_is_better_and_every_layer_is_whole_on_one_device() {
             op.axes.iter().all(|a| a.as_ref().is_some_and(|a| a.starts_with('@')))
         };
         assert!(plan.ops.iter().all(whole), "{model}");
+    }
+}
+
+#[test]
+fn more_devices_are_never_slower() {
+    for model in [
+        "nmt:batch=16,seq=3,hidden=256,vocab=512,unroll=3",
+        "dlrm:batch=512,rows=10000",
+        "rnnlm:batch=16,hidden=256,vocab=1000,unroll=4",
+    ] {
+        let graph = graph(model);
+        let mut fewer = f64::INFINITY;
+        for devices in [1, 2, 4, 8, 16] {
+            let machine = builtin(&format!("p100x16:{devices}")).unwrap();
+            let plan = place(&graph, &machine, &Demands::default()).unwrap();
+            let step = plan.simulated.step_seconds;
+            assert!(step <= fewer, "{model} on {devices}: {step} after {fewer}");
+            fewer = step;
+        }
+    }
+}
+
+#[test]
+fn layers_that_share_weights_move_together() {
+    let graph = graph("rnnlm:batch=64,hidden=1024,vocab=1000,layers=2,unroll=6");
+    let machine = builtin("flat:4").unwrap();
+    let problem = layers_of(&graph, &machine);
+    let layers = problem.variables.splits.len();
+    let single = pinned(&problem, &vec![0; layers]);
+    // All that reads the same weight.
+    let mut readers = std::collections::BTreeMap::<_, Vec<u32>>::new();
+    for transfer in &problem.transfers.all {
+        if graph.tensor(transfer.tensor).producer.is_none() {
+            let readers = readers.entry(transfer.tensor).or_default();
+            readers.extend([transfer.from, transfer.to].map(|end| problem.variables.part(end.op) as u32));
+        }
+    }
+    let clusters = readers.into_values().map(|mut cluster| {
+        cluster.sort_unstable();
+        cluster.dedup();
+        cluster
+    });
+    let on = |device: u32| {
+        let mesh = problem.mesh();
+        let digit = |axis| AxisUse::Pin(mesh.digit(shardwright_machine::DeviceId(device), axis) as u16);
+        Config::new(mesh.all().iter().map(digit))
+    };
+    let limits = Limits { proposals: 1500, pins: problem.mesh().all(), ..Limits::default() };
+    let [one_by_one, together] = [Vec::new(), clusters.collect()].map(|clusters| {
+        let moves = Moves::whole(&problem, on, clusters);
+        mcmc(&problem, &moves, std::slice::from_ref(&single), &limits, &Control::new()).unwrap()[0].makespan
+    });
+    assert!(together as f64 <= 0.9 * one_by_one as f64, "{together} {one_by_one}");
+}
+
+/// What goes from one device to another goes nowhere else, on machines of several axes and levels too.
+#[test]
+fn placed_layers_exchange_data_straight() {
+    let graph = graph("nmt:batch=16,seq=3,hidden=256,vocab=512,unroll=3");
+    for machine in ["p100x16", "flat:4", "a100x64:32"] {
+        let machine = builtin(machine).unwrap();
+        let problem = layers_of(&graph, &machine);
+        let places: Vec<u32> =
+            (0..problem.variables.splits.len() as u32).map(|layer| layer * 7 % machine.devices()).collect();
+        let program = lower(&graph, &problem.relayouts, &pinned(&problem, &places)).unwrap();
+        let mut sent = 0;
+        for instruction in &program.instructions {
+            if let Work::Relayout(step) = &instruction.work {
+                assert_eq!(step.action, Action::Send, "{step:?}");
+                sent += 1;
+            }
+        }
+        assert!(sent > 10, "{sent}");
     }
 }
 
