@@ -155,9 +155,13 @@ struct Assistants<'s> {
     outcome: Assisted,
 }
 
+/// Help stays where steps with it are at most this long, compared with steps without: the runtime tries that out too.
+const WORTH: f64 = 0.98;
+
 /// Runs a schedule with assistants. It must have been made for every device by itself ([`crate::Classes::each`]).
 ///
-/// Two steps are simulated, and the second one counts: by then assistants know how fast devices are.
+/// Two steps are simulated, and the second one counts: by then assistants know how fast devices are. Where help does not pay, which
+/// the runtime finds out by trying, there is none.
 pub fn assist(
     schedule: &Schedule,
     program: &ParallelGraph,
@@ -166,6 +170,20 @@ pub fn assist(
     reality: Reality<'_>,
 ) -> Assisted {
     let plan = Plan::new(schedule);
+    let steps = |rule: Rule| second_step(schedule, &plan, program, comm, rule, reality);
+    let (helped, alone) = (steps(rule), steps(Rule { window: 0, ..rule }));
+    if helped.makespan as f64 <= WORTH * alone.makespan as f64 { helped } else { alone }
+}
+
+/// The second of two steps under a rule.
+fn second_step(
+    schedule: &Schedule,
+    plan: &Plan,
+    program: &ParallelGraph,
+    comm: &Comm,
+    rule: Rule,
+    reality: Reality<'_>,
+) -> Assisted {
     let tasks = &schedule.tasks;
     let devices = schedule.classes.len();
     let mut forecasts: Vec<Forecast> = plan.pieces.iter().map(|pieces| Forecast::new(pieces)).collect();
@@ -178,7 +196,7 @@ pub fn assist(
         let first = tasks.ids().filter(|&task| missing[task] == 0);
         let mut step = Assistants {
             schedule,
-            plan: &plan,
+            plan,
             program,
             comm,
             rule,
