@@ -165,7 +165,6 @@ def measured(program, budget, devices, output):
         until = left() - share
         machine, costs = folder / f"m{count}.toml", folder / f"costs{count}.json"
         notes[count] = {"probe": run_json(program, "machine", "probe", "--workers", count, "-o", machine)}
-        kept = notes[count]["probe"]["interruptions"]
         plans = plans_for(program, machine, folder, count, failures)
         models = [part for _, path in plans.values() for part in ("-m", path)]
         options = ["-o", costs, "--time", share * 0.4, "--workers", count]
@@ -194,10 +193,8 @@ def measured(program, budget, devices, output):
                     links: run_json(program, "simulate", path, "--full", "--links", links)
                     for links in ["fifo", "shared", "core"]
                 }
-                # The same, with cores kept from working as often as the probe has found.
-                interrupt = f"{kept['per_second']:.3f}:{kept['seconds']:.3e}"
-                options = ["--full", "--links", "core", "--interrupt", interrupt]
-                by["kept"] = run_json(program, "simulate", path, *options)
+                # The same, with cores as uneven as `profile` has found them.
+                by["uneven"] = run_json(program, "simulate", path, "--full", "--links", "core", "--uneven")
             except RuntimeError as error:
                 failures.append(f"{model} {count} {solver}: {error}")
                 continue
@@ -207,10 +204,10 @@ def measured(program, budget, devices, output):
             medians = [statistics.median(steps) for steps in rounds]
             row |= {"measured": statistics.median(medians), "apart": max(medians) / min(medians) - 1}
             row |= {links: answer["step_seconds"] for links, answer in by.items()}
-            parts = {key: statistics.fmean(d[key] for d in by["kept"]["devices"]) for key in ["busy", "exposed_comm"]}
+            parts = {key: statistics.fmean(d[key] for d in by["uneven"]["devices"]) for key in ["busy", "exposed_comm"]}
             row |= {"rates": rates, "computing": parts["busy"], "busy": mean("busy_seconds")}
             row |= {"moving": parts["exposed_comm"], "moved": mean("communication_seconds")}
-            row |= {"waiting": by["kept"]["step_seconds"] - parts["busy"] - parts["exposed_comm"]}
+            row |= {"waiting": by["uneven"]["step_seconds"] - parts["busy"] - parts["exposed_comm"]}
             rows.append(row | {"waited": mean("idle_seconds")})
         if output:
             Path(output).write_text(json.dumps({"rows": rows, "failures": failures, "notes": notes}, indent=1))
@@ -219,17 +216,17 @@ def measured(program, budget, devices, output):
     print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in sorted(rows, key=lambda r: (r["model"], r["devices"], r["solver"])):
         ms = lambda key: f"{row[key] * 1e3:.1f}"
-        cells = [row["model"], row["devices"], row["solver"], ms("measured"), f"{row['apart']:.0%}", ms("kept")]
-        cells += [f"{row['kept'] / row['measured'] - 1:+.0%}"]
+        cells = [row["model"], row["devices"], row["solver"], ms("measured"), f"{row['apart']:.0%}", ms("uneven")]
+        cells += [f"{row['uneven'] / row['measured'] - 1:+.0%}"]
         cells += [ms(key) for key in ["computing", "busy", "moving", "moved", "waiting", "waited"]]
         print(f"| {' | '.join(map(str, cells))} |")
     if len(rows) > 2:
         apart = [row["apart"] for row in rows if len(row["rounds"]) > 1]
-        print(f"\nOne core per device, measured kernels, interruptions (the table): {summary(rows, 'kept')}.")
+        print(f"\nOne core per device, measured kernels, uneven cores (the table): {summary(rows, 'uneven')}.")
         if apart:
             print(f"Rounds of the same plan differ by {statistics.median(apart):.0%} in the median, {max(apart):.0%} at most.")
-        print(f"The same without interruptions: {summary(rows, 'core')}.")
-        print(f"Without, and with rates of the probe instead of measured kernels: {summary(rows, 'rates')}.")
+        print(f"The same with equal cores: {summary(rows, 'core')}.")
+        print(f"Equal cores, and rates of the probe instead of measured kernels: {summary(rows, 'rates')}.")
         print(f"Communication beside computing, fifo links: {summary(rows, 'fifo')}.")
         print(f"The same, shared links: {summary(rows, 'shared')}.")
     for failure in failures:

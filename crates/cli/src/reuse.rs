@@ -1,12 +1,13 @@
-//! Which operands of a program's ops a core's caches have forgotten: an op that reads what has just been written takes less time than
-//! one that reads weights, or what the forward pass left long ago.
+//! Where a program's ops find what they read: an op that reads what has just been written takes less time than one that reads weights, or
+//! what the forward pass left long ago.
 
 use shardwright_lower::{Instruction, ParallelGraph, ValueId};
-use shardwright_machine::{Bytes, DeviceId};
+use shardwright_machine::DeviceId;
+use shardwright_runtime::measure::{Caches, Reach};
 
-/// Per instruction: whether what a device reads is forgotten, that is, whether it has read or written more than `caches` since it
-/// last touched it. Steps follow on each other: this is about the second.
-pub fn forgotten(program: &ParallelGraph, device: DeviceId, caches: Bytes) -> Vec<Vec<bool>> {
+/// Per instruction: where a device finds what it reads, by how much it has read or written since it last touched it. Steps follow
+/// on each other: this is about the second.
+pub fn reaches(program: &ParallelGraph, device: DeviceId, caches: Caches) -> Vec<Vec<Reach>> {
     let bytes = |value: &ValueId| {
         let held = program.value(*value).local_type(&program.mesh, device);
         held.map_or(0, |ty| ty.bytes())
@@ -20,8 +21,12 @@ pub fn forgotten(program: &ParallelGraph, device: DeviceId, caches: Bytes) -> Ve
     for _ in 0..2 {
         found.clear();
         for instruction in &program.instructions {
-            let old = |value: &ValueId| last[value.index()].is_none_or(|then| now - then > caches.0);
-            found.push(instruction.reads.iter().map(old).collect());
+            let reach = |value: &ValueId| {
+                let distance = last[value.index()].map_or(u64::MAX, |then| now - then);
+                // What comes to be used lately is pushed out by the rest of itself too.
+                caches.reach(distance.saturating_add(bytes(value)))
+            };
+            found.push(instruction.reads.iter().map(reach).collect());
             now = now.saturating_add(sizes(instruction));
             for value in instruction.reads.iter().chain(&instruction.writes) {
                 last[value.index()] = Some(now);
@@ -48,15 +53,20 @@ mod tests {
         let plan = request.plan("data", &args.search(), &AtomicBool::new(false), &|_| {}).unwrap();
         let program = Opened::of_plan(&args, plan).unwrap().program;
         let device = DeviceId(1);
-        let all = forgotten(&program, device, Bytes(u64::MAX));
-        assert!(all.iter().flatten().all(|forgotten| !forgotten), "everything is touched once a step");
-        let small = forgotten(&program, device, Bytes(0));
-        for (pair, forgotten) in program.instructions.windows(2).zip(&small[1..]) {
-            for (value, &forgotten) in pair[1].reads.iter().zip(forgotten) {
+        let all = reaches(&program, device, Caches { own: u64::MAX, share: u64::MAX });
+        assert!(all.iter().flatten().all(|&reach| reach == Reach::Own), "everything is touched once a step");
+        let none = reaches(&program, device, Caches { own: 0, share: 0 });
+        assert!(none.iter().flatten().all(|&reach| reach == Reach::Memory), "nothing is kept");
+        // Room for what is read and nothing else: only what has just been touched is there.
+        let values = program.values.iter().filter_map(|v| v.local_type(&program.mesh, device));
+        let largest = values.map(|ty| ty.bytes()).max().unwrap();
+        let small = reaches(&program, device, Caches { own: largest, share: u64::MAX });
+        for (pair, reaches) in program.instructions.windows(2).zip(&small[1..]) {
+            for (value, &reach) in pair[1].reads.iter().zip(reaches) {
                 let just_now = pair[0].reads.contains(value) || pair[0].writes.contains(value);
-                assert_eq!(forgotten, !just_now, "{pair:?}");
+                assert!(reach == Reach::Own || (reach == Reach::Shared && !just_now), "{pair:?}");
             }
         }
-        assert!(small.iter().flatten().any(|forgotten| !forgotten));
+        assert!(small.iter().flatten().any(|&reach| reach == Reach::Shared));
     }
 }

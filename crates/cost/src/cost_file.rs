@@ -1,8 +1,10 @@
 //! Measured operator times: the file that `profile` and `python/profile_torch.py` write.
 //!
-//! A table per workload class and element type; a row is the workload's sizes and the time in nanoseconds.
+//! A table per workload class and element type; a row is the workload's sizes and the time in nanoseconds. Where several devices were
+//! measured at once, how uneven they were: rows of microseconds and of thousandths of the average time, one per device.
 //! The file is input like any other: everything is checked.
 
+use crate::paces::Paces;
 use serde::{Deserialize, Serialize};
 use shardwright_graph::{DType, Workload};
 use shardwright_machine::Seconds;
@@ -47,6 +49,9 @@ pub enum CostFileError {
         /// What is wrong.
         reason: String,
     },
+    /// Paces that cannot be.
+    #[error("paces: {0}")]
+    Paces(String),
 }
 
 /// A table as it is written.
@@ -71,6 +76,8 @@ struct FileText {
     date: String,
     source: String,
     method: String,
+    #[serde(default)]
+    paces: Option<Vec<Vec<u64>>>,
     tables: Vec<TableText>,
 }
 
@@ -193,6 +200,8 @@ pub struct CostFile {
     pub source: String,
     /// How.
     pub method: String,
+    /// How uneven devices were, where several were measured at once.
+    pub paces: Option<Paces>,
     tables: Vec<CostTable>,
 }
 
@@ -216,7 +225,8 @@ impl CostFile {
         if text.format != FORMAT || text.version != VERSION {
             return Err(CostFileError::Format { format: text.format, version: text.version });
         }
-        Self::new([text.device, text.date, text.source, text.method], text.tables)
+        let paces = text.paces.map(Paces::from_rows).transpose().map_err(CostFileError::Paces)?;
+        Ok(Self { paces, ..Self::new([text.device, text.date, text.source, text.method], text.tables)? })
     }
 
     /// A file from its parts: device, date, source, method; and the tables.
@@ -244,7 +254,7 @@ impl CostFile {
                 Err((place, reason)) => return fail(place, reason),
             }
         }
-        Ok(Self { device, date, source, method, tables: checked })
+        Ok(Self { device, date, source, method, paces: None, tables: checked })
     }
 
     /// Another file's tables with these rows added; where both know the same sizes, these count.
@@ -265,7 +275,8 @@ impl CostFile {
                 }
             }
         }
-        Self::new(header, all)
+        let paces = known.and_then(|known| known.paces.clone());
+        Ok(Self { paces, ..Self::new(header, all)? })
     }
 
     /// Writes the file, one row per line so that differences can be read.
@@ -273,28 +284,30 @@ impl CostFile {
         let quote = |s: &str| serde_json::Value::from(s).to_string();
         let mut out = format!(
             "{{\"format\": \"{FORMAT}\", \"version\": {VERSION}, \"device\": {}, \"date\": {}, \"source\": {}, \
-             \"method\": {}, \"tables\": [\n",
+             \"method\": {}, ",
             quote(&self.device),
             quote(&self.date),
             quote(&self.source),
             quote(&self.method)
         );
+        let lines = |rows: Vec<Vec<u64>>| {
+            let line = |row: &Vec<u64>| {
+                let numbers: Vec<String> = row.iter().map(u64::to_string).collect();
+                format!("[{}]", numbers.join(","))
+            };
+            rows.iter().map(line).collect::<Vec<_>>().join(",\n")
+        };
+        if let Some(paces) = &self.paces {
+            out += &format!("\"paces\": [\n{}],\n", lines(paces.rows().collect()));
+        }
+        out += "\"tables\": [\n";
         for (i, table) in self.tables.iter().enumerate() {
-            let rows: Vec<String> = table
-                .to_text()
-                .rows
-                .iter()
-                .map(|r| {
-                    let numbers: Vec<String> = r.iter().map(u64::to_string).collect();
-                    format!("[{}]", numbers.join(","))
-                })
-                .collect();
             let comma = if i + 1 < self.tables.len() { "," } else { "" };
             out += &format!(
                 "{{\"class\": {}, \"dtype\": \"{}\", \"rows\": [\n{}]}}{comma}\n",
                 quote(&table.class),
                 table.dtype,
-                rows.join(",\n")
+                lines(table.to_text().rows)
             );
         }
         out + "]}\n"
@@ -337,6 +350,12 @@ mod tests {
         assert!((seconds.0 - 700e-9).abs() < 1e-15, "{seconds}");
         assert_eq!(costs.tables()[0].exact(&[1, 4, 4, 5]), None);
         assert_eq!(costs.tables()[0].exact(&[1, 4]), None);
+        let uneven = text.replace("\"tables\"", "\"paces\":[[700,900,1100],[20,1000,1000]],\"tables\"");
+        let uneven = CostFile::from_json(uneven.as_bytes()).unwrap();
+        assert_eq!(uneven.paces.as_ref().unwrap().devices(), 2);
+        assert_eq!(CostFile::from_json(uneven.to_json().as_bytes()).unwrap(), uneven);
+        let later = CostFile::updating(Some(&uneven), ["d", "", "", ""].map(String::from), vec![]).unwrap();
+        assert_eq!(later.paces, uneven.paces, "what says nothing about paces changes nothing");
     }
 
     #[test]
@@ -402,6 +421,9 @@ mod tests {
         check(r#"{"class":"a","dtype":"f32","rows":[[1,-5]]}"#, "invalid value");
         let twice = r#"{"class":"a","dtype":"f32","rows":[]},{"class":"a","dtype":"f32","rows":[]}"#;
         check(twice, "have a table already");
+        let paces = file("").replace("\"tables\"", "\"paces\":[[0,900]],\"tables\"");
+        let error = CostFile::from_json(paces.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("paces: moment 0 lasts 0"), "{error}");
         let other = CostFile::from_json(
             br#"{"format":"x","version":1,"device":"","date":"","source":"","method":"","tables":[]}"#,
         );

@@ -45,7 +45,7 @@ pub use exchange::{Exchange, ExchangeError, Member, Take, all_reduce, extents};
 pub use fabric::{Edge, Fabric, Packing, Placement};
 pub use outcome::{Outcome, assemble, median_after_first, relative_error};
 pub use prepare::{DeviceProgram, Job, Local, PrepareError, Prepared, SourceBlock, Task};
-pub use probe::collective_seconds;
+pub use probe::{Groups, collective_seconds};
 pub use remote::{Remote, Sockets};
 pub use role::{Progress, Role};
 pub use run::{DeviceOutcome, EngineError, Options, run, run_devices};

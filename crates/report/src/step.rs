@@ -115,8 +115,8 @@ impl Step {
         // Sums of partial results are run otherwise than planned.
         let run_as = place(graph, &problem.shapes, configs, problem.mesh()).configs;
         let compute = |op: OpId| times.compute(op, &run_as[op.index()]);
-        let schedule = Schedule::new(&program, Classes::of(&program), compute)?;
-        let line = schedule.simulate_on(Links::of(problem.machine));
+        let schedule = Schedule::new(&program, Classes::of(&program), Links::of(problem.machine), compute)?;
+        let line = schedule.simulate();
         let (whats, moves) = whats(problem, &program);
         let mut step = Self {
             name,

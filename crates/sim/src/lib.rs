@@ -14,7 +14,7 @@
 //! use shardwright_machine::builtin;
 //! use shardwright_plan::{Demands, Problem, search, strategy};
 //! use shardwright_search::Control;
-//! use shardwright_sim::{Classes, Schedule, usages};
+//! use shardwright_sim::{Classes, Links, Schedule, usages};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let graph = build("mlp:batch=64,hidden=1024,layers=3", &BuildOptions::default())?;
@@ -25,7 +25,7 @@
 //!
 //! let times = problem.times()?;
 //! let compute = |op: shardwright_graph::OpId| times.compute(op, &data.configs[op.index()]);
-//! let schedule = Schedule::new(&program, Classes::of(&program), compute)?;
+//! let schedule = Schedule::new(&program, Classes::of(&program), Links::of(&machine), compute)?;
 //! let timeline = schedule.simulate();
 //! // All four devices do the same, so one stands for all.
 //! assert_eq!(schedule.classes.len(), 1);

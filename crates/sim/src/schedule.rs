@@ -4,14 +4,18 @@
 //! group of devices; it takes up the ports of all its members to the links of the levels that it crosses. Its
 //! predicted time already counts what all groups that run at once share, so ports belong to devices. What moves
 //! nothing between devices (slices, views) takes no time, as in the cost model.
+//!
+//! Where the core that computes moves the data too, a collective is one task per member: each fetches what it wants once all have what they
+//! give, when it comes to it, and nobody waits for others to fetch.
 
 use crate::{
     classes::Classes,
     tasks::Tasks,
     timeline::{NOBODY, Timeline},
 };
-use rand::{RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use shardwright_cost::Paces;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
 use shardwright_machine::{AxisSet, DeviceId, Machine};
@@ -49,7 +53,7 @@ pub enum Links {
     Fifo,
     /// Share its bandwidth.
     Shared,
-    /// Wait for each other, and for computing: the core that computes is the one that moves data.
+    /// Wait for each other, and for computing: the core that computes is the one that moves data, each for itself.
     Core,
 }
 
@@ -73,6 +77,7 @@ pub struct Schedule {
     task_of: Vec<u32>,
     /// Streams of each class.
     per_class: u32,
+    links: Links,
 }
 
 /// Whether a device has anything to do with an instruction.
@@ -85,7 +90,7 @@ fn takes_part(program: &ParallelGraph, instruction: &Instruction, device: Device
 }
 
 impl Schedule {
-    /// The tasks of a program for these classes of devices; `compute` says how many picoseconds an op's local part
+    /// The tasks of a program for these classes of devices and links; `compute` says how many picoseconds an op's local part
     /// takes.
     ///
     /// # Errors
@@ -93,6 +98,7 @@ impl Schedule {
     pub fn new(
         program: &ParallelGraph,
         classes: Classes,
+        links: Links,
         mut compute: impl FnMut(OpId) -> i64,
     ) -> Result<Self, TooManyTasks> {
         let count = program.instructions.len();
@@ -106,6 +112,7 @@ impl Schedule {
             task_of: vec![NOBODY; count * classes.len()],
             per_class: 1 + levels,
             classes,
+            links,
         };
         let mut members: Vec<(u32, u32)> = Vec::new();
         let (mut streams, mut waits_for) = (Vec::new(), Vec::new());
@@ -126,20 +133,25 @@ impl Schedule {
             }
             members.sort_unstable();
             for group in members.chunk_by(|a, b| a.0 == b.0) {
-                streams.clear();
                 waits_for.clear();
                 for &(_, class) in group {
-                    schedule.streams_of(program, axes, class, &mut streams);
                     for value in &instruction.reads {
                         waits_for.extend(schedule.maker(program, *value, class));
                     }
                 }
                 waits_for.sort_unstable();
                 waits_for.dedup();
-                let task = schedule.tasks.push(duration, &streams, &waits_for);
-                schedule.instructions.push(InstructionId(at as u32));
-                let row = at * schedule.classes.len();
-                group.iter().for_each(|&(_, class)| schedule.task_of[row + class as usize] = task);
+                let together = if links == Links::Core { 1 } else { group.len() };
+                for gang in group.chunks(together) {
+                    streams.clear();
+                    for &(_, class) in gang {
+                        schedule.streams_of(program, axes, class, &mut streams);
+                    }
+                    let task = schedule.tasks.push(duration, &streams, &waits_for);
+                    schedule.instructions.push(InstructionId(at as u32));
+                    let row = at * schedule.classes.len();
+                    gang.iter().for_each(|&(_, class)| schedule.task_of[row + class as usize] = task);
+                }
             }
         }
         Ok(schedule)
@@ -188,16 +200,19 @@ impl Schedule {
         });
     }
 
-    /// Keeps every device from its work now and then, at random: so often per second of work, for so many seconds on average. A
-    /// transfer is over when the last who take part have done their share of it.
+    /// Lets devices be as uneven as those that operator costs were measured on: from a moment picked at random on, each as fast as one of them
+    /// was then, also picked at random. Transfers take what they take: measured times of theirs are those of the slowest.
     ///
     /// Give every device its own class.
-    pub fn interrupt(&mut self, per_second: f64, seconds: f64, seed: u64) {
+    pub fn pace(&mut self, paces: &Paces, seed: u64) {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-        // The time to the next of events that come at random: exponential.
-        let mut wait = move |mean: f64| -mean * (1.0 - random.random::<f64>()).ln();
-        let (between, length) = (1e12 / per_second.max(1e-9), 1e12 * seconds.max(0.0));
-        let mut next = vec![None; self.classes.len()];
+        let moments = paces.moments();
+        let mut as_whom: Vec<usize> = (0..paces.devices()).collect();
+        as_whom.shuffle(&mut random);
+        let start = random.random_range(0..moments.len());
+        // Per device: the moment that it is in, and picoseconds that are left of it.
+        let length = |at: usize| moments[at].microseconds as f64 * 1e6;
+        let mut now: Vec<(usize, f64)> = vec![(start, length(start)); self.classes.len()];
         let per_class = self.per_class;
         let members: Vec<Vec<u32>> = self
             .tasks
@@ -209,19 +224,26 @@ impl Schedule {
                 members
             })
             .collect();
+        let owners: Vec<bool> = self.tasks.ids().map(|task| self.owner(task).is_some()).collect();
         self.tasks.rescale(|task, duration| {
-            let mut most = 0.0f64;
+            let mut most = 0.0_f64;
             for &class in &members[task] {
-                let left: &mut f64 = next[class as usize].get_or_insert_with(|| wait(between));
-                let mut lost = 0.0;
-                *left -= duration as f64;
-                while *left < 0.0 {
-                    lost += wait(length);
-                    *left += wait(between);
+                let (at, left) = &mut now[class as usize];
+                let who = as_whom[class as usize % as_whom.len()];
+                let (mut work, mut took) = (duration as f64, 0.0);
+                // Half a picosecond is nothing.
+                while work > 0.5 {
+                    let pace = if owners[task] { moments[*at].thousandths[who] as f64 / 1000.0 } else { 1.0 };
+                    let spent = (work * pace).min(*left);
+                    (work, took, *left) = (work - spent / pace, took + spent, *left - spent);
+                    if *left <= 0.0 {
+                        *at = (*at + 1) % moments.len();
+                        *left = length(*at);
+                    }
                 }
-                most = most.max(lost);
+                most = most.max(took);
             }
-            duration.saturating_add(most as u64)
+            most.round() as u64
         });
     }
 
@@ -258,14 +280,9 @@ impl Schedule {
         tasks
     }
 
-    /// Runs it, with links that serve one transfer after the other, in devices that compute meanwhile.
-    pub fn simulate(&self) -> Timeline {
-        self.simulate_on(Links::Fifo)
-    }
-
     /// Runs it.
-    pub fn simulate_on(&self, links: Links) -> Timeline {
-        match links {
+    pub fn simulate(&self) -> Timeline {
+        match self.links {
             Links::Fifo => Timeline::of(&self.tasks),
             Links::Shared => {
                 Timeline::sharing(&self.tasks, |stream| self.stream(stream).1 != Stream::Compute)

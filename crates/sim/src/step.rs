@@ -28,9 +28,10 @@ pub fn simulate_step(problem: &Problem<'_>, configs: &[Config]) -> Result<Step, 
     let times = problem.times()?;
     // Sums of partial results are run otherwise than planned.
     let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
-    let schedule =
-        Schedule::new(&program, Classes::of(&program), |op| times.compute(op, &run_as[op.index()]))?;
-    let timeline = schedule.simulate_on(Links::of(problem.machine));
+    let schedule = Schedule::new(&program, Classes::of(&program), Links::of(problem.machine), |op| {
+        times.compute(op, &run_as[op.index()])
+    })?;
+    let timeline = schedule.simulate();
     let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy).unwrap_or_default();
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
     let makespan = timeline.makespan();

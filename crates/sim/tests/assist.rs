@@ -7,7 +7,7 @@ use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::{Machine, builtin};
 use shardwright_plan::{Demands, Problem, strategy};
 use shardwright_search::Control;
-use shardwright_sim::{Assisted, Classes, PLACE, Reality, Rule, Schedule, assist, search};
+use shardwright_sim::{Assisted, Classes, Links, PLACE, Reality, Rule, Schedule, assist, search};
 use shardwright_space::place;
 
 const CASES: [(&str, &str, &str); 4] = [
@@ -42,7 +42,7 @@ fn schedule(problem: &Problem<'_>, solver: &str) -> (ParallelGraph, Schedule) {
     let times = problem.times().unwrap();
     let run_as = place(problem.graph, &problem.shapes, &found.configs, problem.mesh()).configs;
     let compute = |op: shardwright_graph::OpId| times.compute(op, &run_as[op.index()]);
-    let schedule = Schedule::new(&program, Classes::each(problem.mesh()), compute).unwrap();
+    let schedule = Schedule::new(&program, Classes::each(problem.mesh()), Links::Fifo, compute).unwrap();
     (program, schedule)
 }
 

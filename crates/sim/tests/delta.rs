@@ -25,8 +25,9 @@ fn lowered(problem: &Problem<'_>, configs: &[Config]) -> (u64, Vec<u64>) {
     let times = problem.times().unwrap();
     let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
     let compute = |op: OpId| times.compute(op, &run_as[op.index()]);
-    let schedule = Schedule::new(&program, Classes::of(&program), compute).unwrap();
-    let line = schedule.simulate_on(Links::of(problem.machine));
+    let schedule =
+        Schedule::new(&program, Classes::of(&program), Links::of(problem.machine), compute).unwrap();
+    let line = schedule.simulate();
     let mut ends = vec![0; problem.graph.ops.len()];
     for task in schedule.tasks.ids() {
         if let Work::Compute { op } = program.instruction(schedule.instructions[task]).work {

@@ -1,14 +1,16 @@
 //! Lowered programs of real models, simulated.
 
 use proptest::prelude::*;
+use shardwright_cost::{Moment, Paces};
 use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::{DType, Graph, GraphBuilder, Init, OpId, Real, Role, TensorType, ops::*};
 use shardwright_lower::{InstructionId, ParallelGraph, lower};
 use shardwright_machine::{Machine, builtin};
 use shardwright_plan::{Demands, Problem, search, strategy};
 use shardwright_search::Control;
-use shardwright_sim::{Classes, Memory, Schedule, Trace, usages};
+use shardwright_sim::{Classes, Links, Memory, Schedule, Trace, usages};
 use shardwright_space::{AxisUse, Config, configs_with_pins, place};
+use std::collections::BTreeSet;
 
 const MODELS: [&str; 3] =
     ["mlp:batch=16,hidden=64,layers=3", "lenet5:batch=8", "nmt:batch=4,seq=3,hidden=8,vocab=12,unroll=3"];
@@ -39,7 +41,7 @@ fn schedule(
 ) -> Schedule {
     let times = problem.times().unwrap();
     let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
-    Schedule::new(program, classes, |op| times.compute(op, &run_as[op.index()])).unwrap()
+    Schedule::new(program, classes, Links::Fifo, |op| times.compute(op, &run_as[op.index()])).unwrap()
 }
 
 fn machine(name: &str) -> Machine {
@@ -165,27 +167,48 @@ fn noise_is_the_same_for_the_same_seed_and_stays_in_bounds() {
 }
 
 #[test]
-fn interruptions_take_their_share_of_every_devices_work() {
+fn uneven_devices_take_what_their_paces_say_and_wait_for_the_slowest() {
     let plain = data_parallel();
     let work = |schedule: &Schedule, class| {
         let own = schedule.tasks.ids().filter(|&task| schedule.owner(task) == Some(class));
         own.map(|task| schedule.tasks.duration(task)).sum::<u64>() as f64
     };
-    // A thousand interruptions in the work of a device, each a five-thousandth of it: a fifth more.
-    let often = 1000.0 / (work(&plain, 0) / 1e12);
-    let kept = |seed| {
+    let devices = plain.classes.len();
+    let paced = |moments: Vec<Moment>, seed| {
         let mut schedule = plain.clone();
-        schedule.interrupt(often, 0.2 / often, seed);
-        for class in plain.classes.ids() {
-            let more = work(&schedule, class) / work(&plain, class) - 1.0;
-            assert!((0.15..0.25).contains(&more), "{more} more on device {class}");
-        }
-        schedule.simulate().makespan()
+        schedule.pace(&Paces::new(moments).unwrap(), seed);
+        schedule
     };
-    assert_eq!(kept(1), kept(1));
-    assert_ne!(kept(1), kept(2));
-    // Everybody waits for whoever is interrupted.
-    assert!(kept(1) as f64 > 1.2 * plain.simulate().makespan() as f64);
+    // One is slower by half all the time; who it is depends on the seed.
+    let mut thousandths = vec![1000; devices];
+    thousandths[0] = 1500;
+    let slow = |seed| paced(vec![Moment { microseconds: 10, thousandths: thousandths.clone() }], seed);
+    let slower = |schedule: &Schedule| -> Vec<u32> {
+        let late = |&class: &u32| work(schedule, class) > 1.4 * work(&plain, class);
+        plain.classes.ids().filter(late).collect()
+    };
+    let who: BTreeSet<u32> = (0..40)
+        .map(|seed| {
+            let late = slower(&slow(seed));
+            assert_eq!(late.len(), 1, "{late:?}");
+            late[0]
+        })
+        .collect();
+    assert!(who.len() > 1);
+    assert_eq!(slow(3).simulate().makespan(), slow(3).simulate().makespan());
+    let late = slower(&slow(1))[0];
+    let more = work(&slow(1), late) / work(&plain, late);
+    assert!((more - 1.5).abs() < 1e-3, "{more}");
+    // Short moments in which everybody is slow at times: all take the average, time by time.
+    let (quick, tardy) = (vec![500; devices], vec![2000; devices]);
+    let short = |thousandths: Vec<u64>| Moment { microseconds: 1, thousandths };
+    let turns = paced(vec![short(quick), short(tardy)], 0);
+    // Of two equally long moments, the quick one does four times as much: 2.5 parts of work in 2 of time.
+    let most = work(&turns, 0) / work(&plain, 0);
+    assert!((most - 2.0 / 2.5).abs() < 0.05, "{most}");
+    // Equal devices at their usual pace: nothing changes.
+    let even = paced(vec![Moment { microseconds: 7, thousandths: vec![1000; 3] }], 5);
+    assert_eq!(even.simulate().makespan(), plain.simulate().makespan());
 }
 
 #[test]

@@ -4,14 +4,12 @@ use crate::{Verdict, files};
 use anyhow::ensure;
 use serde_json::json;
 use shardwright_cost::{Collective, Comm};
-use shardwright_engine::collective_seconds;
+use shardwright_engine::{Groups, collective_seconds};
 use shardwright_machine::{
-    Bytes, BytesPerSecond, Device, FlopsPerSecond, Level, Link, Machine, MachineSpec, Peaks, Seconds,
-    Topology,
+    Bytes, BytesPerSecond, Device, Exchange, FlopsPerSecond, Level, Link, Machine, MachineSpec, Measured,
+    Peaks, Point, Seconds, Topology,
 };
-use shardwright_runtime::measure::{
-    Interruptions, WorkerRates, interruptions, op_overhead, signal_latency, worker_rates,
-};
+use shardwright_runtime::measure::{WorkerRates, op_overhead, signal_latency, worker_rates};
 use std::{fmt::Write as _, io::Write as _, path::PathBuf};
 
 /// Works with this machine as a device.
@@ -49,17 +47,16 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let rates: Vec<WorkerRates> = steps(workers).map(worker_rates).collect();
     let latency = signal_latency(cores);
     let overhead = op_overhead();
-    let kept = interruptions(workers);
     let memory = total_memory().unwrap_or(4 << 30);
     let copied = machine_of(&rates, latency, overhead, memory)?;
     let collectives = collectives(workers)?;
     let machine = fitted(&copied, &collectives)?;
-    let text = format!("{}{}", comment(&rates, &collectives, kept), machine.to_toml());
+    let text = format!("{}{}", comment(&rates), machine.to_toml());
     if args.json {
         let rows: Vec<_> = rates.iter().map(row).collect();
         let timed: Vec<_> = collectives.iter().map(Timed::json).collect();
         let all = json!({"workers": rows, "collectives": timed, "signal_seconds": latency, "op_overhead_seconds": overhead,
-            "memory_bytes": memory, "interruptions": {"per_second": kept.per_second, "seconds": kept.seconds}, "machine": machine.spec()});
+            "memory_bytes": memory, "machine": machine.spec()});
         print(&format!("{all:#}\n"))?;
     }
     match &args.output {
@@ -91,7 +88,7 @@ fn row(r: &WorkerRates) -> serde_json::Value {
         "memory_bytes_per_second": r.memory, "neighbour_bytes_per_second": r.neighbour})
 }
 
-fn comment(rates: &[WorkerRates], collectives: &[Timed], kept: Interruptions) -> String {
+fn comment(rates: &[WorkerRates]) -> String {
     let mut text = String::from(
         "# Measured by `shardwright machine probe`; per worker while all of them work:\n\
          # workers  f32 GFLOP/s  f64 GFLOP/s  memory GB/s  from neighbour GB/s\n",
@@ -102,64 +99,70 @@ fn comment(rates: &[WorkerRates], collectives: &[Timed], kept: Interruptions) ->
         let _ =
             writeln!(text, "# {:7}  {f32s:11.1}  {f64s:11.1}  {memory:11.2}  {neighbour:19.2}", r.workers);
     }
-    if !collectives.is_empty() {
-        text.push_str("# The engine's collectives among all workers, milliseconds:\n");
-    }
-    for timed in collectives {
-        let (name, bytes) = (timed.name(), timed.bytes);
-        let _ = writeln!(text, "# {name:<15} of {bytes:>9} bytes {:9.4}", timed.seconds * 1e3);
-    }
-    let _ = writeln!(
-        text,
-        "# Cores were kept from working {:.1} times a second, for {:.3} ms on average: simulate --interrupt {:.1}:{:.3e}",
-        kept.per_second,
-        kept.seconds * 1e3,
-        kept.per_second,
-        kept.seconds
-    );
     text
 }
 
 /// One of the engine's collectives, measured.
 struct Timed {
     kind: Collective,
+    exchange: Exchange,
+    members: usize,
     bytes: u64,
     seconds: f64,
 }
 
 impl Timed {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            Collective::AllReduce => "all-reduce",
-            Collective::ReduceScatter => "reduce-scatter",
-            _ => "all-gather",
-        }
-    }
-
     fn json(&self) -> serde_json::Value {
-        json!({"collective": self.name(), "bytes": self.bytes, "seconds": self.seconds})
+        let (name, members) = (self.exchange.name(), self.members);
+        json!({"collective": name, "members": members, "bytes": self.bytes, "seconds": self.seconds})
     }
 }
 
-/// Bytes of messages that take no time but for being sent, and of those that are past all caches.
+/// What is measured.
+const COLLECTIVES: [(Collective, Exchange); 4] = [
+    (Collective::AllReduce, Exchange::AllReduce),
+    (Collective::ReduceScatter, Exchange::ReduceScatter),
+    (Collective::AllGather, Exchange::AllGather),
+    (Collective::AllToAll, Exchange::AllToAll),
+];
+/// Bytes of messages, from those that take no time but for being sent to those that are past a core's caches.
 const SMALL: u64 = 256;
-const LARGE: u64 = 32 << 20;
+const LARGE: u64 = 16 << 20;
+const SIZES: [u64; 5] = [SMALL, 16 << 10, 256 << 10, 2 << 20, LARGE];
 
-/// Times the engine's collectives among so many workers; nothing where there is nobody to talk to.
+/// Times the engine's collectives in all groups that so many workers can form evenly; nothing where there is nobody to talk to.
 fn collectives(workers: usize) -> anyhow::Result<Vec<Timed>> {
     let mut found = Vec::new();
-    for kind in [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather] {
-        for bytes in [SMALL, LARGE] {
-            if let (Some(seconds), true) = (collective_seconds(kind, workers, bytes)?, workers > 1) {
-                found.push(Timed { kind, bytes, seconds });
+    for members in (2..=workers).filter(|members| workers.is_multiple_of(*members)) {
+        for (kind, exchange) in COLLECTIVES {
+            for bytes in SIZES {
+                if let Some(seconds) = collective_seconds(kind, Groups { workers, members }, bytes)? {
+                    found.push(Timed { kind, exchange, members, bytes, seconds });
+                }
             }
         }
     }
     Ok(found)
 }
 
-/// The machine whose collectives take, by the cost model, as long as they were measured to take: bandwidth by the large
-/// ones, latency by the small ones, the geometric mean over the kinds of each.
+/// What was measured, as a machine's file has it.
+fn tables(collectives: &[Timed], level: &str) -> Vec<Measured> {
+    let table = |of_one: &[Timed]| {
+        // A larger message that took less time than a smaller one was lucky.
+        let mut least = 0.0_f64;
+        let points = of_one.iter().map(|timed| {
+            least = least.max(rounded(timed.seconds));
+            Point { bytes: Bytes(timed.bytes), seconds: Seconds(least) }
+        });
+        let points = points.collect();
+        let (collective, members) = (of_one[0].exchange, of_one[0].members as u32);
+        Measured { level: level.into(), collective, members, points }
+    };
+    collectives.chunk_by(|a, b| (a.exchange, a.members) == (b.exchange, b.members)).map(table).collect()
+}
+
+/// The machine whose collectives take as long as they were measured to take: those that were, and others by the cost model of links: bandwidth by the
+/// large ones, latency by the small ones, the geometric mean over the kinds of each among all workers.
 fn fitted(machine: &Machine, collectives: &[Timed]) -> anyhow::Result<Machine> {
     let mut spec = machine.spec().clone();
     let comm = Comm::new(machine, machine.mesh());
@@ -170,7 +173,7 @@ fn fitted(machine: &Machine, collectives: &[Timed]) -> anyhow::Result<Machine> {
     let slower = |bytes: u64| {
         let logs: Vec<f64> = collectives
             .iter()
-            .filter(|timed| timed.bytes == bytes)
+            .filter(|timed| timed.bytes == bytes && timed.members == machine.devices() as usize)
             .map(|timed| (timed.seconds / predicted(timed)).ln())
             .collect();
         if logs.is_empty() { 1.0 } else { (logs.iter().sum::<f64>() / logs.len() as f64).exp() }
@@ -178,6 +181,7 @@ fn fitted(machine: &Machine, collectives: &[Timed]) -> anyhow::Result<Machine> {
     let link = &mut spec.levels[0].link;
     link.bandwidth = BytesPerSecond(rounded(link.bandwidth.0 / slower(LARGE)));
     link.latency = Seconds(rounded(link.latency.0 * slower(SMALL)));
+    spec.measured = tables(collectives, &spec.levels[0].name);
     Machine::new(spec).map_err(|problem| anyhow::anyhow!("{}: {}", problem.key, problem.reason))
 }
 

@@ -2,17 +2,17 @@
 
 use crate::commands::run::{Opened, read_plan};
 use crate::planning::PlanningArgs;
-use crate::reuse::forgotten;
+use crate::reuse::reaches;
 use crate::{Verdict, files};
 use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use shardwright_cost::{CostFile, Sample, TableText, WorkloadSet};
+use shardwright_cost::{CostFile, Moment, Paces, Sample, TableText, WorkloadSet};
 use shardwright_frontend::zoo;
 use shardwright_graph::{Optimizer, Real, TensorType, Workload};
 use shardwright_lower::{Instruction, ParallelGraph};
-use shardwright_machine::{Bytes, DeviceId};
-use shardwright_runtime::measure::{FORGOTTEN, op_seconds_among};
+use shardwright_machine::DeviceId;
+use shardwright_runtime::measure::{Bench, Caches, Operand, Reach, Timings};
 use std::{
     collections::BTreeMap,
     io::{IsTerminal, Write},
@@ -34,6 +34,8 @@ const DEFAULT_MODELS: &[&str] = &[
 const LARGEST: u64 = 512 << 20;
 /// The most ops of plans with one workload that are measured; their average counts.
 const MOST_ALIKE: usize = 4;
+/// How often all ops of a plan are measured, one time after all others: cores are slower at times. The middle one counts.
+const ROUNDS: usize = 3;
 
 /// Measures operator costs for the cost model (`--costs`).
 ///
@@ -80,6 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     ensure!((1..=4096).contains(&args.devices), "--devices {}: from 1 to 4096", args.devices);
     ensure!((1..=1024).contains(&args.workers), "--workers {}: from 1 to 1024", args.workers);
     ensure!(args.time > 0.0, "--time {}: must be positive", args.time);
+    let caches = Caches::of_cores(args.workers);
     let mut workloads = WorkloadSet::default();
     let defaults: Vec<String> = DEFAULT_MODELS.iter().map(|m| m.to_string()).collect();
     let key = |sample: &Sample| {
@@ -91,7 +94,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     for model in if args.models.is_empty() { &defaults } else { &args.models } {
         if let Some(plan) = read_plan(model)? {
             let opened = Opened::of_plan(&PlanningArgs::of(model, 1), plan)?;
-            for met in ops_of(&opened.program) {
+            for met in ops_of(&opened.program, caches) {
                 let alike = planned.entry(key(&met.sample)).or_default();
                 match alike.iter().position(|other| other.is(&met)) {
                     Some(known) => alike[known].times += 1,
@@ -109,52 +112,60 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     }
     // What a plan runs is measured first and all of it.
     let others = workloads.thinned(args.per_class).into_iter().filter(|s| !planned.contains_key(&key(s)));
-    let others: Vec<Alike> = others.map(|sample| Alike::all_forgotten(sample.clone())).collect();
+    let others: Vec<Alike> = others.map(|sample| Alike::from_memory(sample.clone())).collect();
     let mut samples: Vec<&[Alike]> = planned.values().map(Vec::as_slice).collect();
     samples.extend(others.iter().map(std::slice::from_ref));
     if args.list {
         return list(args, &samples);
     }
-    let measured = measure(args, &samples);
+    let rounds = if planned.is_empty() { 1 } else { ROUNDS };
+    let (measured, paces) = measure(args, &samples, rounds);
     let count: usize = measured.iter().map(|t| t.rows.len()).sum();
     ensure!(count > 0, "nothing was measured; give it more --time");
     let date = args.date.clone().unwrap_or_else(today);
     let at_once =
         if args.workers == 1 { "one thread".into() } else { format!("{} threads at once", args.workers) };
     let source = format!("shardwright {}, its own kernels, {at_once}", env!("CARGO_PKG_VERSION"));
-    let method = "median of 5 timings of at least 2 ms each (3 of long ones), after a warm-up, operands that caches have forgotten by then outside of them; of \
-                  several threads the median"
+    let method = "mean of 5 timings of at least 2 ms each (3 of long ones), after a warm-up, operands in the caches or the memory where a step leaves \
+                  them; of all threads; of a plan's ops the median of 3 such rounds"
         .into();
-    let file = CostFile::new([args.name.clone(), date, source, method], measured)?;
+    let mut file = CostFile::new([args.name.clone(), date, source, method], measured)?;
+    file.paces = paces;
     files::write_atomically(&args.output, |out| out.write_all(file.to_json().as_bytes()))?;
-    report(args, count, samples.len())
+    let slowest = file.paces.as_ref().map(Paces::slowest);
+    report(args, count, samples.len(), slowest)
 }
 
-/// An op of a program, which of its operands caches have forgotten when it runs, and how often it is met so.
+/// An op of a program, where it finds its operands, and how often it is met so.
 struct Alike {
     sample: Sample,
-    forgotten: Vec<bool>,
+    reaches: Vec<Reach>,
     times: u32,
 }
 
 impl Alike {
     /// An op of which nobody knows what came before.
-    fn all_forgotten(sample: Sample) -> Self {
-        Self { forgotten: vec![true; sample.inputs.len()], sample, times: 1 }
+    fn from_memory(sample: Sample) -> Self {
+        Self { reaches: vec![Reach::Memory; sample.inputs.len()], sample, times: 1 }
+    }
+
+    fn operands(&self) -> Vec<Operand> {
+        let pairs = self.sample.inputs.iter().zip(&self.reaches);
+        pairs.map(|(ty, &reach)| Operand { ty: ty.clone(), reach }).collect()
     }
 
     fn is(&self, other: &Self) -> bool {
         let (own, its) = (&self.sample, &other.sample);
-        own.op == its.op && own.inputs == its.inputs && self.forgotten == other.forgotten
+        own.op == its.op && own.inputs == its.inputs && self.reaches == other.reaches
     }
 }
 
 /// The ops that the devices of a program run.
-fn ops_of(program: &ParallelGraph) -> impl Iterator<Item = Alike> {
+fn ops_of(program: &ParallelGraph, caches: Caches) -> impl Iterator<Item = Alike> {
     program.devices().flat_map(move |device| {
-        let forgotten = forgotten(program, device, Bytes(FORGOTTEN));
-        program.instructions.iter().zip(forgotten).filter_map(move |(instruction, forgotten)| {
-            Some(Alike { sample: sample(program, instruction, device)?, forgotten, times: 1 })
+        let reaches = reaches(program, device, caches);
+        program.instructions.iter().zip(reaches).filter_map(move |(instruction, reaches)| {
+            Some(Alike { sample: sample(program, instruction, device)?, reaches, times: 1 })
         })
     })
 }
@@ -188,17 +199,28 @@ fn list(args: &Args, samples: &[&[Alike]]) -> anyhow::Result<Verdict> {
         .collect();
     let list = json!({"format": "shardwright-workloads", "version": 1, "tables": tables});
     files::write_atomically(&args.output, |out| writeln!(out, "{list}"))?;
-    report(args, samples.len(), samples.len())
+    report(args, samples.len(), samples.len(), None)
 }
 
-fn report(args: &Args, count: usize, of: usize) -> anyhow::Result<Verdict> {
+fn report(args: &Args, count: usize, of: usize, slowest: Option<f64>) -> anyhow::Result<Verdict> {
     let mut out = std::io::stdout();
     let path = args.output.display();
     if args.json {
-        writeln!(out, "{}", json!({"output": path.to_string(), "workloads": of, "written": count}))?;
+        writeln!(
+            out,
+            "{}",
+            json!({"output": path.to_string(), "workloads": of, "written": count, "slowest": slowest})
+        )?;
     } else {
         let what = if args.list { "listed" } else { "measured" };
         writeln!(out, "{count} of {of} workloads {what}: {path}")?;
+        if let Some(slowest) = slowest {
+            writeln!(
+                out,
+                "the slowest core took {:.0}% longer than the average one (simulate --uneven)",
+                slowest * 100.0
+            )?;
+        }
     }
     Ok(Verdict::Done)
 }
@@ -214,9 +236,10 @@ fn by_table<'a>(samples: &[&'a [Alike]]) -> Tables<'a> {
     tables
 }
 
-fn measure(args: &Args, samples: &[&[Alike]]) -> Vec<TableText> {
+/// Tables of times, and how uneven the cores were, if there are several.
+fn measure(args: &Args, samples: &[&[Alike]], rounds: usize) -> (Vec<TableText>, Option<Paces>) {
     let bar = if std::io::stderr().is_terminal() {
-        ProgressBar::new(samples.len() as u64)
+        ProgressBar::new((samples.len() * rounds) as u64)
     } else {
         ProgressBar::hidden()
     };
@@ -225,50 +248,69 @@ fn measure(args: &Args, samples: &[&[Alike]]) -> Vec<TableText> {
     }
     let deadline = Instant::now() + Duration::from_secs_f64(args.time.min(1e6));
     let tables = by_table(samples);
-    // Coarse to fine, round by round over the tables: a time limit thins all of them alike.
-    let mut results: Vec<Vec<(Vec<u64>, f64)>> = vec![Vec::new(); tables.len()];
+    // Coarse to fine, turn by turn over the tables: a time limit thins all of them alike.
     let orders: Vec<Vec<usize>> = tables.values().map(|t| coarse_to_fine(t.len())).collect();
-    let rounds = tables.values().map(Vec::len).max().unwrap_or(0);
-    'all: for round in 0..rounds {
-        for ((((class, _), table), order), rows) in tables.iter().zip(&orders).zip(&mut results) {
-            let Some(alike) = order.get(round).and_then(|&i| table.get(i)) else { continue };
-            if Instant::now() > deadline {
-                break 'all;
-            }
-            bar.set_message(*class);
-            bar.inc(1);
-            let (mut sum, mut count) = (0.0, 0);
-            for Alike { sample, forgotten, times: met } in *alike {
-                if sample.inputs.iter().map(|t| t.bytes()).sum::<u64>() > LARGEST {
-                    continue;
-                }
-                // An op that our kernels do not run on this type is simply not in the file.
-                if let Ok(mut times) = op_seconds_among(&sample.op, &sample.inputs, forgotten, args.workers) {
-                    times.sort_by(f64::total_cmp);
-                    sum += times[times.len() / 2] * f64::from(*met);
-                    count += met;
-                }
-            }
-            if count > 0 {
-                rows.push((alike[0].sample.workload.sizes.to_vec(), sum / f64::from(count)));
-            }
+    let turns = tables.values().map(Vec::len).max().unwrap_or(0);
+    let turn = |turn: usize| {
+        let places = orders.iter().enumerate();
+        places.filter_map(move |(table, order)| Some((table, *order.get(turn)?)))
+    };
+    let by_place: Vec<_> = tables.iter().collect();
+    let mut times: Vec<Vec<Vec<f64>>> = by_place.iter().map(|(_, t)| vec![Vec::new(); t.len()]).collect();
+    let (mut bench, mut moments) = (Bench::new(args.workers), Vec::new());
+    for (table, row) in (0..rounds).flat_map(|_| (0..turns).flat_map(&turn)) {
+        if Instant::now() > deadline {
+            break;
         }
+        let ((class, _), samples) = by_place[table];
+        bar.set_message(*class);
+        bar.inc(1);
+        times[table][row].extend(once(samples[row], &mut bench, &mut moments));
     }
     bar.finish_and_clear();
-    let row = |(mut row, seconds): (Vec<u64>, f64)| {
-        row.push(((seconds * 1e9).round() as u64).max(1));
-        row
-    };
-    tables
-        .into_iter()
-        .zip(results)
-        .filter(|(_, rows)| !rows.is_empty())
-        .map(|(((class, _), table), rows)| TableText {
-            class: class.into(),
-            dtype: table[0][0].sample.workload.dtype,
-            rows: rows.into_iter().map(row).collect(),
-        })
-        .collect()
+    let paces = if args.workers > 1 { Paces::new(moments).ok() } else { None };
+    let tables = by_place.iter().zip(times).filter_map(|(((class, _), samples), times)| {
+        let row = |(alike, times): (&&[Alike], Vec<f64>)| {
+            let mut row = alike[0].sample.workload.sizes.to_vec();
+            row.push(((median(times)? * 1e9).round() as u64).max(1));
+            Some(row)
+        };
+        let rows: Vec<Vec<u64>> = samples.iter().zip(times).filter_map(row).collect();
+        let dtype = samples[0][0].sample.workload.dtype;
+        (!rows.is_empty()).then(|| TableText { class: (*class).into(), dtype, rows })
+    });
+    (tables.collect(), paces)
+}
+
+/// The average time of ops with one workload, and how uneven cores were meanwhile. None where our kernels do not run them on this type, or where they
+/// are too large.
+fn once(alike: &[Alike], bench: &mut Bench, moments: &mut Vec<Moment>) -> Option<f64> {
+    let (mut sum, mut count) = (0.0, 0);
+    for op in alike {
+        if op.sample.inputs.iter().map(|t| t.bytes()).sum::<u64>() > LARGEST {
+            continue;
+        }
+        if let Ok(timings) = bench.time(&op.sample.op, &op.operands()) {
+            let (own, spent) = (each(&timings, Timings::mean), each(&timings, Timings::spent));
+            sum += mean(&own) * f64::from(op.times);
+            count += op.times;
+            moments.extend(Moment::of(&own, mean(&spent)));
+        }
+    }
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+fn median(mut numbers: Vec<f64>) -> Option<f64> {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied()
+}
+
+fn each(timings: &[Timings], of: fn(&Timings) -> f64) -> Vec<f64> {
+    timings.iter().map(of).collect()
+}
+
+fn mean(numbers: &[f64]) -> f64 {
+    numbers.iter().sum::<f64>() / numbers.len().max(1) as f64
 }
 
 /// All indices below `count`: first those far apart, then those between them.

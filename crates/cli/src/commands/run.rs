@@ -16,7 +16,7 @@ use shardwright_graph::Graph;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, Work, lower};
 use shardwright_place::Planned;
 use shardwright_plan::Plan;
-use shardwright_sim::{Classes, Schedule};
+use shardwright_sim::{Classes, Links, Schedule};
 use shardwright_space::{Config, OpShapes, place};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -107,19 +107,19 @@ impl Opened {
 
 impl Opened {
     /// The tasks of the plan as the simulator sees them, with the times that the cost model predicts.
-    pub fn schedule(&self, classes: Classes) -> anyhow::Result<Schedule> {
+    pub fn schedule(&self, classes: Classes, links: Links) -> anyhow::Result<Schedule> {
         let (graph, mesh) = (&self.request.graph, &self.program.mesh);
         let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
         let device = self.request.machine.slowest();
         let times = self.request.times(&device, &shapes, mesh)?;
         // Sums of partial results are run otherwise than planned.
         let run_as = place(graph, &shapes, &self.configs, mesh).configs;
-        Ok(Schedule::new(&self.program, classes, |op| times.compute(op, &run_as[op.index()]))?)
+        Ok(Schedule::new(&self.program, classes, links, |op| times.compute(op, &run_as[op.index()]))?)
     }
 
     /// When the plan has devices do what, for scheduling assistants.
     fn guide(&self) -> anyhow::Result<Guide> {
-        let schedule = self.schedule(Classes::each(&self.program.mesh))?;
+        let schedule = self.schedule(Classes::each(&self.program.mesh), Links::Fifo)?;
         let line = schedule.simulate();
         let planned = |device: u32, at: usize| {
             let task = schedule.task(InstructionId(at as u32), device)? as usize;

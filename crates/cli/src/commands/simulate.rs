@@ -34,10 +34,10 @@ pub struct Args {
     /// Let a device compute so much slower than planned, `2:1.5` for device 2; may be repeated
     #[arg(long, value_name = "DEVICE:FACTOR", value_parser = slow)]
     slow: Vec<(u32, f64)>,
-    /// Keep every device from its work so many times a second for so many seconds on average, at random, as `machine probe` has
-    /// found: `120:0.0009`. Of several runs the one that takes the middle time is shown
-    #[arg(long, value_name = "PER_SECOND:SECONDS", value_parser = interrupt, conflicts_with_all = ["delta", "assist"])]
-    interrupt: Option<(f64, f64)>,
+    /// Let devices be as uneven as the cores that the plan's costs were measured on (`profile --workers`); of several runs the one that takes
+    /// the middle time is shown
+    #[arg(long, conflicts_with_all = ["delta", "assist"])]
+    uneven: bool,
     /// Scheduling assistants: devices that are late hand over ready work to others
     #[arg(long, conflicts_with_all = ["delta", "links"])]
     assist: bool,
@@ -68,26 +68,14 @@ pub struct Args {
     json: bool,
 }
 
-/// How many steps with interruptions are simulated.
-const INTERRUPTED_RUNS: u64 = 9;
+/// How many steps of uneven devices are simulated.
+const UNEVEN_RUNS: u64 = 15;
 
 fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
         _ => Err(format!("{text} is not a share between 0 and 1")),
     }
-}
-
-/// How often a device is interrupted, and for how long.
-fn interrupt(text: &str) -> Result<(f64, f64), String> {
-    let known =
-        text.split_once(':').and_then(|(often, long)| Some((often.parse().ok()?, long.parse().ok()?)));
-    // Half of the time at most: beyond that nothing gets done.
-    let sane =
-        |&(often, long): &(f64, f64)| often >= 0.0 && long >= 0.0 && often * long <= 1.0 && often <= 1e4;
-    known
-        .filter(sane)
-        .ok_or_else(|| format!("{text} is not how often a second and for how many seconds, as in 120:0.0009"))
 }
 
 fn links(text: &str) -> Result<Links, String> {
@@ -155,24 +143,27 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let started = Instant::now();
     check_slow(&args.slow, &opened.plan)?;
     // With noise, or help, no two devices are alike.
-    let apart = args.perturb.is_some() || args.interrupt.is_some() || args.assist || !args.slow.is_empty();
+    let apart = args.perturb.is_some() || args.uneven || args.assist || !args.slow.is_empty();
     let classes = if apart { Classes::each(&program.mesh) } else { Classes::of(program) };
-    let planned = opened.schedule(classes)?;
+    // Help is followed on links that serve one transfer after the other.
+    let usual = if args.assist { Links::Fifo } else { Links::of(&opened.request.machine) };
+    let planned = opened.schedule(classes, args.links.unwrap_or(usual))?;
     let mut schedule = planned.clone();
     schedule.slow_down(&args.slow);
     if let Some(share) = args.perturb {
         schedule.perturb(share, args.seed);
     }
-    // Help is followed on links that serve one transfer after the other.
-    let usual = if args.assist { Links::Fifo } else { Links::of(&opened.request.machine) };
-    let links = args.links.unwrap_or(usual);
-    let mut timeline = schedule.simulate_on(links);
-    if let Some((often, long)) = args.interrupt {
-        let mut runs: Vec<(Timeline, Schedule)> = (0..INTERRUPTED_RUNS)
+    let mut timeline = schedule.simulate();
+    if args.uneven {
+        let paces = opened.request.costs().and_then(|costs| costs.paces.as_ref());
+        let paces = paces.context(
+            "--uneven: the plan's costs do not say how uneven devices are; measure them with `profile --workers N` and plan with `--costs`",
+        )?;
+        let mut runs: Vec<(Timeline, Schedule)> = (0..UNEVEN_RUNS)
             .map(|run| {
                 let mut schedule = schedule.clone();
-                schedule.interrupt(often, long, args.seed.wrapping_add(run));
-                (schedule.simulate_on(links), schedule)
+                schedule.pace(paces, args.seed.wrapping_add(run));
+                (schedule.simulate(), schedule)
             })
             .collect();
         runs.sort_by_key(|(timeline, _)| timeline.makespan());

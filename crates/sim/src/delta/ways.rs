@@ -79,6 +79,11 @@ impl<'a> Ways<'a> {
         }
     }
 
+    /// Whether everybody moves data for itself, on the core that computes.
+    pub fn each_for_itself(&self) -> bool {
+        self.beside != 0
+    }
+
     /// The number of a shape.
     pub fn shape(&mut self, shape: TensorShape) -> u32 {
         let next = self.shapes.len() as u32;

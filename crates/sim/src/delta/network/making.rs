@@ -88,19 +88,24 @@ impl Network<'_> {
                 if members == 0 {
                     continue;
                 }
-                let task = self.task_at(chain.list, chain.used);
-                chain.used += 1;
-                let rank = ((chain.rank + chain.nth) << LANE_BITS) | u64::from(all.trailing_zeros());
-                let width = self.lanes().streams;
-                let streams = lanes(members).fold(0, |bits, lane| bits | hop.ports << (lane * width));
-                self.set_task(task, hop.duration, streams, rank);
-                let slot = self.slot(task);
-                for lane in 0..count {
-                    let member = members >> lane & 1 == 1;
-                    self.wait(slot + lane as u32, if member { before[lane] } else { NONE });
-                    if member {
-                        value[lane] = task;
+                let mut left = members;
+                while left != 0 {
+                    // One for all, or for each that moves data itself.
+                    let gang = if self.ways.each_for_itself() { left & left.wrapping_neg() } else { left };
+                    left &= !gang;
+                    let task = self.task_at(chain.list, chain.used);
+                    chain.used += 1;
+                    let first = if gang == members { all } else { gang };
+                    let rank = ((chain.rank + chain.nth) << LANE_BITS) | u64::from(first.trailing_zeros());
+                    let width = self.lanes().streams;
+                    let streams = lanes(gang).fold(0, |bits, lane| bits | hop.ports << (lane * width));
+                    self.set_task(task, hop.duration, streams, rank);
+                    let slot = self.slot(task);
+                    for (lane, &before) in before.iter().enumerate().take(count) {
+                        let member = members >> lane & 1 == 1;
+                        self.wait(slot + lane as u32, if member { before } else { NONE });
                     }
+                    lanes(gang).for_each(|lane| value[lane] = task);
                 }
             }
             chain.nth += 1;
