@@ -12,7 +12,7 @@ mod settling;
 
 use crate::delta::{
     NONE,
-    line::{Line, Turned, shifted, streams},
+    line::{Line, Turns, shifted, streams},
     network::{Network, Task},
 };
 use crate::{Tasks, Timeline};
@@ -86,8 +86,10 @@ pub struct Walk {
     heap: BinaryHeap<Reverse<Turn>>,
     /// Tasks of the old order that have had their turn and may be under way yet.
     under_way: Vec<UnderWay>,
-    /// What is written over when a change is kept.
-    old: Vec<Turned>,
+    /// When each stream is free before and after what is skipped.
+    around: [Vec<u64>; 2],
+    /// What a change that is kept writes.
+    new: Turns,
     /// Tasks that were timed.
     pub steps: u64,
 }
@@ -101,12 +103,12 @@ impl Walk {
         let streams = network.lanes().count() * network.lanes().streams;
         let mut walk = Self { line: Line::new(streams), ..Self::default() };
         walk.grow(network);
-        walk.line.resize(found.order.len());
         for (at, &number) in found.order.iter().enumerate() {
             let (task, number) = (all[number as usize], number as usize);
-            let (ready, end) = (found.ready[number], found.end[number]);
-            walk.line.put(at, Turned { task, taken: network.task(task).streams, ready, end });
+            walk.new.push(task, network.task(task).streams, found.ready[number], found.end[number]);
+            walk.line.place[task as usize] = at as u32;
         }
+        walk.line.replace(0, 0, &walk.new);
         walk
     }
 
@@ -123,14 +125,14 @@ impl Walk {
 
     /// When the last task ends.
     pub fn makespan(&self) -> u64 {
-        if self.pending { self.makespan } else { self.line.last[self.line.len()] }
+        if self.pending { self.makespan } else { self.line.last(self.line.len()) }
     }
 
     /// When a task ends.
     pub fn end(&self, task: u32) -> u64 {
         let place = self.line.place[task as usize] as usize;
         if !self.pending {
-            return self.line.ends[place];
+            return self.line.turns.ends[place];
         }
         self.over(task, usize::MAX).unwrap_or(0)
     }
@@ -138,25 +140,25 @@ impl Walk {
     /// The tasks that make the step as long as it is, last to first: each started when the next one here ended.
     pub fn critical_path<'n>(&'n self, network: &'n Network<'_>) -> impl Iterator<Item = u32> + 'n {
         let line = &self.line;
-        let last = (0..line.len()).max_by_key(|&at| line.ends[at]);
+        let last = (0..line.len()).max_by_key(|&at| line.turns.ends[at]);
         std::iter::successors(last, move |&at| {
-            let task = line.order[at];
-            let start = line.ends[at] - network.task(task).duration;
+            let task = line.turns.order[at];
+            let start = line.turns.ends[at] - network.task(task).duration;
             if start == 0 {
                 return None;
             }
-            if start == line.ready[at] {
+            if start == line.turns.ready[at] {
                 let made = network.before(task).iter().filter(|&&other| other != NONE);
                 let mut made = made.map(|&other| line.place[other as usize] as usize);
-                return made.find(|&place| line.ends[place] == start);
+                return made.find(|&place| line.turns.ends[place] == start);
             }
             // It waited for a stream: for the last that had it.
             let taken = network.task(task).streams;
             (0..at).rev().find(|&other| {
-                line.ends[other] == start && network.task(line.order[other]).streams & taken != 0
+                line.turns.ends[other] == start && network.task(line.turns.order[other]).streams & taken != 0
             })
         })
-        .map(|at| line.order[at])
+        .map(|at| line.turns.order[at])
     }
 
     /// Times the network after a change; its makespan.
@@ -164,9 +166,8 @@ impl Walk {
         self.begin(network);
         let (mut cut, mut by) = (self.reach(network, 0, 0), 0);
         self.same = cut;
-        self.makespan = self.line.last[cut];
-        self.free.clear();
-        self.free.extend_from_slice(self.line.free(cut));
+        self.makespan = self.line.last(cut);
+        self.line.free(cut, &mut self.free);
         self.heap.clear();
         self.under_way.clear();
         self.note_under_way(0, cut);
@@ -191,27 +192,22 @@ impl Walk {
         // What ends the timeline and is neither shifted in time nor in position stays as it is.
         let stays = |piece: &&Piece| piece.by == 0 && piece.shifted.end == old_len && len == old_len;
         let rest = self.pieces.last().filter(stays).map_or(old_len, |piece| piece.shifted.start);
-        self.old.clear();
-        self.old.extend((tail..rest).map(|at| self.line.at(at)));
-        self.line.resize(len);
-        let mut at = tail;
+        self.new.clear();
         for piece in &self.pieces {
             for &(ready, _, task) in &self.timed[piece.timed.clone()] {
-                let (taken, end) = (network.task(task).streams, self.marks[task as usize].end);
-                self.line.put(at, Turned { task, taken, ready, end });
-                at += 1;
+                self.line.place[task as usize] = (tail + self.new.len()) as u32;
+                self.new.push(task, network.task(task).streams, ready, self.marks[task as usize].end);
             }
-            let shift = |t: &Turned| Turned {
-                ready: shifted(t.ready, piece.by),
-                end: shifted(t.end, piece.by),
-                ..*t
-            };
-            for turned in &self.old[piece.shifted.start - tail..piece.shifted.end.min(rest) - tail] {
-                self.line.put(at, shift(turned));
-                at += 1;
+            let kept = piece.shifted.start..piece.shifted.end.min(rest).max(piece.shifted.start);
+            let start = tail + self.new.len();
+            if start != kept.start {
+                for (place, &task) in (start as u32..).zip(&self.line.turns.order[kept.clone()]) {
+                    self.line.place[task as usize] = place;
+                }
             }
+            self.new.extend(&self.line.turns, kept, piece.by);
         }
-        self.line.mend(at);
+        self.line.replace(tail, rest, &self.new);
         self.pieces.clear();
     }
 
@@ -271,7 +267,7 @@ impl Walk {
         if place >= cut || place == NONE as usize || late {
             return None;
         }
-        let end = self.line.ends[place];
+        let end = self.line.turns.ends[place];
         Some(if place < self.same { end } else { shifted(end, self.shift(place)) })
     }
 
@@ -328,7 +324,7 @@ impl Walk {
             }
             self.tell_readers(network, turn.2, cut);
             while first < count && {
-                let mark = &self.marks[self.line.order[first] as usize];
+                let mark = &self.marks[self.line.turns.order[first] as usize];
                 mark.timed == change || mark.gone == change || mark.concerned == change
             } {
                 first += 1;
@@ -358,7 +354,7 @@ impl Walk {
     ) -> Option<Turn> {
         let change = self.change;
         while *cursor < self.line.len() {
-            let (task, ready) = (self.line.order[*cursor], shifted(self.line.ready[*cursor], by));
+            let (task, ready) = (self.line.turns.order[*cursor], shifted(self.line.turns.ready[*cursor], by));
             if ready > until {
                 return None;
             }
@@ -387,7 +383,7 @@ impl Walk {
         self.timed.push(turn);
         self.steps += 1;
         if let Some(place) = self.old_place(task) {
-            self.under_way.push(UnderWay { task, was: self.line.ends[place], is: end });
+            self.under_way.push(UnderWay { task, was: self.line.turns.ends[place], is: end });
         }
     }
 

@@ -31,12 +31,12 @@ impl Walk {
                     None if mark.concerned == self.change => {
                         mark.soonest.saturating_add(network.task(other).duration)
                     }
-                    None => self.line.ends[self.line.place[other as usize] as usize],
+                    None => self.line.turns.ends[self.line.place[other as usize] as usize],
                 };
                 ready = ready.max(end);
             }
             self.marks[task as usize].soonest = ready;
-            let place = from + self.line.ready[from..].partition_point(|&other| other < ready);
+            let place = from + self.line.turns.ready[from..].partition_point(|&other| other < ready);
             cut = cut.min(place);
         }
         if self.concerned.len() > known {
@@ -68,9 +68,9 @@ impl Walk {
             return;
         }
         let line = &self.line;
-        let time = line.ready[cut - 1];
+        let time = line.turns.ready[cut - 1];
         for place in line.first_busy(time).max(from)..cut {
-            let (task, was) = (line.order[place], line.ends[place]);
+            let (task, was) = (line.turns.order[place], line.turns.ends[place]);
             let mark = &self.marks[task as usize];
             if was >= time && mark.timed != self.change && mark.gone != self.change {
                 let is = if place < self.same { was } else { shifted(was, self.shift(place)) };
@@ -89,9 +89,10 @@ impl Walk {
         now: u64,
     ) -> Option<i64> {
         let line = &self.line;
-        let (old, new) = (line.ready[first], self.ready(network, line.order[first], cut)?);
+        let (old, new) = (line.turns.ready[first], self.ready(network, line.turns.order[first], cut)?);
         let by = new.wrapping_sub(old) as i64;
-        for (stream, (&was, &is)) in line.free(first).iter().zip(&self.free).enumerate() {
+        line.free(first, &mut self.around[0]);
+        for (stream, (&was, &is)) in self.around[0].iter().zip(&self.free).enumerate() {
             // A stream may be free at another time if whoever wants it next does not notice.
             if shifted(was, by) != is && self.noticed(first, stream, was.max(shifted(is, -by))) {
                 return None;
@@ -107,7 +108,7 @@ impl Walk {
                     let mark = &self.marks[reader as usize];
                     let place = line.place[reader as usize] as usize;
                     mark.concerned != change && mark.timed != change && place >= cut && {
-                        let ready = line.ready[place];
+                        let ready = line.turns.ready[place];
                         was >= ready || is > shifted(ready, by)
                     }
                 })
@@ -118,13 +119,13 @@ impl Walk {
     /// Whether a task from a position on, up to the first that the change concerns, wants a stream before a time.
     fn noticed(&self, first: usize, stream: usize, before: u64) -> bool {
         let line = &self.line;
-        let waiting = (first..line.len()).take_while(|&at| line.ready[at] < before);
+        let waiting = (first..line.len()).take_while(|&at| line.turns.ready[at] < before);
         for at in waiting {
-            let mark = &self.marks[line.order[at] as usize];
+            let mark = &self.marks[line.turns.order[at] as usize];
             if mark.concerned == self.change || mark.gone == self.change {
                 return false;
             }
-            if line.taken[at] >> stream & 1 == 1 {
+            if line.turns.taken[at] >> stream & 1 == 1 {
                 return true;
             }
         }
@@ -139,15 +140,17 @@ impl Walk {
         by: i64,
     ) -> Option<(usize, i64)> {
         let line = &self.line;
-        let last = if line.last[range.end] > line.last[range.start] {
-            line.last[range.end]
+        let last = if line.last(range.end) > line.last(range.start) {
+            line.last(range.end)
         } else {
-            line.ends[range.clone()].iter().copied().max().unwrap_or(0)
+            line.turns.ends[range.clone()].iter().copied().max().unwrap_or(0)
         };
         self.makespan = self.makespan.max(shifted(last, by));
         // Streams that nobody has taken meanwhile are free when they were.
-        let (before, after) = (line.free(range.start), line.free(range.end));
-        for (free, (&was, &is)) in self.free.iter_mut().zip(before.iter().zip(after)) {
+        let [before, after] = &mut self.around;
+        line.free(range.start, before);
+        line.free(range.end, after);
+        for (free, (&was, &is)) in self.free.iter_mut().zip(before.iter().zip(after.iter())) {
             if is != was {
                 *free = shifted(is, by);
             }
