@@ -199,13 +199,16 @@ fn uneven_devices_take_what_their_paces_say_and_wait_for_the_slowest() {
     let late = slower(&slow(1))[0];
     let more = work(&slow(1), late) / work(&plain, late);
     assert!((more - 1.5).abs() < 1e-3, "{more}");
-    // Short moments in which everybody is slow at times: all take the average, time by time.
-    let (quick, tardy) = (vec![500; devices], vec![2000; devices]);
-    let short = |thousandths: Vec<u64>| Moment { microseconds: 1, thousandths };
-    let turns = paced(vec![short(quick), short(tardy)], 0);
-    // Of two equally long moments, the quick one does four times as much: 2.5 parts of work in 2 of time.
-    let most = work(&turns, 0) / work(&plain, 0);
-    assert!((most - 2.0 / 2.5).abs() < 0.05, "{most}");
+    // Long moments: a step is in one of them. Short ones: in several.
+    let both = |microseconds, seed| {
+        let moments = [500, 2000].map(|t| Moment { microseconds, thousandths: vec![t; devices] });
+        work(&paced(moments.to_vec(), seed), 0) / work(&plain, 0)
+    };
+    for seed in 0..10 {
+        let (long, short) = (both(1_000_000, seed), both(1, seed));
+        assert!([0.5, 2.0].iter().any(|pace| (long - pace).abs() < 1e-3), "{long}");
+        assert!((0.55..1.8).contains(&short), "{short}");
+    }
     // Equal devices at their usual pace: nothing changes.
     let even = paced(vec![Moment { microseconds: 7, thousandths: vec![1000; 3] }], 5);
     assert_eq!(even.simulate().makespan(), plain.simulate().makespan());

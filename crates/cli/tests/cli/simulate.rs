@@ -130,5 +130,32 @@ fn plans_that_cannot_be_simulated_are_explained() {
     check(&["simulate", "missing.json"], "missing.json");
     check(&["simulate", "mlp"], "mlp is not a plan");
     check(&["simulate", path.to_str().unwrap(), "--perturb", "2"], "between 0 and 1");
-    check(&["simulate", path.to_str().unwrap(), "--interrupt", "20:1"], "as in 120:0.0009");
+    check(&["simulate", path.to_str().unwrap(), "--uneven"], "profile --workers N");
+}
+
+#[test]
+fn uneven_devices_wait_for_the_slowest() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, costs) = (folder.path().join("plan.json"), folder.path().join("costs.json"));
+    let mut made = plan(&path);
+    // One of four took twice as long as the others.
+    let text = r#"{"format":"shardwright-costs","version":1,"device":"flat:4","date":"2026-01-01","source":"s","method":"m",
+        "paces":[[1000,1600,800,800,800]],"tables":[]}"#;
+    std::fs::write(&costs, text).unwrap();
+    made["request"]["costs"] = Value::from(costs.to_str().unwrap());
+    std::fs::write(&path, made.to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    let (even, uneven) =
+        (json(&["simulate", path, "--json"]), json(&["simulate", path, "--uneven", "--json"]));
+    let busy = |answer: &Value| -> Vec<f64> {
+        answer["devices"].as_array().unwrap().iter().map(|device| device["busy"].as_f64().unwrap()).collect()
+    };
+    let usual = busy(&even)[0];
+    let mut shares: Vec<f64> = busy(&uneven).iter().map(|busy| busy / usual).collect();
+    shares.sort_by(f64::total_cmp);
+    for (share, expected) in shares.iter().zip([0.8, 0.8, 0.8, 1.6]) {
+        assert!((share - expected).abs() < 1e-3, "{shares:?}");
+    }
+    let step = |answer: &Value| answer["step_seconds"].as_f64().unwrap();
+    assert!(step(&uneven) > 1.2 * step(&even), "{} and {}", step(&uneven), step(&even));
 }
