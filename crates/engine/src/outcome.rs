@@ -7,7 +7,7 @@ use shardwright_cost::Reduction;
 use shardwright_graph::{Dims, TensorId};
 use shardwright_lower::{ParallelGraph, ValueId, blocks};
 use shardwright_machine::DeviceId;
-use shardwright_runtime::Value;
+use shardwright_runtime::{Value, measure::median};
 
 /// What a run gave.
 #[derive(Clone, Debug)]
@@ -51,9 +51,7 @@ impl Outcome {
 
 /// The middle one of some times, without the first where there are more.
 pub fn median_after_first(seconds: &[f64]) -> f64 {
-    let mut times = seconds.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(seconds).to_vec();
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(0.0)
+    median(seconds.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(seconds).to_vec())
 }
 
 /// The largest difference between two tensors, relative to the largest number in the expected one; infinite where

@@ -7,7 +7,7 @@ use crate::role::{Progress, Role};
 use crate::walk::Combine;
 use shardwright_cost::Collective;
 use shardwright_graph::{Block, DType};
-use shardwright_runtime::cores::pin;
+use shardwright_runtime::{cores::on_each, measure::median};
 use smallvec::smallvec;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -97,8 +97,7 @@ pub fn collective_seconds(
     };
     let held: Vec<u64> = stages[0].members.iter().map(|member| size(&member.holds)).collect();
     let (fabric, barrier) = (Fabric::new(workers, edges), Gate::new(workers));
-    let work = |device: u32| -> Vec<f64> {
-        pin(device as usize, workers);
+    let work = |_, device: u32| -> Vec<f64> {
         fabric.bell(device).claim();
         let (mut pool, mut progress) = (Pool::default(), Progress::default());
         let mut seconds = Vec::new();
@@ -130,15 +129,9 @@ pub fn collective_seconds(
         }
         seconds
     };
-    let work = &work;
-    let times: Vec<Vec<f64>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = devices.iter().map(|&d| scope.spawn(move || work(d))).collect();
-        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
-    });
+    let times = on_each(devices.iter().copied(), work);
     let slowest = |round: usize| times.iter().map(|t| t[round]).fold(0.0, f64::max);
-    let mut rounds: Vec<f64> = (0..ROUNDS).map(slowest).collect();
-    rounds.sort_by(f64::total_cmp);
-    Ok(Some(rounds[ROUNDS / 2]))
+    Ok(Some(median((0..ROUNDS).map(slowest).collect())))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use shardwright_frontend::zoo;
 use shardwright_graph::{Optimizer, Real, TensorType, Workload};
 use shardwright_lower::{Instruction, ParallelGraph};
 use shardwright_machine::DeviceId;
-use shardwright_runtime::measure::{Bench, Caches, Operand, Reach, Timings};
+use shardwright_runtime::measure::{Bench, Caches, Operand, Reach, Timings, median};
 use std::{
     collections::BTreeMap,
     io::{IsTerminal, Write},
@@ -41,8 +41,8 @@ const ROUNDS: usize = 3;
 ///
 /// The ops are those of the named models, split in one or two of their dimensions over up to 64 devices, or exactly those
 /// that the devices of a plan run. They run with Shardwright's own kernels, each on one core of this computer, or on several
-/// at once (`--workers`), where they share memory as devices of a run do. For other devices, `--list` writes what there is
-/// to measure, and `python/profile_torch.py` measures it with PyTorch.
+/// at once (`--workers`), where they share memory as devices of a run do. Then the file also says how uneven these cores
+/// were (`paces`), for `simulate --uneven`. For other devices, `--list` writes what there is to measure, and `python/profile_torch.py` measures it with PyTorch.
 #[derive(clap::Args)]
 pub struct Args {
     /// Where to write the cost file (or the list)
@@ -272,10 +272,11 @@ fn measure(args: &Args, samples: &[&[Alike]], rounds: usize) -> (Vec<TableText>,
     let tables = by_place.iter().zip(times).filter_map(|(((class, _), samples), times)| {
         let row = |(alike, times): (&&[Alike], Vec<f64>)| {
             let mut row = alike[0].sample.workload.sizes.to_vec();
-            row.push(((median(times)? * 1e9).round() as u64).max(1));
-            Some(row)
+            row.push(((median(times) * 1e9).round() as u64).max(1));
+            row
         };
-        let rows: Vec<Vec<u64>> = samples.iter().zip(times).filter_map(row).collect();
+        let measured = samples.iter().zip(times).filter(|(_, times)| !times.is_empty());
+        let rows: Vec<Vec<u64>> = measured.map(row).collect();
         let dtype = samples[0][0].sample.workload.dtype;
         (!rows.is_empty()).then(|| TableText { class: (*class).into(), dtype, rows })
     });
@@ -298,11 +299,6 @@ fn once(alike: &[Alike], bench: &mut Bench, moments: &mut Vec<Moment>) -> Option
         }
     }
     (count > 0).then(|| sum / f64::from(count))
-}
-
-fn median(mut numbers: Vec<f64>) -> Option<f64> {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied()
 }
 
 fn each(timings: &[Timings], of: fn(&Timings) -> f64) -> Vec<f64> {

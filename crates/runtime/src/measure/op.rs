@@ -1,7 +1,8 @@
 //! How long ops take: each again and again on as many cores at once as devices will have, what they read where they will find it.
 
 use super::caches::{Caches, Reach};
-use crate::cores::pin;
+use super::median;
+use crate::cores::on_each;
 use crate::init::initial_value;
 use crate::kernels::{Context, KernelError, run};
 use crate::tensor::{Data, Elements, ElementsMut, Value, View, ViewMut};
@@ -58,9 +59,7 @@ impl Timings {
 
     /// Seconds of a call, as it mostly is.
     pub fn median(&self) -> f64 {
-        let mut seconds = self.seconds.clone();
-        seconds.sort_by(f64::total_cmp);
-        seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)
+        median(self.seconds.clone())
     }
 
     /// Seconds that all calls took.
@@ -109,18 +108,10 @@ impl Bench {
     pub fn time(&mut self, op: &Op, operands: &[Operand]) -> Result<Vec<Timings>, KernelError> {
         let (caches, workers) = (self.caches, self.floors.len());
         let barrier = Barrier::new(workers);
-        let times: Vec<Result<Timings, KernelError>> = std::thread::scope(|scope| {
-            let barrier = &barrier;
-            let start = |(worker, floor)| {
-                scope.spawn(move || {
-                    pin(worker, workers);
-                    let job = Job::new(op, operands, caches);
-                    barrier.wait();
-                    job?.time(floor)
-                })
-            };
-            let threads: Vec<_> = self.floors.iter_mut().enumerate().map(start).collect();
-            threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        let times = on_each(self.floors.iter_mut(), |_, floor| {
+            let job = Job::new(op, operands, caches);
+            barrier.wait();
+            job?.time(floor)
         });
         let times = times.into_iter().collect::<Result<Vec<_>, _>>()?;
         if times.len() < workers { Err(KernelError::BadValue("a thread failed".into())) } else { Ok(times) }

@@ -1,6 +1,6 @@
 //! What this machine's cores and memory give when several work at once.
 
-use crate::cores::pin;
+use crate::cores::on_each;
 use std::{
     hint::black_box,
     sync::{
@@ -32,25 +32,16 @@ pub struct WorkerRates {
 /// worker's calls per second.
 fn together(workers: usize, make: impl Fn(usize) -> Box<dyn FnMut() + Send> + Sync) -> f64 {
     let barrier = Barrier::new(workers);
-    let rates: Vec<f64> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..workers)
-            .map(|i| {
-                let (barrier, make) = (&barrier, &make);
-                scope.spawn(move || {
-                    pin(i, workers);
-                    let mut job = make(i);
-                    job();
-                    barrier.wait();
-                    let (begin, mut calls) = (Instant::now(), 0u32);
-                    while begin.elapsed() < WATCHED {
-                        job();
-                        calls += 1;
-                    }
-                    f64::from(calls) / begin.elapsed().as_secs_f64()
-                })
-            })
-            .collect();
-        threads.into_iter().filter_map(|t| t.join().ok()).collect()
+    let rates = on_each(0..workers, |worker, _| {
+        let mut job = make(worker);
+        job();
+        barrier.wait();
+        let (begin, mut calls) = (Instant::now(), 0u32);
+        while begin.elapsed() < WATCHED {
+            job();
+            calls += 1;
+        }
+        f64::from(calls) / begin.elapsed().as_secs_f64()
     });
     rates.into_iter().fold(f64::INFINITY, f64::min)
 }
@@ -102,36 +93,27 @@ fn neighbour_rate(workers: usize) -> f64 {
     let buffers: Vec<Vec<AtomicU64>> =
         (0..workers).map(|_| (0..words).map(|_| AtomicU64::new(0)).collect()).collect();
     let barrier = Barrier::new(workers);
-    let times: Vec<f64> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..workers)
-            .map(|i| {
-                let (buffers, barrier) = (&buffers, &barrier);
-                scope.spawn(move || {
-                    pin(i, workers);
-                    let mut mine = vec![0u64; words];
-                    let mut spent = Duration::ZERO;
-                    for round in 0..ROUNDS + 2 {
-                        // Relaxed atomics compile to plain moves; the barriers order them.
-                        for word in &buffers[i] {
-                            word.store(u64::from(round), Ordering::Relaxed);
-                        }
-                        barrier.wait();
-                        let begin = Instant::now();
-                        for (to, from) in mine.iter_mut().zip(&buffers[(i + 1) % workers]) {
-                            *to = from.load(Ordering::Relaxed);
-                        }
-                        black_box(&mut mine);
-                        // The first rounds warm up.
-                        if round >= 2 {
-                            spent += begin.elapsed();
-                        }
-                        barrier.wait();
-                    }
-                    spent.as_secs_f64() / f64::from(ROUNDS)
-                })
-            })
-            .collect();
-        threads.into_iter().filter_map(|t| t.join().ok()).collect()
+    let times = on_each(0..workers, |worker, _| {
+        let mut mine = vec![0u64; words];
+        let mut spent = Duration::ZERO;
+        for round in 0..ROUNDS + 2 {
+            // Relaxed atomics compile to plain moves; the barriers order them.
+            for word in &buffers[worker] {
+                word.store(u64::from(round), Ordering::Relaxed);
+            }
+            barrier.wait();
+            let begin = Instant::now();
+            for (to, from) in mine.iter_mut().zip(&buffers[(worker + 1) % workers]) {
+                *to = from.load(Ordering::Relaxed);
+            }
+            black_box(&mut mine);
+            // The first rounds warm up.
+            if round >= 2 {
+                spent += begin.elapsed();
+            }
+            barrier.wait();
+        }
+        spent.as_secs_f64() / f64::from(ROUNDS)
     });
     MESSAGE as f64 / times.into_iter().fold(0.0, f64::max)
 }
