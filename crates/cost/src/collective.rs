@@ -93,6 +93,18 @@ impl Collective {
     }
 }
 
+impl From<Exchange> for Collective {
+    fn from(measured: Exchange) -> Self {
+        match measured {
+            Exchange::AllReduce => Collective::AllReduce,
+            Exchange::ReduceScatter => Collective::ReduceScatter,
+            Exchange::AllGather => Collective::AllGather,
+            Exchange::AllToAll => Collective::AllToAll,
+            Exchange::Permute => Collective::Permute,
+        }
+    }
+}
+
 /// How a collective is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -226,17 +238,7 @@ fn measured(machine: &Machine, axes: AxisSet) -> Vec<(Collective, Measured)> {
     };
     let (name, members) = (&machine.levels()[level.index()].name, mesh.group_size(axes));
     let here = machine.spec().measured.iter().filter(|m| m.level == *name && m.members == members);
-    here.map(|measured| {
-        let kind = match measured.collective {
-            Exchange::AllReduce => Collective::AllReduce,
-            Exchange::ReduceScatter => Collective::ReduceScatter,
-            Exchange::AllGather => Collective::AllGather,
-            Exchange::AllToAll => Collective::AllToAll,
-            Exchange::Permute => Collective::Permute,
-        };
-        (kind, measured.clone())
-    })
-    .collect()
+    here.map(|measured| (measured.collective.into(), measured.clone())).collect()
 }
 
 /// Bytes sent over each axis of a mesh, all devices together. A byte counts for the outermost axis on which its

@@ -3,7 +3,7 @@
 use crate::{Verdict, files};
 use anyhow::ensure;
 use serde_json::json;
-use shardwright_cost::{Collective, Comm};
+use shardwright_cost::Comm;
 use shardwright_engine::{Groups, collective_seconds};
 use shardwright_machine::{
     Bytes, BytesPerSecond, Device, Exchange, FlopsPerSecond, Level, Link, Machine, MachineSpec, Measured,
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let overhead = op_overhead();
     let memory = total_memory().unwrap_or(4 << 30);
     let copied = machine_of(&rates, latency, overhead, memory)?;
-    let collectives = collectives(workers)?;
+    let collectives = collectives(workers, memory)?;
     let machine = fitted(&copied, &collectives)?;
     let text = format!("{}{}", comment(&rates), machine.to_toml());
     if args.json {
@@ -104,7 +104,6 @@ fn comment(rates: &[WorkerRates]) -> String {
 
 /// One of the engine's collectives, measured.
 struct Timed {
-    kind: Collective,
     exchange: Exchange,
     members: usize,
     bytes: u64,
@@ -118,26 +117,22 @@ impl Timed {
     }
 }
 
-/// What is measured.
-const COLLECTIVES: [(Collective, Exchange); 4] = [
-    (Collective::AllReduce, Exchange::AllReduce),
-    (Collective::ReduceScatter, Exchange::ReduceScatter),
-    (Collective::AllGather, Exchange::AllGather),
-    (Collective::AllToAll, Exchange::AllToAll),
-];
 /// Bytes of messages, from those that take no time but for being sent to those that are past a core's caches.
-const SMALL: u64 = 256;
-const LARGE: u64 = 16 << 20;
-const SIZES: [u64; 5] = [SMALL, 16 << 10, 256 << 10, 2 << 20, LARGE];
+const SIZES: [u64; 5] = [256, 16 << 10, 256 << 10, 2 << 20, 16 << 20];
+/// Every worker holds less than so many times a message while it is timed.
+const HELD: u64 = 16;
 
-/// Times the engine's collectives in all groups that so many workers can form evenly; nothing where there is nobody to talk to.
-fn collectives(workers: usize) -> anyhow::Result<Vec<Timed>> {
+/// Times the engine's collectives in all groups that so many workers can form evenly; nothing where there is nobody to talk to, and
+/// only messages that half of the memory has room for.
+fn collectives(workers: usize, memory: u64) -> anyhow::Result<Vec<Timed>> {
     let mut found = Vec::new();
+    let fits = |bytes: &u64| HELD * bytes * workers as u64 <= memory / 2;
     for members in (2..=workers).filter(|members| workers.is_multiple_of(*members)) {
-        for (kind, exchange) in COLLECTIVES {
-            for bytes in SIZES {
-                if let Some(seconds) = collective_seconds(kind, Groups { workers, members }, bytes)? {
-                    found.push(Timed { kind, exchange, members, bytes, seconds });
+        for exchange in Exchange::ALL {
+            for bytes in SIZES.into_iter().filter(fits) {
+                let groups = Groups { workers, members };
+                if let Some(seconds) = collective_seconds(exchange.into(), groups, bytes)? {
+                    found.push(Timed { exchange, members, bytes, seconds });
                 }
             }
         }
@@ -167,20 +162,21 @@ fn fitted(machine: &Machine, collectives: &[Timed]) -> anyhow::Result<Machine> {
     let mut spec = machine.spec().clone();
     let comm = Comm::new(machine, machine.mesh());
     let predicted = |timed: &Timed| {
-        comm.seconds(timed.kind, machine.mesh().all(), Bytes(timed.bytes)).0.max(f64::MIN_POSITIVE)
+        comm.seconds(timed.exchange.into(), machine.mesh().all(), Bytes(timed.bytes)).0.max(f64::MIN_POSITIVE)
     };
-    // How much slower than predicted, on average.
-    let slower = |bytes: u64| {
+    // How much slower than predicted messages of a size are, on average.
+    let slower = |bytes: Option<u64>| {
         let logs: Vec<f64> = collectives
             .iter()
-            .filter(|timed| timed.bytes == bytes && timed.members == machine.devices() as usize)
+            .filter(|timed| Some(timed.bytes) == bytes && timed.members == machine.devices() as usize)
             .map(|timed| (timed.seconds / predicted(timed)).ln())
             .collect();
         if logs.is_empty() { 1.0 } else { (logs.iter().sum::<f64>() / logs.len() as f64).exp() }
     };
+    let sizes = || collectives.iter().map(|timed| timed.bytes);
     let link = &mut spec.levels[0].link;
-    link.bandwidth = BytesPerSecond(rounded(link.bandwidth.0 / slower(LARGE)));
-    link.latency = Seconds(rounded(link.latency.0 * slower(SMALL)));
+    link.bandwidth = BytesPerSecond(rounded(link.bandwidth.0 / slower(sizes().max())));
+    link.latency = Seconds(rounded(link.latency.0 * slower(sizes().min())));
     spec.measured = tables(collectives, &spec.levels[0].name);
     Machine::new(spec).map_err(|problem| anyhow::anyhow!("{}: {}", problem.key, problem.reason))
 }
