@@ -200,8 +200,8 @@ impl Schedule {
         });
     }
 
-    /// Lets devices be as uneven as those that operator costs were measured on: from a moment picked at random on, each as fast as one of them
-    /// was then, also picked at random. Transfers take what they take: measured times of theirs are those of the slowest.
+    /// Lets devices be as uneven as those that operator costs were measured on: from a moment picked at random on, each computes as fast as one of
+    /// them did then, also picked at random. Transfers take what they take: measured times of theirs are those of the slowest.
     ///
     /// Give every device its own class.
     pub fn pace(&mut self, paces: &Paces, seed: u64) {
@@ -213,37 +213,23 @@ impl Schedule {
         // Per device: the moment that it is in, and picoseconds that are left of it.
         let length = |at: usize| moments[at].microseconds as f64 * 1e6;
         let mut now: Vec<(usize, f64)> = vec![(start, length(start)); self.classes.len()];
-        let per_class = self.per_class;
-        let members: Vec<Vec<u32>> = self
-            .tasks
-            .ids()
-            .map(|task| {
-                let mut members: Vec<u32> =
-                    self.tasks.streams(task).iter().map(|stream| stream / per_class).collect();
-                members.dedup();
-                members
-            })
-            .collect();
-        let owners: Vec<bool> = self.tasks.ids().map(|task| self.owner(task).is_some()).collect();
+        let owners: Vec<Option<u32>> = self.tasks.ids().map(|task| self.owner(task)).collect();
         self.tasks.rescale(|task, duration| {
-            let mut most = 0.0_f64;
-            for &class in &members[task] {
-                let (at, left) = &mut now[class as usize];
-                let who = as_whom[class as usize % as_whom.len()];
-                let (mut work, mut took) = (duration as f64, 0.0);
-                // Half a picosecond is nothing.
-                while work > 0.5 {
-                    let pace = if owners[task] { moments[*at].thousandths[who] as f64 / 1000.0 } else { 1.0 };
-                    let spent = (work * pace).min(*left);
-                    (work, took, *left) = (work - spent / pace, took + spent, *left - spent);
-                    if *left <= 0.0 {
-                        *at = (*at + 1) % moments.len();
-                        *left = length(*at);
-                    }
+            let Some(device) = owners[task] else { return duration };
+            let (at, left) = &mut now[device as usize];
+            let who = as_whom[device as usize % as_whom.len()];
+            let (mut work, mut took) = (duration as f64, 0.0);
+            // Half a picosecond is nothing.
+            while work > 0.5 {
+                let pace = moments[*at].thousandths[who] as f64 / 1000.0;
+                let spent = (work * pace).min(*left);
+                (work, took, *left) = (work - spent / pace, took + spent, *left - spent);
+                if *left <= 0.0 {
+                    *at = (*at + 1) % moments.len();
+                    *left = length(*at);
                 }
-                most = most.max(took);
             }
-            most.round() as u64
+            took.round() as u64
         });
     }
 
