@@ -6,7 +6,7 @@
 //! gives the proof up only for a gain that is worth it; the bound stays that of the sum.
 
 use crate::{
-    Limits, Links, Moves, TooManyTasks,
+    Limits, Links, Moves,
     error::SimError,
     mcmc::mcmc,
     moves::MOST_PINNED_AXES,
@@ -82,12 +82,15 @@ pub fn search(
         return placing::place(problem, demands, control).map(|placed| placed.found);
     }
     let found = shardwright_plan::search(problem, strategy, demands, control)?;
-    if strategy.name == "auto"
-        && let Some(steps) = simulated(problem, &found.configs)?.ok()
-        && let Some((_, configs)) = polish(problem, &found.configs, &steps, demands, control)?
-    {
-        let objective = evaluate(problem, &configs)?.objective();
-        return Ok(Found { configs, objective, ..found });
+    if strategy.name == "auto" {
+        let better = match simulated(problem, &found.configs) {
+            Err(SimError::Size(_)) => None,
+            steps => polish(problem, &found.configs, &steps?, demands, control)?,
+        };
+        if let Some((_, configs)) = better {
+            let objective = evaluate(problem, &configs)?.objective();
+            return Ok(Found { configs, objective, ..found });
+        }
     }
     Ok(found)
 }
@@ -120,7 +123,7 @@ pub fn plan(
     let planned = control.elapsed();
     let (finer, configs) = on_its_axes(problem, &plan)?;
     let problem = finer.as_ref().unwrap_or(problem);
-    let mut steps = simulated(problem, &configs)?;
+    let mut steps = simulated(problem, &configs);
     if strategy.name == "auto"
         && let Ok(steps) = &mut steps
         && let Some((step, better)) = polish(problem, &configs, steps, demands, control)?
@@ -128,7 +131,7 @@ pub fn plan(
         plan = revise(&plan, problem, strategy, &better, control)?;
         steps.plan = step;
     }
-    note(&mut plan, &steps);
+    note(&mut plan, steps)?;
     plan.stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
     plan.stages = plan.stages.rounded();
     Ok(plan)
@@ -158,7 +161,7 @@ fn walked(
     let mut plan = describe_found(problem, strategy, &found, control)?;
     plan.optimised = Optimised::Simulated;
     plan.memory_limit_bytes = demands.memory.map(|limit| limit.0);
-    note(&mut plan, &simulated(problem, &found.configs)?);
+    note(&mut plan, simulated(problem, &found.configs))?;
     stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
     plan.stages = stages.rounded();
     Ok(plan)
@@ -184,8 +187,8 @@ struct Steps {
     baselines: Vec<(&'static str, Step, Vec<Config>)>,
 }
 
-/// Simulates a plan and the baselines, unless the plan's program is too large for that.
-fn simulated(problem: &Problem<'_>, configs: &[Config]) -> Result<Result<Steps, TooManyTasks>, SimError> {
+/// Simulates a plan and the baselines.
+fn simulated(problem: &Problem<'_>, configs: &[Config]) -> Result<Steps, SimError> {
     let known = baselines(problem).filter_map(|strategy| match strategy.space {
         Space::Fixed(baseline) => Some((strategy.name, baseline)),
         _ => None,
@@ -199,20 +202,17 @@ fn simulated(problem: &Problem<'_>, configs: &[Config]) -> Result<Result<Steps, 
         || simulate_step(problem, configs),
         || known.par_iter().map(baseline).collect::<Result<Vec<_>, SimError>>(),
     );
-    match plan {
-        Err(SimError::Size(error)) => Ok(Err(error)),
-        plan => Ok(Ok(Steps { plan: plan?, baselines: baselines? })),
-    }
+    Ok(Steps { plan: plan?, baselines: baselines? })
 }
 
-/// Writes down what the simulator says of the plan and of the baselines.
-fn note(plan: &mut Plan, steps: &Result<Steps, TooManyTasks>) {
+/// Writes down what the simulator says of the plan and of the baselines, or that they are too large for it.
+fn note(plan: &mut Plan, steps: Result<Steps, SimError>) -> Result<(), SimError> {
     let steps = match steps {
-        Ok(steps) => steps,
-        Err(error) => {
+        Err(SimError::Size(error)) => {
             plan.warnings.push(format!("step_seconds is the cost model's sum, not simulated: {error}"));
-            return;
+            return Ok(());
         }
+        steps => steps?,
     };
     plan.simulated = steps.plan.times;
     for (name, step, _) in &steps.baselines {
@@ -220,6 +220,7 @@ fn note(plan: &mut Plan, steps: &Result<Steps, TooManyTasks>) {
             (cost.step_seconds, cost.compute_seconds) = (step.times.step_seconds, step.times.compute_seconds);
         }
     }
+    Ok(())
 }
 
 /// The plan with other configs: the same space and bound, other costs.
