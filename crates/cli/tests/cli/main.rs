@@ -5,6 +5,7 @@ mod export;
 mod faults;
 mod interrupt;
 mod machines;
+mod measuring;
 mod models;
 mod onnx;
 mod plan;
