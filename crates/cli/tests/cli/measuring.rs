@@ -44,8 +44,8 @@ fn a_probed_machine_can_be_planned_for() {
         assert!(number(first, "seconds") < number(last, "seconds"), "{kind}: {of_kind:?}");
     }
     let plan = json(&["plan", "mlp:hidden=256,layers=2", "--machine", path, "--json"]);
-    assert_eq!(plan["machine"]["devices"], 2, "{}", plan["machine"]);
-    assert!(plausible(number(&plan, "step_seconds")));
+    assert_eq!(plan["devices"], 2);
+    assert!(plausible(number(&plan["simulated"], "step_seconds")));
 }
 
 #[test]
@@ -65,8 +65,9 @@ fn a_plans_ops_are_measured_on_cores_that_differ() {
     assert!(number(&said, "slowest") >= 0.0, "{said}");
     let file = read(&costs);
     assert_eq!(file["device"], "here");
-    let moments = file["paces"]["moments"].as_array().unwrap();
-    assert!(!moments.is_empty() && moments.iter().all(|m| m["thousandths"].as_array().unwrap().len() == 2));
+    // Microseconds, then what either core took.
+    let moments = file["paces"].as_array().unwrap();
+    assert!(!moments.is_empty() && moments.iter().all(|moment| moment.as_array().unwrap().len() == 3));
     for table in file["tables"].as_array().unwrap() {
         for row in table["rows"].as_array().unwrap() {
             let nanoseconds = row.as_array().unwrap().last().unwrap().as_f64().unwrap();
@@ -103,7 +104,7 @@ fn what_there_is_to_measure_can_be_listed() {
     let list = read(&path);
     assert_eq!(list["format"], "shardwright-workloads");
     let tables = list["tables"].as_array().unwrap();
-    assert!(tables.iter().any(|t| t["class"] == "einsum"), "{tables:?}");
+    assert!(tables.iter().any(|t| t["class"] == "gemm"), "{tables:?}");
     assert!(tables.iter().all(|t| (1..=3).contains(&t["rows"].as_array().unwrap().len())));
     for (args, why) in [
         (["--workers", "0"], "from 1 to 1024"),
