@@ -42,7 +42,8 @@ pub fn builtin_file(name: &str) -> Option<String> {
     let (_, text) = SIZED.iter().find(|(known, _)| *known == stem)?;
     Some(
         text.replace("count = 1\n", &format!("count = {count}\n"))
-            .replace(&format!("name = \"{stem}\"\n"), &format!("name = \"{stem}:{count}\"\n")),
+            // The machine's name; its device's, further down, is that of costs for machines of any size.
+            .replacen(&format!("name = \"{stem}\"\n"), &format!("name = \"{stem}:{count}\"\n"), 1),
     )
 }
 

@@ -139,7 +139,7 @@ fn uneven_devices_wait_for_the_slowest() {
     let (path, costs) = (folder.path().join("plan.json"), folder.path().join("costs.json"));
     let mut made = plan(&path);
     // One of four took twice as long as the others.
-    let text = r#"{"format":"shardwright-costs","version":1,"device":"flat:4","date":"2026-01-01","source":"s","method":"m",
+    let text = r#"{"format":"shardwright-costs","version":1,"device":"flat","date":"2026-01-01","source":"s","method":"m",
         "paces":[[1000,1600,800,800,800]],"tables":[]}"#;
     std::fs::write(&costs, text).unwrap();
     made["request"]["costs"] = Value::from(costs.to_str().unwrap());
