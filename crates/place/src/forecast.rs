@@ -8,7 +8,7 @@
 
 /// How much slower than another a device has to be, compared with the plan, for work to move from it to the other: less is
 /// noise, and moving work because of noise costs more than it gains.
-const TOLERATED: f64 = 1.25;
+pub const TOLERATED: f64 = 1.25;
 
 /// How a device stands at some time.
 #[derive(Clone, Copy, Debug, PartialEq)]

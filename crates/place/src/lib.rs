@@ -27,7 +27,7 @@ mod refine;
 mod schedule;
 mod tally;
 
-pub use forecast::{Forecast, Planned, Standing};
+pub use forecast::{Forecast, Planned, Standing, TOLERATED};
 pub use items::{Axis, Devices, Flow, Items, Link};
 pub use refine::refine;
 pub use tally::{Measure, Tally};

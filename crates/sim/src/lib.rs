@@ -53,7 +53,7 @@ mod timeline;
 mod trace;
 mod usage;
 
-pub use assist::{Assisted, Reality, Rule, assist};
+pub use assist::{Assisted, Homes, Reality, Rule, assist, homes, paces};
 pub use classes::Classes;
 pub use delta::{Delta, DeltaError};
 pub use error::SimError;
@@ -63,7 +63,7 @@ pub use moves::Moves;
 pub use placing::PLACE;
 pub use planning::{MCMC, find, plan, search, strategies};
 pub use schedule::{Links, MOST_TASKS, Schedule, Stream, TooManyTasks};
-pub use step::{Step, simulate_step};
+pub use step::{Step, apart, simulate_step};
 pub use tasks::{Lists, Tasks};
 pub use timeline::{NOBODY, Timeline};
 pub use trace::Trace;

@@ -60,13 +60,13 @@ struct Tried {
 }
 
 /// The config of an op on one device.
-fn pinned(problem: &Problem<'_>, device: u32) -> Config {
+pub(crate) fn pinned(problem: &Problem<'_>, device: u32) -> Config {
     let mesh = problem.mesh();
     Config::new(mesh.all().iter().map(|axis| AxisUse::Pin(mesh.digit(DeviceId(device), axis) as u16)))
 }
 
 /// The problem's layers as items.
-fn items(problem: &Problem<'_>, kinds: &[u32]) -> Result<Items, PlanError> {
+pub(crate) fn items(problem: &Problem<'_>, kinds: &[u32]) -> Result<Items, PlanError> {
     let (graph, times) = (problem.graph, problem.times()?);
     // A device of each kind.
     let most = kinds.iter().max().copied().unwrap_or(0);

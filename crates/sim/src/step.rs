@@ -6,7 +6,7 @@ use crate::{
     schedule::{Links, Schedule},
     usage::usages,
 };
-use shardwright_lower::lower;
+use shardwright_lower::{ParallelGraph, lower};
 use shardwright_plan::{Problem, StepTimes};
 use shardwright_space::{Config, place};
 
@@ -25,12 +25,7 @@ pub struct Step {
 /// Where the configs cannot be lowered, or there are too many tasks.
 pub fn simulate_step(problem: &Problem<'_>, configs: &[Config]) -> Result<Step, SimError> {
     let program = lower(problem.graph, &problem.relayouts, configs)?;
-    let times = problem.times()?;
-    // Sums of partial results are run otherwise than planned.
-    let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
-    let schedule = Schedule::new(&program, Classes::of(&program), Links::of(problem.machine), |op| {
-        times.compute(op, &run_as[op.index()])
-    })?;
+    let schedule = tasks(problem, configs, &program, Classes::of(&program), Links::of(problem.machine))?;
     let timeline = schedule.simulate();
     let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy).unwrap_or_default();
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
@@ -41,4 +36,27 @@ pub fn simulate_step(problem: &Problem<'_>, configs: &[Config]) -> Result<Step, 
         exposed_comm_seconds: seconds(busiest.exposed),
     };
     Ok(Step { makespan, times })
+}
+
+/// The step's program and its tasks with every device by itself, for devices that turn out not to be alike; transfers wait for each other on links.
+///
+/// # Errors
+/// As [`simulate_step`].
+pub fn apart(problem: &Problem<'_>, configs: &[Config]) -> Result<(ParallelGraph, Schedule), SimError> {
+    let program = lower(problem.graph, &problem.relayouts, configs)?;
+    let schedule = tasks(problem, configs, &program, Classes::each(problem.mesh()), Links::Fifo)?;
+    Ok((program, schedule))
+}
+
+fn tasks(
+    problem: &Problem<'_>,
+    configs: &[Config],
+    program: &ParallelGraph,
+    classes: Classes,
+    links: Links,
+) -> Result<Schedule, SimError> {
+    let times = problem.times()?;
+    // Sums of partial results are run otherwise than planned.
+    let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
+    Ok(Schedule::new(program, classes, links, |op| times.compute(op, &run_as[op.index()]))?)
 }

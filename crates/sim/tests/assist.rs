@@ -3,12 +3,11 @@
 use proptest::prelude::*;
 use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::Graph;
-use shardwright_lower::{ParallelGraph, lower};
+use shardwright_lower::ParallelGraph;
 use shardwright_machine::{Machine, builtin};
 use shardwright_plan::{Demands, Problem, strategy};
 use shardwright_search::Control;
-use shardwright_sim::{Assisted, Classes, Links, PLACE, Reality, Rule, Schedule, assist, search};
-use shardwright_space::place;
+use shardwright_sim::{Assisted, PLACE, Reality, Rule, Schedule, apart, assist, search};
 
 const CASES: [(&str, &str, &str); 4] = [
     ("nmt:batch=64,seq=4,hidden=1024,vocab=1024,unroll=4", "p100x16:4", "place"),
@@ -38,12 +37,7 @@ fn schedule(problem: &Problem<'_>, solver: &str) -> (ParallelGraph, Schedule) {
     let strategy = if solver == "place" { &PLACE } else { strategy::find(solver).unwrap() };
     let control = Control::new().iteration_limit(200);
     let found = search(problem, strategy, &Demands::default(), &control).unwrap();
-    let program = lower(problem.graph, &problem.relayouts, &found.configs).unwrap();
-    let times = problem.times().unwrap();
-    let run_as = place(problem.graph, &problem.shapes, &found.configs, problem.mesh()).configs;
-    let compute = |op: shardwright_graph::OpId| times.compute(op, &run_as[op.index()]);
-    let schedule = Schedule::new(&program, Classes::each(problem.mesh()), Links::Fifo, compute).unwrap();
-    (program, schedule)
+    apart(problem, &found.configs).unwrap()
 }
 
 /// Static and assisted steps where a device is slow and everything is noisy.

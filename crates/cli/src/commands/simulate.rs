@@ -13,9 +13,10 @@ use shardwright_machine::Bytes;
 use shardwright_plan::strategy::Baseline;
 use shardwright_request::parse_seconds;
 use shardwright_sim::{
-    Assisted, Classes, Delta, Links, Memory, Reality, Rule, Schedule, Timeline, Trace, Usage, assist, usages,
+    Assisted, Classes, Delta, Links, Memory, Reality, Rule, Schedule, SimError, Timeline, Trace, Usage,
+    apart, assist, homes, paces, usages,
 };
-use shardwright_space::{OpShapes, place};
+use shardwright_space::{Config, OpShapes, place};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -50,6 +51,9 @@ pub struct Args {
     /// For --assist: only work whose operands are on both devices moves
     #[arg(long)]
     assist_resident: bool,
+    /// For --assist: how many steps may be spent on finding layers of slow devices another home
+    #[arg(long, value_name = "STEPS", default_value_t = 100)]
+    assist_homes: usize,
     /// Only the full simulation
     #[arg(long, conflicts_with = "delta")]
     full: bool,
@@ -66,6 +70,18 @@ pub struct Args {
     /// One JSON object on standard output, nothing else
     #[arg(long)]
     json: bool,
+}
+
+impl Args {
+    /// Tasks with the times that they really take.
+    fn reality(&self, planned: &Schedule) -> Schedule {
+        let mut real = planned.clone();
+        real.slow_down(&self.slow);
+        if let Some(share) = self.perturb {
+            real.perturb(share, self.seed);
+        }
+        real
+    }
 }
 
 /// How many steps of uneven devices are simulated.
@@ -106,9 +122,13 @@ struct Answer {
 #[derive(Clone, Copy, Serialize)]
 struct AssistedAnswer {
     step_seconds: f64,
-    /// Tasks that moved to another device, and bytes that moved with them, there and back.
+    /// Tasks that move to another device in every step, and bytes that move with them, there and back.
     moved: usize,
     moved_bytes: u64,
+    /// Layers that moved for good, bytes of weights and state that moved with them, and steps that were spent on that.
+    layers: usize,
+    layer_bytes: u64,
+    layer_steps: usize,
 }
 
 #[derive(Serialize)]
@@ -148,11 +168,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     // Help is followed on links that serve one transfer after the other.
     let usual = if args.assist { Links::Fifo } else { Links::of(&opened.request.machine) };
     let planned = opened.schedule(classes, args.links.unwrap_or(usual))?;
-    let mut schedule = planned.clone();
-    schedule.slow_down(&args.slow);
-    if let Some(share) = args.perturb {
-        schedule.perturb(share, args.seed);
-    }
+    let mut schedule = args.reality(&planned);
     let mut timeline = schedule.simulate();
     if args.uneven {
         let paces = opened.request.costs().and_then(|costs| costs.paces.as_ref());
@@ -170,18 +186,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         (timeline, schedule) = runs.swap_remove(runs.len() / 2);
     }
     let timeline = timeline;
-    let assisted = args.assist.then(|| {
-        let rule = Rule {
-            latency: u64::try_from(args.assist_latency.as_nanos())
-                .unwrap_or(u64::MAX / 1000)
-                .saturating_mul(1000),
-            window: args.assist_window,
-            fetch: !args.assist_resident,
-        };
-        let comm = Relayouts::new(&opened.request.machine, &program.mesh);
-        let reality = Reality { schedule: &schedule, slower: &args.slow };
-        assist(&planned, program, comm.comm(), rule, reality)
-    });
+    let assisted = if args.assist { Some(assisted(args, &opened, &planned, &schedule)?) } else { None };
     let full_seconds = started.elapsed().as_secs_f64();
     let by_changes = match change_by_change(&opened) {
         _ if args.full => None,
@@ -223,10 +228,13 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         if let Some(assisted) = assisted {
             writeln!(
                 out,
-                "with assistants: {} per step; {} tasks moved, {} with them",
-                show_seconds(seconds(assisted.makespan)),
+                "with assistants: {} per step; {} tasks move, {} with them; {} layers moved for good, {} with them, in {} steps",
+                show_seconds(assisted.step_seconds),
                 assisted.moved,
-                show_bytes(assisted.moved_bytes)
+                show_bytes(assisted.moved_bytes),
+                assisted.layers,
+                show_bytes(assisted.layer_bytes),
+                assisted.layer_steps
             )?;
         }
         if let Some(path) = &args.trace {
@@ -234,6 +242,40 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
     }
     Ok(Verdict::Done)
+}
+
+/// The step with assistants: slow devices' layers find another home first, then work moves within the step.
+fn assisted(
+    args: &Args,
+    opened: &Opened,
+    planned: &Schedule,
+    real: &Schedule,
+) -> anyhow::Result<AssistedAnswer> {
+    let rule = Rule {
+        latency: u64::try_from(args.assist_latency.as_nanos())
+            .unwrap_or(u64::MAX / 1000)
+            .saturating_mul(1000),
+        window: args.assist_window,
+        fetch: !args.assist_resident,
+    };
+    let problem = opened.request.bare(opened.program.mesh.clone(), false)?;
+    let step = |configs: &[Config]| -> Result<Assisted, SimError> {
+        let (program, planned) = apart(&problem, configs)?;
+        let schedule = &args.reality(&planned);
+        let reality = Reality { schedule, slower: &args.slow };
+        Ok(assist(&planned, &program, problem.relayouts.comm(), rule, reality))
+    };
+    let run = |configs: &[Config]| Ok(step(configs)?.makespan);
+    let homes = homes(&problem, &opened.configs, &paces(planned, real), args.assist_homes, run)?;
+    let within = step(&homes.configs)?;
+    Ok(AssistedAnswer {
+        step_seconds: seconds(within.makespan),
+        moved: within.moved,
+        moved_bytes: within.moved_bytes,
+        layers: homes.layers,
+        layer_bytes: homes.bytes,
+        layer_steps: homes.steps,
+    })
 }
 
 /// Simulates the plan change by change, from data parallelism: how long its step takes if no all-reduces are joined, and
@@ -283,7 +325,12 @@ impl Simulated<'_> {
         usages.into_iter().zip(self.schedule.classes.ids().map(peak)).collect()
     }
 
-    fn answer(&self, full_seconds: f64, delta_seconds: Option<f64>, assisted: Option<Assisted>) -> Answer {
+    fn answer(
+        &self,
+        full_seconds: f64,
+        delta_seconds: Option<f64>,
+        assisted: Option<AssistedAnswer>,
+    ) -> Answer {
         let classes = self.classes();
         let device = |device| {
             let (usage, peak_memory_bytes) =
@@ -302,11 +349,7 @@ impl Simulated<'_> {
             full_seconds,
             delta_seconds,
             devices: self.opened.program.devices().map(device).collect(),
-            assisted: assisted.map(|assisted| AssistedAnswer {
-                step_seconds: seconds(assisted.makespan),
-                moved: assisted.moved,
-                moved_bytes: assisted.moved_bytes,
-            }),
+            assisted,
         }
     }
 
