@@ -71,8 +71,8 @@ def slowed(program, device, factor):
 
 
 def assistants(program, time):
-    print("\n| model | plan | slow | static, ms | assisted, ms | loss recovered | by planning anew | tasks moved | nothing slow |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n| model | plan | slow | static, ms | assisted, ms | loss recovered | within steps alone | by planning anew | layers moved | tasks moved | nothing slow |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         path, machine = Path(folder) / "plan.json", Path(folder) / "slow.toml"
         for model, batch in MODELS:
@@ -86,6 +86,7 @@ def assistants(program, time):
                 slow = busy.index(max(busy))
                 for name, factor, options in [("1.5x", 1.5, ["--slow", f"{slow}:1.5"]), ("3x", 3, ["--slow", f"{slow}:3"]), ("noise 20%", None, ["--perturb", 0.2])]:
                     answer = run_json(program, "simulate", path, "--full", "--assist", *options)
+                    within = run_json(program, "simulate", path, "--full", "--assist", "--assist-homes", 0, *options)["assisted"]["step_seconds"]
                     static, helped = answer["step_seconds"], answer["assisted"]["step_seconds"]
                     loss = static - base
                     share = lambda step: f"{(static - step) / loss:.0%}" if loss > 0.005 * base else "–"
@@ -96,7 +97,7 @@ def assistants(program, time):
                         anew = share(run_json(program, "plan", model, "--machine", machine, "--batch", batch, "--solver", "place", "--time", time)["simulated"]["step_seconds"])
                     print(
                         f"| {model} | {solver} | {name} | {milliseconds(static)} (even {milliseconds(base)}) | {milliseconds(helped)} | "
-                        f"{share(helped)} | {anew} | {answer['assisted']['moved']} | {calm:+.1%} |",
+                        f"{share(helped)} | {share(within)} | {anew} | {answer['assisted']['layers']} | {answer['assisted']['moved']} | {calm:+.1%} |",
                         flush=True,
                     )
 

@@ -5,9 +5,10 @@ use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::Graph;
 use shardwright_lower::ParallelGraph;
 use shardwright_machine::{Machine, builtin};
-use shardwright_plan::{Demands, Problem, strategy};
+use shardwright_plan::{Demands, Problem, peak, strategy};
 use shardwright_search::Control;
-use shardwright_sim::{Assisted, PLACE, Reality, Rule, Schedule, apart, assist, search};
+use shardwright_sim::{Assisted, Homes, PLACE, Reality, Rule, Schedule, apart, assist, homes, paces, search};
+use shardwright_space::Config;
 
 const CASES: [(&str, &str, &str); 4] = [
     ("nmt:batch=64,seq=4,hidden=1024,vocab=1024,unroll=4", "p100x16:4", "place"),
@@ -128,4 +129,66 @@ proptest! {
         prop_assert!(assisted.makespan as f64 >= 0.99 * least, "{assisted:?} {least}");
         prop_assert_eq!(both(&problem, &planned, &[(device, factor)], noise, rule).1, assisted, "the same again");
     }
+}
+
+/// A step with assistants between steps and within them, and where layers went.
+fn with_homes(
+    problem: &Problem<'_>,
+    configs: &[Config],
+    slow: &[(u32, f64)],
+    noise: f64,
+    steps: usize,
+) -> (u64, Homes) {
+    let real = |planned: &Schedule| {
+        let mut real = planned.clone();
+        real.slow_down(slow);
+        real.perturb(noise, 7);
+        real
+    };
+    let run = |configs: &[Config]| Ok(real(&apart(problem, configs)?.1).simulate().makespan());
+    let (_, planned) = apart(problem, configs).unwrap();
+    let found = homes(problem, configs, &paces(&planned, &real(&planned)), steps, run).unwrap();
+    (run(&found.configs).unwrap(), found)
+}
+
+#[test]
+fn layers_of_a_slow_device_find_another_home() {
+    for model in ["nmt:batch=64,unroll=6,seq=6", "rnnlm:batch=64,unroll=6,seq=6", "dlrm:batch=2048"] {
+        let case = Case::new(model, "p100x16:4");
+        let problem = case.problem();
+        let configs = search(&problem, &PLACE, &Demands::default(), &Control::new().iteration_limit(500))
+            .unwrap()
+            .configs;
+        let (_, planned) = apart(&problem, &configs).unwrap();
+        let even = planned.simulate().makespan();
+        let busy = |device| {
+            let own = planned.tasks.ids().filter(|&task| planned.owner(task) == Some(device));
+            own.map(|task| planned.tasks.duration(task)).sum::<u64>()
+        };
+        let busiest = (0..4).max_by_key(|&device| busy(device)).unwrap();
+        for factor in [1.5, 3.0] {
+            let slow = [(busiest, factor)];
+            let (fixed, nothing) = with_homes(&problem, &configs, &slow, 0.0, 0);
+            assert_eq!((nothing.layers, &nothing.configs), (0, &configs), "no steps to find out");
+            let (step, found) = with_homes(&problem, &configs, &slow, 0.0, 100);
+            let recovered = (fixed - step) as f64 / (fixed - even) as f64;
+            assert!(recovered >= 0.5, "{model} {factor}: {recovered} of {fixed} - {even}");
+            assert!(found.layers > 0 && found.bytes > 0 && found.steps <= 100, "{found:?}");
+            let limit = problem.machine.slowest().memory;
+            assert!(peak(&problem, &found.configs) <= limit.max(peak(&problem, &configs)));
+            assert_eq!(with_homes(&problem, &configs, &slow, 0.0, 100).1, found, "the same again");
+        }
+        let (_, calm) = with_homes(&problem, &configs, &[], 0.0, 100);
+        assert_eq!((calm.layers, calm.steps), (0, 0), "nothing is slow");
+    }
+}
+
+#[test]
+fn layers_that_are_split_stay_where_they_are() {
+    let case = Case::new("mlp:batch=64,hidden=256,layers=3", "flat:4");
+    let problem = case.problem();
+    let data = strategy::find("data").unwrap();
+    let configs = search(&problem, data, &Demands::default(), &Control::new()).unwrap().configs;
+    let (_, found) = with_homes(&problem, &configs, &[(1, 3.0)], 0.0, 100);
+    assert_eq!((found.layers, found.steps, found.configs), (0, 0, configs));
 }

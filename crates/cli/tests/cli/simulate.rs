@@ -64,6 +64,32 @@ fn a_slow_device_makes_the_step_longer_and_assistants_never_much_longer_still() 
     assert_eq!(off["assisted"]["step_seconds"], off["step_seconds"]);
     let text = String::from_utf8(shardwright(&["simulate", path, "--assist"]).stdout).unwrap();
     assert!(text.contains("with assistants"), "{text}");
+    // Whole layers may move for good.
+    let placed = folder.path().join("placed.json");
+    let placed = placed.to_str().unwrap();
+    json(&["plan", MODEL, "--machine", "flat:4", "--solver", "place", "--time", "1", "-o", placed, "--json"]);
+    let busy = json(&["simulate", placed, "--full", "--json"])["devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| d["busy"].as_f64().unwrap())
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .unwrap()
+        .0;
+    let slow = format!("{busy}:3");
+    let helped = json(&["simulate", placed, "--full", "--slow", &slow, "--assist", "--json"]);
+    assert!(
+        helped["assisted"]["layers"].as_u64() > Some(0)
+            && helped["assisted"]["layer_bytes"].as_u64() > Some(0)
+    );
+    assert!(step(&helped["assisted"]) < step(&helped));
+    let stay =
+        json(&["simulate", placed, "--full", "--slow", &slow, "--assist", "--assist-homes", "0", "--json"]);
+    assert_eq!(
+        (&stay["assisted"]["layers"], &stay["assisted"]["layer_steps"]),
+        (&Value::from(0), &Value::from(0))
+    );
     for (slow, why) in [("4:2", "there is no device 4"), ("1:0", "is not a device"), ("x", "is not a device")]
     {
         refused(&["simulate", path, "--slow", slow], why);
