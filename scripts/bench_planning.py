@@ -46,7 +46,7 @@ def optcnn(program):
     print("|---|---|---|---|---|---|---|---|---|")
     counted = []
     for model in ["alexnet", "vgg16", "inception_v3"]:
-        rows = run_json(program, "compare", model, "--machine", "p100x16", "--batch", 512)["rows"]
+        rows = run_json(program, "compare", model, "--machine", "p100x16", "--batch", 512, "--solver", "exact,data,model,owt,optcnn")["rows"]
         row = {r["solver"]: r for r in rows}
         layers = plan(model, "p100x16", 512, program)["layers"]
         total = lambda key: milliseconds(sum(layer[key] for layer in layers))
@@ -104,7 +104,7 @@ def soybean(program):
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for model in ["alexnet", "vgg16"]:
         for batch in [128, 256, 512]:
-            rows = run_json(program, "compare", model, "--machine", "k80x8", "--batch", batch)["rows"]
+            rows = run_json(program, "compare", model, "--machine", "k80x8", "--batch", batch, "--solver", "data,owt,soybean,soybean-time,exact")["rows"]
             row = {r["solver"]: r for r in rows}
             seconds = lambda name: without_overlap(row[name])
             ratio = lambda name: f"{milliseconds(seconds(name))} ({seconds('data') / seconds(name):.2f}x)"
