@@ -44,6 +44,9 @@ pub struct Limits {
     pub fixed: Vec<usize>,
     /// Axes that ops may be pinned along.
     pub pins: AxisSet,
+    /// A step longer by this share is taken with probability 1/e right after a chain went back to its best; then ever less, down to the share that
+    /// FlexFlow's walk always takes. None: always that one.
+    pub heat: Option<f64>,
 }
 
 /// What a chain found.
@@ -251,7 +254,8 @@ impl Chain<'_> {
             let old = self.delta.makespan();
             self.gather(variable);
             let Some(new) = self.propose_together(choice)? else { continue };
-            let worse = new.saturating_sub(old) as f64 / (old as f64 * TOLERANCE).max(1.0);
+            let tolerance = self.tolerance((self.proposals % patience) as f64 / patience as f64);
+            let worse = new.saturating_sub(old) as f64 / (old as f64 * tolerance).max(1.0);
             let taken = new <= old || self.random.random::<f64>() < (-worse).exp();
             if taken && self.fits() {
                 self.delta.accept();
@@ -264,6 +268,11 @@ impl Chain<'_> {
             }
         }
         Ok(())
+    }
+
+    /// By how much longer a step may be, after so much of the way from one return to the next.
+    fn tolerance(&self, way: f64) -> f64 {
+        self.limits.heat.map_or(TOLERANCE, |heat| heat * (TOLERANCE / heat).powf(way))
     }
 
     /// Rounds over all variables, taking every change for the better, from the best so far.

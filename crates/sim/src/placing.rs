@@ -36,9 +36,13 @@ pub static PLACE: Strategy = Strategy {
 const BALANCE: f64 = 0.1;
 /// From so many of the best different placements layers are moved on.
 const STARTS: usize = 3;
-/// Proposals of a walk: as many for each layer and device, and so many at most.
+/// Proposals of a walk: as many for each layer and device, and so many at least and at most.
 const PER_CHOICE: u64 = 50;
+const LEAST_PROPOSALS: u64 = 5_000;
 const MOST_PROPOSALS: u64 = 60_000;
+/// What a walk over few choices takes where it sets out: a layer that goes elsewhere before those that it hangs together with makes the step longer
+/// first. Where there are many choices, there is no time for that.
+const HEAT: f64 = 0.05;
 /// Parts of the memory that items may take where nothing fits otherwise.
 const ROOM: [f64; 5] = [0.85, 0.7, 0.55, 0.4, 0.25];
 /// Bytes by which links are measured: many, so that latency is little.
@@ -206,13 +210,15 @@ impl<'p> Placing<'p> {
             }
         }
         let tight = tried.iter().any(|tried| tried.peak > self.limit);
-        let most = (PER_CHOICE * self.moves.total() as u64).min(MOST_PROPOSALS);
+        let wanted = PER_CHOICE * self.moves.total() as u64;
+        let most = wanted.clamp(LEAST_PROPOSALS, MOST_PROPOSALS);
         let limits = Limits {
             proposals: control.iterations.unwrap_or(most),
             // Asking what a device holds takes longer than a proposal: only where it could matter.
             memory: tight.then_some(self.limit),
             fixed: Vec::new(),
             pins: self.problem.mesh().all(),
+            heat: (wanted <= LEAST_PROPOSALS).then_some(HEAT),
         };
         let chains = match mcmc(self.problem, &self.moves, &starts, &limits, control) {
             // More devices than are told apart change by change.

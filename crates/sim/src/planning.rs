@@ -327,7 +327,7 @@ fn walk_on(
         proposals: (POLISH_PER_CHOICE * moves.total() as u64).min(MOST_POLISHING),
         memory: demands.memory,
         fixed: fixed(problem, demands)?,
-        pins: AxisSet::EMPTY,
+        ..Limits::default()
     };
     let starts = if hopeless { Vec::new() } else { vec![configs.to_vec()] };
     let chains = match mcmc(problem, &moves, &starts, &limits, control) {
@@ -439,7 +439,7 @@ fn walk(
     }
     let most = (PER_CHOICE * moves.total() as u64).min(MOST_PROPOSALS);
     let proposals = control.iterations.unwrap_or(most);
-    let limits = Limits { proposals, memory: demands.memory, fixed, pins: AxisSet::EMPTY };
+    let limits = Limits { proposals, memory: demands.memory, fixed, ..Limits::default() };
     let reserve = control.remaining().unwrap_or_default() / 4;
     let most_time = Control {
         deadline: control.deadline.map(|deadline| deadline.checked_sub(reserve).unwrap_or(deadline)),
