@@ -65,7 +65,8 @@ def series_parallel(ops, path, width=256, batch=256):
 
 
 def measure(model, machine, *more):
-    """One plan: its stages in seconds, processor time and peak memory as the system tells them."""
+    """One plan: its stages in seconds, processor time as the system tells it, and peak memory as the program does: the system counts what
+    this one held when it started the other."""
     command = [PROGRAM, "plan", model, "--machine", machine, "--json", *map(str, more)]
     with tempfile.TemporaryFile() as out:
         run = subprocess.Popen(command, stdout=out)
@@ -78,7 +79,7 @@ def measure(model, machine, *more):
     row["ops"], row["devices"] = len(plan["ops"]), plan["devices"]
     row["total"] = plan["search_seconds"]
     row["cpu"] = used.ru_utime + used.ru_stime
-    row["memory"] = used.ru_maxrss * 1024 / 1e6
+    row["memory"] = plan["planning_memory_bytes"] / 1e6
     return row
 
 
@@ -97,7 +98,7 @@ def table(title, rows, of):
     for row in rows:
         stages = " | ".join(f"{row[s]:.2f}" for s in STAGES)
         print(f"| {row[of]} | {stages} | {row['total']:.2f} | {row['cpu']:.2f} | {row['memory']:.0f} |")
-    if len(rows) > 1:
+    if len({row[of] for row in rows}) > 1:
         steep = " | ".join(exponent(rows, s, of) for s in [*STAGES, "total", "cpu", "memory"])
         print(f"| exponent | {steep} |", flush=True)
 
@@ -179,11 +180,13 @@ def main():
     if args.only in (None, "ops"):
         curves = against_ops(args.ops, args.time)
         if args.plots:
+            args.plots.mkdir(parents=True, exist_ok=True)
             plot(args.plots / "scale-ops.svg", "Planning for 64 devices", curves, "ops", "cpu", "processor seconds")
             plot(args.plots / "scale-memory.svg", "Memory of planning", curves, "ops", "memory", "MB")
     if args.only in (None, "devices"):
         curves = against_devices(args.devices, args.time)
         if args.plots:
+            args.plots.mkdir(parents=True, exist_ok=True)
             plot(args.plots / "scale-devices.svg", "Planning a GPT of 24 layers", curves, "devices", "cpu", "processor seconds")
     if args.only in (None, "large"):
         rows = [measure(f"gpt:layers=128{size}", "h100x4096", "--batch", 4096) for size in ["", ",hidden=12288,heads=96"]]

@@ -89,12 +89,17 @@ pub fn peak(problem: &Problem<'_>, configs: &[Config]) -> Bytes {
                 .iter()
                 .all(|axis| layout.get(axis) == Placement::Absent(digits[axis.index()] as u16))
         };
-        let mut extra = vec![0u64; graph.ops.len()];
+        // What comes and goes before each op, and so what is there: many copies are held for most of the step.
+        let mut changes = vec![0i128; graph.ops.len() + 1];
         for (held, bytes, _) in made.iter().filter(|(.., layout)| here(layout)) {
-            for at in &mut extra[held.start as usize..held.end as usize] {
-                *at = at.saturating_add(*bytes);
-            }
+            changes[held.start as usize] += i128::from(*bytes);
+            changes[held.end as usize] -= i128::from(*bytes);
         }
+        let sums = changes.iter().scan(0, |sum, change| {
+            *sum += change;
+            Some(u64::try_from(*sum).unwrap_or(u64::MAX))
+        });
+        let extra: Vec<u64> = sums.collect();
         let held = |t: TensorId| {
             let (bytes, layout) = &homes[t.index()];
             Bytes(if here(layout) { *bytes } else { 0 })
