@@ -129,11 +129,16 @@ def plot(path, title, curves, of, key, unit):
         out.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**e:g}</text>')
     out.append(f'<text x="{left + width / 2}" y="{top + height + 34}" text-anchor="middle">{of}</text>')
     out.append(f'<text x="14" y="{top + height / 2}" transform="rotate(-90 14 {top + height / 2})" text-anchor="middle">{unit}</text>')
+    ends = []
     for (name, rows), colour in zip(curves.items(), COLOURS):
         line = " ".join(f"{across(r[of]):.1f},{up(r[key]):.1f}" for r in rows)
         out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        x, y = across(rows[-1][of]), up(rows[-1][key])
-        out.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}" fill="{colour}">{name}</text>')
+        ends.append((up(rows[-1][key]) + 4, across(rows[-1][of]) + 6, name, colour))
+    # Names from top to bottom, each below the one before.
+    above = -math.inf
+    for y, x, name, colour in sorted(ends):
+        above = max(y, above + 13)
+        out.append(f'<text x="{x:.1f}" y="{above:.1f}" fill="{colour}">{name}</text>')
     out.append("</svg>")
     path.write_text("\n".join(out) + "\n")
 
