@@ -302,7 +302,7 @@ fn fingerprints_tell_hardware_apart_and_ignore_names() {
     let renamed = Machine::try_from(spec).unwrap();
     assert_eq!(renamed.fingerprint(), builtin("p100x16").unwrap().fingerprint());
     // Stable across versions: plans store it.
-    assert_eq!(builtin("flat:4").unwrap().fingerprint().to_string(), "3aa92d28e5cacfd6");
+    assert_eq!(builtin("flat:4").unwrap().fingerprint().to_string(), "d8b70891c5e797d8");
 }
 
 proptest! {
