@@ -68,7 +68,7 @@ fn a_slow_device_makes_the_step_longer_and_assistants_never_much_longer_still() 
     let placed = folder.path().join("placed.json");
     let placed = placed.to_str().unwrap();
     json(&["plan", MODEL, "--machine", "flat:4", "--solver", "place", "--time", "1", "-o", placed, "--json"]);
-    let busy = json(&["simulate", placed, "--full", "--json"])["devices"]
+    let busiest = json(&["simulate", placed, "--full", "--json"])["devices"]
         .as_array()
         .unwrap()
         .iter()
@@ -77,7 +77,7 @@ fn a_slow_device_makes_the_step_longer_and_assistants_never_much_longer_still() 
         .max_by(|a, b| a.1.total_cmp(&b.1))
         .unwrap()
         .0;
-    let slow = format!("{busy}:3");
+    let slow = format!("{busiest}:3");
     let helped = json(&["simulate", placed, "--full", "--slow", &slow, "--assist", "--json"]);
     assert!(
         helped["assisted"]["layers"].as_u64() > Some(0)

@@ -8,12 +8,21 @@
 //! Promises alternate between two views, since nobody knows what a step waits for: evenly loaded devices (it waits for the busiest one), and
 //! least work at devices' own paces (it waits for one layer after the other).
 
-use crate::{error::SimError, placing, schedule::Schedule};
+use crate::{
+    error::SimError,
+    moves::Moves,
+    placing,
+    schedule::Schedule,
+    usage::{Usage, usages},
+};
 use shardwright_graph::{Role, TensorId};
 use shardwright_place::TOLERATED;
 use shardwright_plan::{Problem, peak};
 use shardwright_space::Config;
 use std::collections::BTreeSet;
+
+/// On more devices than this nothing moves: there are too many places to go to.
+const MOST_DEVICES: usize = 64;
 
 /// Where layers went, and what that took.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,17 +39,11 @@ pub struct Homes {
 
 /// What counters tell after a step: per device, how many times as long as planned it was busy. Both schedules have every device by itself.
 pub fn paces(planned: &Schedule, real: &Schedule) -> Vec<f64> {
-    let busy = |schedule: &Schedule| {
-        let mut busy = vec![0.0; schedule.classes.len()];
-        for task in schedule.tasks.ids() {
-            if let Some(device) = schedule.owner(task) {
-                busy[device as usize] += schedule.tasks.duration(task) as f64;
-            }
-        }
-        busy
+    let [planned, real] = [planned, real].map(|schedule| usages(schedule, &schedule.simulate()));
+    let pace = |(planned, real): (&Usage, &Usage)| {
+        if planned.busy > 0 { real.busy as f64 / planned.busy as f64 } else { 1.0 }
     };
-    let both = busy(planned).into_iter().zip(busy(real));
-    both.map(|(planned, real)| if planned > 0.0 { real / planned } else { 1.0 }).collect()
+    planned.iter().zip(&real).map(pace).collect()
 }
 
 /// What may be tried.
@@ -65,8 +68,10 @@ struct Loads<'p> {
     problem: &'p Problem<'p>,
     /// Per device: how many times as long as planned its work takes.
     paces: &'p [f64],
-    /// Per layer and device: its configs there, and picoseconds as planned.
-    on: Vec<Vec<(Vec<Config>, f64)>>,
+    /// Every layer on every device.
+    moves: Moves<'p>,
+    /// Per layer and device: picoseconds as planned.
+    times: Vec<Vec<f64>>,
     /// Per layer: its device, if it is on one.
     home: Vec<Option<u32>>,
     /// Layers that may move together, single ones first.
@@ -75,35 +80,28 @@ struct Loads<'p> {
 
 impl<'p> Loads<'p> {
     fn new(problem: &'p Problem<'p>, configs: &[Config], paces: &'p [f64]) -> Result<Self, SimError> {
-        let (mesh, times) = (problem.mesh(), problem.times()?);
-        let devices: Vec<Config> = (0..mesh.devices()).map(|d| placing::pinned(problem, d)).collect();
-        let splits = &problem.variables.splits;
-        let on: Vec<Vec<(Vec<Config>, f64)>> = splits
-            .iter()
-            .map(|split| {
-                let there = |device| {
-                    let own = split.configs(&problem.shapes, mesh, device);
-                    let time: i64 =
-                        split.ops.iter().zip(&own).map(|(&op, config)| times.compute(op, config)).sum();
-                    (own, time as f64)
-                };
-                devices.iter().map(there).collect()
-            })
-            .collect();
-        let home = splits.iter().zip(&on).map(|(split, on)| {
-            let here =
-                |own: &[Config]| split.ops.iter().zip(own).all(|(op, own)| configs[op.index()] == *own);
-            on.iter().position(|(own, _)| here(own)).map(|device| device as u32)
-        });
-        let home: Vec<Option<u32>> = home.collect();
-        let singles = (0..splits.len() as u32).map(|layer| vec![layer]);
+        let moves = Moves::whole(problem, |device| placing::pinned(problem, device), Vec::new());
+        let (times, layers) = (problem.times()?, 0..problem.variables.splits.len());
+        let on = |layer: usize, device: usize| moves.ops(layer).iter().zip(moves.configs(layer, device));
+        let time = |layer: usize, device: usize| -> i64 {
+            on(layer, device).map(|(&op, config)| times.compute(op, config)).sum()
+        };
+        let is_on =
+            |layer: usize, device: usize| on(layer, device).all(|(op, own)| configs[op.index()] == *own);
+        let devices = 0..paces.len();
+        let times =
+            layers.clone().map(|layer| devices.clone().map(|device| time(layer, device) as f64).collect());
+        let home =
+            |layer: usize| devices.clone().find(|&device| is_on(layer, device)).map(|device| device as u32);
+        let singles = layers.clone().map(|layer| vec![layer as u32]);
         let groups = singles.chain(placing::items(problem, &[0])?.clusters()).collect();
-        Ok(Self { problem, paces, on, home, groups })
+        let (times, home) = (times.collect(), layers.clone().map(home).collect());
+        Ok(Self { problem, paces, times, home, groups, moves })
     }
 
     /// Picoseconds of a layer on a device, as fast as that is.
     fn time(&self, layer: u32, device: u32) -> f64 {
-        self.on[layer as usize][device as usize].1 * self.paces[device as usize]
+        self.times[layer as usize][device as usize] * self.paces[device as usize]
     }
 
     /// Per device: picoseconds of its layers.
@@ -149,8 +147,6 @@ impl<'p> Loads<'p> {
     fn best(&self, even: bool, tried: &BTreeSet<Move>) -> Option<Move> {
         let loads = self.loads();
         let devices = 0..loads.len() as u32;
-        let pairs = devices.clone().flat_map(|from| devices.clone().map(move |to| (from, to)));
-        let pairs: Vec<(u32, u32)> = pairs.filter(|(from, to)| from != to).collect();
         let most = |moves: &mut dyn Iterator<Item = Move>| {
             let promises =
                 moves.filter(|go| !tried.contains(go)).map(|go| (self.promise(go, even, &loads), go));
@@ -158,9 +154,13 @@ impl<'p> Loads<'p> {
                 .filter(|(promise, _)| *promise > 0.0)
                 .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
         };
-        let mut exchanges = pairs.iter().filter(|(a, b)| a < b).map(|&(a, b)| Move::Exchange(a, b));
-        let mut groups = (0..self.groups.len() as u32)
-            .flat_map(|group| pairs.iter().map(move |&(from, to)| Move::Group { group, from, to }));
+        let mut exchanges = devices.clone().flat_map(|b| (0..b).map(move |a| Move::Exchange(a, b)));
+        let mut groups = (0..self.groups.len() as u32).flat_map(|group| {
+            let homes = self.groups[group as usize].iter().filter_map(|&layer| self.home[layer as usize]);
+            let homes: BTreeSet<u32> = homes.collect();
+            let to = |from| devices.clone().filter(move |&to| to != from).map(move |to| (from, to));
+            homes.into_iter().flat_map(to).map(move |(from, to)| Move::Group { group, from, to })
+        });
         let (_, go) = most(&mut exchanges).or_else(|| most(&mut groups))?;
         Some(go)
     }
@@ -169,8 +169,8 @@ impl<'p> Loads<'p> {
     fn moved(&self, configs: &[Config], going: &[(u32, u32)]) -> Vec<Config> {
         let mut configs = configs.to_vec();
         for &(layer, to) in going {
-            let ops = &self.problem.variables.splits[layer as usize].ops;
-            for (op, own) in ops.iter().zip(&self.on[layer as usize][to as usize].0) {
+            let (layer, to) = (layer as usize, to as usize);
+            for (op, own) in self.moves.ops(layer).iter().zip(self.moves.configs(layer, to)) {
                 configs[op.index()] = own.clone();
             }
         }
@@ -207,7 +207,7 @@ pub fn homes(
     let mut found = Homes { configs: configs.to_vec(), layers: 0, bytes: 0, steps: 0 };
     let slowest = paces.iter().copied().fold(0.0, f64::max);
     let fastest = paces.iter().copied().fold(f64::INFINITY, f64::min);
-    if most_steps == 0 || slowest <= TOLERATED * fastest {
+    if most_steps == 0 || paces.len() > MOST_DEVICES || slowest <= TOLERATED * fastest {
         return Ok(found);
     }
     let mut loads = Loads::new(problem, configs, paces)?;
