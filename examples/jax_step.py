@@ -1,7 +1,7 @@
 """A JAX training step, planned and run on a mesh: python examples/jax_step.py
 
-The step is an ordinary function. `parallelize` plans it for the devices at hand (here eight host devices, so that it runs
-anywhere) and returns a function that is called in the same way and runs as planned.
+The step is an ordinary function. `parallelize` plans it for the available devices (here eight host devices, so that it runs
+anywhere) and returns a function with the same arguments that runs by the plan.
 """
 
 import os
@@ -33,7 +33,7 @@ x, y = (jnp.asarray(rng.normal(size=(64, 256)), jnp.float32) for _ in range(2))
 step = parallelize(train_step, params, x, y, machine="flat:8")
 print(step.explain())
 
-# The same numbers as on one device, wherever the parts lie.
+# The same numbers as on one device.
 alone, ours = params, params
 for _ in range(3):
     alone, expected = jax.jit(train_step)(alone, x, y)
@@ -41,5 +41,5 @@ for _ in range(3):
     print(f"loss {float(found):.6f}, on one device {float(expected):.6f}")
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
-print("weights lie as", [weight.sharding.spec for weight in ours])
+print("shardings of weights:", [weight.sharding.spec for weight in ours])
 print(verify_plan(step, params, x, y))

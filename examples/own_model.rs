@@ -4,9 +4,10 @@
 use shardwright_graph::{DType, GraphBuilder, Init, Optimizer, Real, Role, TensorType, ops::*, train};
 use shardwright_lower::lower;
 use shardwright_machine::parse;
-use shardwright_plan::{Demands, Problem, search, strategy};
+use shardwright_plan::Constraints;
 use shardwright_search::Control;
 use shardwright_sim::simulate_step;
+use shardwright_strategies::{Planner, find};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Two layers that give their input back: the forward pass and its loss.
@@ -30,16 +31,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // What every way to split every layer costs on this machine, and the best choice of all.
     let text = include_bytes!("own_machine.toml");
     let machine = parse("own_machine.toml", text, &mut |_| Err("it extends nothing".into()))?;
-    let problem = Problem::new(&graph, &machine, None)?;
-    let best = search(&problem, strategy::find("exact")?, &Demands::default(), &Control::new())?;
-    let data = search(&problem, strategy::find("data")?, &Demands::default(), &Control::new())?;
-    assert_eq!(best.objective, best.bound, "proved optimal");
+    let planner = Planner::new(&graph, &machine, None, false);
+    let best = find("exact")?.solve(&planner, &Constraints::default(), &Control::new())?;
+    let data = find("data")?.solve(&planner, &Constraints::default(), &Control::new())?;
+    assert!(best.proved_optimal());
 
     // The program that all devices run, and how long its step takes when communication hides behind computing.
-    let program = lower(&graph, &problem.relayouts, &best.configs)?;
+    let program = lower(&graph, &best.context.resharder, &best.assignment)?;
     print!("{}", program.listing(&graph));
     for (name, found) in [("exact", &best), ("data", &data)] {
-        let step = simulate_step(&problem, &found.configs)?;
+        let step = simulate_step(&found.context, &found.assignment)?;
         println!("{name:<6} {:.3} ms per step", step.times.step_seconds * 1e3);
     }
 

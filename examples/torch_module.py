@@ -1,7 +1,7 @@
 """A PyTorch module, planned and trained with DTensor: torchrun --nproc-per-node 2 examples/torch_module.py
 
-Every process runs this program. `parallelize` captures the module, plans its training step for as many devices as there are
-processes, and returns a module whose weights are DTensors, laid out as planned.
+Every process runs this program. `parallelize` captures the module, plans its training step for one device per process, and
+returns a module whose weights are DTensors in the planned layouts.
 """
 
 import copy
@@ -28,7 +28,7 @@ for _ in range(3):
     ours.step()
     ours.zero_grad()
 
-    # The same module in a single process.
+    # The same step on a single process.
     expected = cross_entropy(plain(inputs), targets)
     expected.backward()
     alone.step()

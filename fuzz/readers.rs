@@ -1,23 +1,24 @@
-//! Everything that reads what users and other programs wrote, with what must hold for any bytes at all: they are refused,
-//! or what they say can be asked anything and survives being written and read again.
+//! All readers of external files, each with its invariant for arbitrary bytes: the bytes are refused, or the result can be
+//! queried and survives being written and read again.
 //!
-//! The fuzz target calls these functions, and so do the tests of the command line, on the inputs that once went wrong
+//! The fuzz target calls these functions. The tests of the command line call them on inputs that once failed
 //! (`fuzz/regressions`).
 
 use shardwright_cost::{CostFile, OperatorTimes};
-use shardwright_frontend::{
-    onnx, stablehlo,
-    zoo::{self, BuildOptions},
-};
+use shardwright_engine::serial_bytes;
 use shardwright_graph::{Graph, OpId, factor_kinds, verify::verify};
 use shardwright_machine::{Device, Machine, builtin, parse};
-use shardwright_plan::{Plan, Problem};
-use shardwright_report::{Page, Step};
+use shardwright_onnx as onnx;
+use shardwright_plan::{Context, Plan};
+use shardwright_report::{Page, StepView};
+use shardwright_runtime::Serial;
 use shardwright_search::format::{ReadLimits, read_iopddl, read_iopddl_with, write_iopddl};
 use shardwright_search::{Control, Network, VarId, registry::SOLVERS};
+use shardwright_stablehlo as stablehlo;
+use shardwright_zoo::{self as zoo, BuildOptions};
 use std::sync::LazyLock;
 
-/// A reader's name, and the check.
+/// A reader's name and its check.
 pub type Reader = (&'static str, fn(&[u8]));
 
 /// All readers.
@@ -32,7 +33,7 @@ pub const READERS: [Reader; 8] = [
     ("network", network),
 ];
 
-/// The model and the machine that plans are read for: plans of other ones are refused at once.
+/// The model and the machine of the plans. Plans of others are refused at once.
 pub const PLANNED: (&str, &str) = ("mlp:batch=8,input=4,hidden=8,layers=1,classes=4", "flat:4");
 
 static STEP: LazyLock<(Graph, Machine)> = LazyLock::new(|| {
@@ -40,8 +41,8 @@ static STEP: LazyLock<(Graph, Machine)> = LazyLock::new(|| {
     (graph, builtin(PLANNED.1).expect("a built-in machine"))
 });
 
-/// Asks a graph what every later stage asks.
-fn ask(graph: &Graph) {
+/// Queries a graph as the later stages do.
+fn query(graph: &Graph) {
     for id in graph.op_ids() {
         graph.flops(id);
         graph.bytes(id);
@@ -50,9 +51,19 @@ fn ask(graph: &Graph) {
     assert_eq!(Graph::from_json(graph.to_json().as_bytes()).as_ref(), Ok(graph));
 }
 
+/// Evaluates a small graph: every kernel takes what shape inference accepts. A kernel may refuse values, such as ids out of
+/// range.
+fn evaluate(graph: &Graph) {
+    let work = graph.op_ids().fold(0u64, |sum, op| sum.saturating_add(graph.flops(op)));
+    if serial_bytes(graph) <= 1 << 20 && work <= 1 << 22 {
+        let _ = Serial::new(graph, 0, &[]).evaluate();
+    }
+}
+
 fn graph_json(bytes: &[u8]) {
     if let Ok(graph) = Graph::from_json(bytes) {
-        ask(&graph);
+        query(&graph);
+        evaluate(&graph);
         assert_eq!(graph.to_string().parse().as_ref(), Ok(&graph));
     }
 }
@@ -61,7 +72,7 @@ fn graph_text(bytes: &[u8]) {
     if let Ok(text) = str::from_utf8(bytes)
         && let Ok(graph) = text.parse::<Graph>()
     {
-        ask(&graph);
+        query(&graph);
         assert_eq!(graph.to_string().parse().as_ref(), Ok(&graph));
     }
 }
@@ -72,6 +83,7 @@ fn onnx(bytes: &[u8]) {
         let options = onnx::ImportOptions { training, ..onnx::ImportOptions::default() };
         if let Ok(imported) = onnx::import(&bytes, &options, &onnx::NoExternalData) {
             assert_eq!(verify(&imported.graph), Ok(()));
+            evaluate(&imported.graph);
         }
     }
 }
@@ -81,9 +93,13 @@ fn stablehlo(bytes: &[u8]) {
     if let Ok(generic) = stablehlo::normalise(text, "fuzz") {
         assert_eq!(stablehlo::normalise(&generic, "again").as_ref(), Ok(&generic));
     }
-    let options = stablehlo::Options { opaque: vec!["*".into()], ..stablehlo::Options::default() };
+    let options =
+        stablehlo::ImportOptions { opaque: vec!["*".into()], ..stablehlo::ImportOptions::default() };
     match stablehlo::import(text, "fuzz", &options) {
-        Ok(imported) => ask(&imported.graph),
+        Ok(imported) => {
+            query(&imported.graph);
+            evaluate(&imported.graph);
+        }
         Err(error) => assert!(error.line >= 1 && error.column >= 1),
     }
 }
@@ -116,21 +132,21 @@ fn costs(bytes: &[u8]) {
 
 fn plan(bytes: &[u8]) {
     let Ok(plan) = Plan::from_json(bytes) else { return };
-    assert_eq!(Plan::from_json(plan.to_json().as_bytes()).as_ref(), Ok(&plan));
+    assert_eq!(Plan::from_json(plan.to_json().expect("plain data").as_bytes()).as_ref(), Ok(&plan));
     shardwright_request::summarise(&mut std::io::sink(), &plan, shardwright_request::Detail::All)
         .expect("nothing to fail");
     let (graph, machine) = &*STEP;
     let Ok(mesh) = plan.mesh(machine) else { return };
-    let Ok(configs) = plan.configs(graph, &mesh) else { return };
-    let problem = Problem::bare(graph, machine, None, mesh, plan.space.untied).expect("a step on a machine");
-    Step::simulate("plan", &problem, &configs).expect("configs that were checked");
-    if let Ok(page) = Page::new(&problem, &plan, &[], &Control::new().iteration_limit(0)) {
+    let Ok(assignment) = plan.assignment(graph, &mesh) else { return };
+    let context = Context::new(graph, machine, None, mesh, plan.space.untied).expect("a step on a machine");
+    StepView::simulate("plan", &context, &assignment).expect("configs that were checked");
+    if let Ok(page) = Page::new(&context, &plan, &assignment, &[], &Control::new().iteration_limit(0)) {
         page.write(&mut std::io::sink()).expect("nothing to fail");
     }
 }
 
 fn network(bytes: &[u8]) {
-    // What little text may ask for is bounded here as it is for users, only lower.
+    // The limits on what a short text may request are lower here than for users.
     let limits = ReadLimits { text_bytes: 1 << 22, numbers: 1 << 18, ..ReadLimits::default() };
     let Ok(problem) = read_iopddl_with(bytes, &limits) else { return };
     let mut text = Vec::new();
@@ -144,13 +160,13 @@ fn network(bytes: &[u8]) {
     }
 }
 
-/// Numbers in a network.
+/// The number of costs in a network.
 fn size(network: &Network) -> usize {
     let choices: usize = (0..network.variables()).map(|v| network.choices(VarId(v as u32))).sum();
     (0..network.tables()).map(|t| network.table(t as u32).len()).sum::<usize>() + choices
 }
 
-/// Every solver says what its choice costs, and none is below another's bound.
+/// Every solver states the true cost of its choice, and no cost is below another solver's bound.
 fn solve(network: &Network) {
     let control = Control { threads: 1, memory_bytes: 1 << 24, ..Control::new().iteration_limit(8) };
     let outcomes: Vec<_> = SOLVERS

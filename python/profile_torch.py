@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Measures operator times with PyTorch, on CPU or CUDA, for Shardwright's cost model.
 
-usage: profile_torch.py WORKLOADS.json -o COSTS.json [--device cuda|cpu] [--name H200] [--seconds 300]
+usage: profile_torch.py WORKLOADS.json|attention -o COSTS.json [--merge OLD.json] [--device cuda|cpu] [--name H200] [--seconds 300]
 
-WORKLOADS.json comes from `shardwright profile --list -o WORKLOADS.json`; COSTS.json is what `--costs` takes.
+`shardwright profile --list -o WORKLOADS.json` writes the workloads; the word `attention` stands for a grid of sizes of fused
+attention, forward and backward. `--merge` keeps the other rows of an older file. `--costs COSTS.json` reads the result.
 
-Method. On CUDA each operator is captured several times into a CUDA graph and the graph is timed with events,
-so that the time is the device's own, without Python or launch cost. The operands rotate through copies that
-together exceed the cache (up to 512 MiB), so that operands come from memory as they mostly do in training.
-Warm-up first, then the median of several timings. Matrix products and convolutions in f32 run with TF32 off.
-On the CPU one thread runs, timed by the wall clock. Nothing is written for an operator that fails: never zeros
-as data.
+Method. On CUDA each operator is captured several times into a CUDA graph, and events time the graph: this is device
+time, without Python or launch overhead. Operands rotate through copies that together exceed the cache (up to 512 MiB),
+since operands mostly come from memory in training. The result is the median of several timings after a warm-up. Matrix
+products and convolutions in f32 run with TF32 off. On the CPU one thread runs, timed by the wall clock. A failed operator
+gets no row: zeros would be read as times.
 """
 import argparse, datetime, json, math, os, platform, statistics, sys, time
 
@@ -23,8 +23,28 @@ CACHE = 256 << 20
 ROTATE = 512 << 20
 
 
+def attention_grid():
+    """Fused attention of usual sizes: batch times key heads, query heads per key head, queries, visible keys per query, and head
+    sizes. Half of the rows are causal."""
+    rows = set()
+    for size in [64, 128]:
+        for length in [256, 512, 1024, 2048, 4096, 8192, 16384, 32768]:
+            for heads in [8, 32, 128]:
+                for repeat in [1, 4, 8]:
+                    if heads * length <= 128 * 16384:
+                        rows |= {(heads // repeat, repeat, length, visible, size, size) for visible in [length, length // 2 + 1]}
+    # A block of queries against all keys, as in context parallelism, and latent attention.
+    rows |= {(groups, 4, q, k, 128, 128) for groups in [2, 8] for k in [8192, 32768] for q in [k // 8, k // 4, k // 2]}
+    rows |= {(32, 1, length, visible, 192, 128) for length in [2048, 4096, 8192] for visible in [length, length // 2 + 1]}
+    classes = [("attention", "bf16"), ("attention_grad", "bf16")]
+    tables = [{"class": cls, "dtype": dtype, "rows": sorted(map(list, rows))} for cls, dtype in classes]
+    small = sorted(list(row) for row in rows if row[2] <= 4096 and row[0] * row[1] <= 32 and row[4] == 64)
+    tables += [{"class": cls, "dtype": "f32", "rows": small} for cls, _ in classes]
+    return {"format": "shardwright-workloads", "tables": tables}
+
+
 def conv_case(dims):
-    """Returns (input shape, weight shape, stride, groups) for n, groups, c/g, o/g, out.., kernel.., stride.."""
+    """(input shape, weight shape, output shape, stride, groups, spatial rank) for n, groups, c/g, o/g, out.., kernel.., stride.."""
     n, g, c, o = dims[:4]
     d = (len(dims) - 4) // 3
     out, kernel, stride = dims[4 : 4 + d], dims[4 + d : 4 + 2 * d], dims[4 + 2 * d :]
@@ -33,8 +53,8 @@ def conv_case(dims):
 
 
 class Bench:
-    """Makes operands and a function per workload class. Each `make` returns (operands, function of operands), or
-    with it a second function whose time is to be taken off."""
+    """Operands and a function per workload class. `make` returns (operands, function of operands), and optionally a second
+    function whose time is subtracted."""
 
     def __init__(self, device):
         self.device = device
@@ -46,7 +66,7 @@ class Bench:
         t, size = DTYPES[dtype], DTYPES[dtype].itemsize
         if cls.startswith("gemm"):
             b, m, n, k = sizes
-            # "gemm_tn": the first operand lies with its columns side by side.
+            # "gemm_tn": the first operand is stored transposed.
             first, second = (cls[5:] or "nn")
 
             def matrix(rows, columns, transposed):
@@ -65,11 +85,28 @@ class Bench:
             mask = [cls == "conv_grad_input", cls == "conv_grad_weight", False]
             f = lambda dy, a, b: conv(dy, a, b, None, output_mask=mask, **rest)
             return (self.rand(y, t), self.rand(x, t), self.rand(w, t)), f
+        if cls in ("attention", "attention_grad"):
+            groups, repeat, q, visible, d, e = sizes
+            # Half of the keys visible on average is a causal mask; other bands take as long as that many keys.
+            causal = q > 1 and visible == (q + 2) // 2
+            keys = q if causal else visible
+            tensors = [(groups * repeat, q, d), (groups, keys, d), (groups, keys, e)]
+            operands = tuple(self.rand((1, *shape), t).requires_grad_() for shape in tensors)
+
+            def forward(q, k, v):
+                with torch.enable_grad():
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=repeat > 1)
+
+            def both(*operands):
+                y = forward(*operands)
+                return torch.autograd.grad(y, operands, torch.ones_like(y))
+
+            return (operands, forward) if cls == "attention" else (operands, both, forward)
         if cls in ("lstm", "lstm_grad"):
-            # cuDNN's recurrent layer with an input of width one: nearly the recurrence alone.
+            # cuDNN's recurrent layer with inputs of width 1: nearly only the recurrence.
             steps, batch, inner, hidden = sizes
             if inner != hidden:
-                return None  # part of a split that cuDNN has no layer for
+                return None  # cuDNN has no layer for a block of the recurrence
             lstm = torch.nn.LSTM(1, hidden, device=self.device, dtype=t)
             x = self.rand((steps, batch, 1), t)
 
@@ -85,7 +122,7 @@ class Bench:
         return self.memory_bound(cls, t, size, sizes[0])
 
     def memory_bound(self, cls, t, size, nbytes):
-        """Operators whose time follows from the bytes that they move: `nbytes` read and written in all."""
+        """Memory-bound operators. `nbytes` is the total read and written."""
         aten = torch.ops.aten
 
         def flat(tensors, row=1):
@@ -204,7 +241,8 @@ def copies(operands):
     """Several sets of operands that together exceed the cache."""
     nbytes = sum(x.numel() * x.element_size() for x in operands)
     count = 1 if nbytes >= CACHE else min(16, max(1, ROTATE // max(1, nbytes)))
-    return [operands] + [tuple(x.clone() for x in operands) for _ in range(count - 1)]
+    clone = lambda x: x.detach().clone().requires_grad_(x.requires_grad)
+    return [operands] + [tuple(clone(x) for x in operands) for _ in range(count - 1)]
 
 
 def time_cuda(sets, f):
@@ -249,32 +287,45 @@ def time_cpu(sets, f):
     return statistics.median(times)
 
 
+def merged(old, new):
+    """The tables of both; rows of `new` replace those of `old` with the same sizes."""
+    tables = {(t["class"], t["dtype"]): {tuple(row[:-1]): row for row in t["rows"]} for t in old}
+    for table in new:
+        rows = tables.setdefault((table["class"], table["dtype"]), {})
+        rows.update({tuple(row[:-1]): row for row in table["rows"]})
+    return [{"class": cls, "dtype": dtype, "rows": sorted(rows.values())} for (cls, dtype), rows in tables.items()]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workloads")
     parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--merge", metavar="OLD.json", help="a cost file of the same device whose other rows are kept")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--name", help="device name for the cost file (default: what PyTorch calls it)")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this long, keeping what was measured")
+    parser.add_argument("--name", help="device name for the cost file (default: PyTorch's name)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="time limit in seconds; the measurements so far are written")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_num_threads(1)
     on_gpu = args.device == "cuda"
     measure = time_cuda if on_gpu else time_cpu
     bench = Bench(args.device)
-    with open(args.workloads) as f:
-        document = json.load(f)
+    if args.workloads == "attention":
+        document = attention_grid()
+    else:
+        with open(args.workloads) as f:
+            document = json.load(f)
     if document.get("format") != "shardwright-workloads":
         sys.exit(f"{args.workloads}: not a workload list; make one with `shardwright profile --list -o FILE`")
     begin, done, failed, tables = time.monotonic(), 0, {}, []
-    # Coarse to fine and table by table, so that a time limit thins all of them alike.
+    # Coarse to fine across all tables, so that a time limit thins every table equally.
     fineness = lambda i: i & -i or 1 << 40
     jobs = [(-fineness(i), i, n, row) for n, t in enumerate(document["tables"]) for i, row in enumerate(t["rows"])]
     jobs = [(n, row) for _, _, n, row in sorted(jobs)]
     results = {n: [] for n in range(len(document["tables"]))}
     for n, row in jobs:
         if time.monotonic() - begin > args.seconds:
-            print(f"time is up after {done} of {len(jobs)}", file=sys.stderr)
+            print(f"time limit reached after {done} of {len(jobs)} workloads", file=sys.stderr)
             break
         table = document["tables"][n]
         try:
@@ -285,7 +336,7 @@ def main():
             with torch.no_grad():
                 sets = copies(operands)
                 seconds = measure(sets, f)
-                if without:  # a backward pass is timed with its forward pass, which is then taken off
+                if without:  # a backward pass is timed together with its forward pass, whose time is subtracted
                     seconds -= measure(sets, without[0])
             del operands, sets, made, f, without
             if seconds > 0 and math.isfinite(seconds):
@@ -304,13 +355,21 @@ def main():
     for (cls, dtype, reason), count in sorted(failed.items()):
         print(f"not measured: {cls} {dtype} x{count}: {reason}", file=sys.stderr)
     name = args.name or (torch.cuda.get_device_name() if on_gpu else platform.processor() or "cpu")
+    method, source = [], []
+    if args.merge:
+        with open(args.merge) as f:
+            old = json.load(f)
+        if old["device"].lower() != name.lower():
+            sys.exit(f"{args.merge}: measured on {old['device']}, not on {name}")
+        method, source = [old["method"]], [f"{old['source']} ({old['date']})"]
+        tables = merged(old["tables"], tables)
     header = {
         "format": "shardwright-costs",
         "version": 1,
         "device": name,
         "date": datetime.date.today().isoformat(),
-        "source": f"PyTorch {torch.__version__}" + (f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}" if on_gpu else ", one thread"),
-        "method": "CUDA graph of repeated calls on rotating operands, median of 3-5; TF32 off" if on_gpu else "wall clock, median of 5",
+        "source": "; ".join(source + [f"PyTorch {torch.__version__}" + (f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}" if on_gpu else ", one thread")]),
+        "method": (method or ["CUDA graph of repeated calls on rotating operands, median of 3-5; TF32 off" if on_gpu else "wall clock, median of 5"])[0],
     }
     text = json.dumps(header)[:-1] + ', "tables": [\n' + ",\n".join(
         f'{{"class": "{t["class"]}", "dtype": "{t["dtype"]}", "rows": [\n' + ",\n".join(json.dumps(r, separators=(",", ":")) for r in t["rows"]) + "]}"

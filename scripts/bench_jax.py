@@ -4,9 +4,9 @@
     python scripts/bench_jax.py [--devices 16] [--seconds 500] [--only mlp] [--keep FOLDER]
 
 Prints one Markdown row per workload as soon as it is measured, times in milliseconds. A 2D mesh DxM has the batch on D and
-the weights on M, columns and rows in turn (Megatron's way), XLA filling in the rest; 16x1 is data, 1x16 parameter
+the weights on M, columns and rows in turn (as in Megatron), XLA filling in the rest; 16x1 is data, 1x16 parameter
 parallelism. `planned` is our plan, made for the machine as `shardwright.jax.probe` and `profile` measure it first, or for the
-files given; `kept` is what `parallelize(..., measure=True)` comes back with, timed once more. Times are medians of up to five
+files given; `kept` is the plan that `parallelize(..., measure=True)` returns, timed again. Times are medians of up to five
 steps after one that is not counted, all in one process; steps that take more than twice as long as the best are run twice.
 """
 

@@ -1,8 +1,8 @@
-"""One training step of a model in JAX or PyTorch, timed: what `bench_run.py` puts beside ours, each in a process of its own.
+"""One training step of a model in JAX or PyTorch, timed: what `bench_run.py` puts beside ours, each in its own process.
 
     python3 scripts/bench_other.py jax "vgg16:batch=16,dropout=0" --devices 1 --steps 3
 
-JAX splits the batch over as many host devices as it is told to; PyTorch uses one thread. The last line printed is a
+JAX splits the batch over `--devices` host devices; PyTorch uses one thread. The last line printed is a
 JSON object: the median step without the first, and the loss. Weights and data are random; f32, SGD.
 """
 

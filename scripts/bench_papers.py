@@ -109,7 +109,7 @@ def pase_search(program):
         for devices, (exhaustive, flexflow, theirs) in zip(PASE_DEVICES, rows):
             options = ["--machine", f"1080tix64:{devices}", "--batch", batch, "--time", 60]
             plans = {solver: found(program, model, *options, "--solver", solver) for solver in ["pase", "exact"]}
-            axes = "prime axes" if plans["pase"]["space"]["prime_axes"] else "glued axes"
+            axes = "prime axes" if plans["pase"]["space"]["prime_axes"] else "merged axes"
             ours = " | ".join(plan["took"] for plan in plans.values())
             print(f"| {model} | {devices} | {seconds(exhaustive)} | {seconds(flexflow)} | {seconds(theirs)} | {ours} | {axes} |", flush=True)
 

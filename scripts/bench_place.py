@@ -60,7 +60,7 @@ def placements(program, counts, time):
 
 
 def slowed(program, device, factor):
-    """The machine file of four P100s, one of which computes so many times as slowly."""
+    """The machine file of four P100s, one of which computes slower by this factor."""
     text = subprocess.run([program, "machines", "p100x16"], check=True, capture_output=True, text=True).stdout
     text = re.sub(r'\[\[level\]\]\nname = "node".*?(?=\[\[level\]\])', "", text, flags=re.S).replace("p100x16", "p100x4-mixed", 1)
     scaled = [f'[[mixed]]\nunits = [{device}]\nname = "slow P100"']
@@ -86,7 +86,7 @@ def assistants(program, time):
                 slow = busy.index(max(busy))
                 for name, factor, options in [("1.5x", 1.5, ["--slow", f"{slow}:1.5"]), ("3x", 3, ["--slow", f"{slow}:3"]), ("noise 20%", None, ["--perturb", 0.2])]:
                     answer = run_json(program, "simulate", path, "--full", "--assist", *options)
-                    within = run_json(program, "simulate", path, "--full", "--assist", "--assist-homes", 0, *options)["assisted"]["step_seconds"]
+                    within = run_json(program, "simulate", path, "--full", "--assist", "--assist-migrations", 0, *options)["assisted"]["step_seconds"]
                     static, helped = answer["step_seconds"], answer["assisted"]["step_seconds"]
                     loss = static - base
                     share = lambda step: f"{(static - step) / loss:.0%}" if loss > 0.005 * base else "–"

@@ -1,7 +1,7 @@
 """Prints the tables of docs/benchmarks.md, section "Planning": predicted steps and search times.
 
-Runs the release build's `shardwright plan --solver exact --json`. Predicted times are the cost model's sums, in which
-nothing overlaps, as in the papers that the tables stand beside (`scripts/bench sim` has simulated ones); search times are wall time
+Runs the release build's `shardwright plan --solver exact --json`. Predicted times are the cost model's step times without
+overlap, as in the papers that the tables stand beside (`scripts/bench sim` has simulated ones); search times are wall time
 of building and solving the problem on this machine, with the processor time of the whole program beside them.
 """
 
@@ -80,7 +80,7 @@ def pase(program):
 
 
 def search(program):
-    """Every family. Where axes are glued: the gap there, what refining gained, and the gap on all axes."""
+    """Every family. Where axes are merged: the gap there, what refining gained, and the gap on all axes."""
     print("| model | 4 devices | 16 | 64 | 512 |")
     print("|---|---|---|---|---|")
     models = [family["name"] for family in run_json(program, "models")] + ["gpt:layers=96,hidden=2048,heads=16"]

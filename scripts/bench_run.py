@@ -1,10 +1,10 @@
-"""Measures training steps of real models on this machine's cores, beside JAX's data parallelism on as many host devices,
+"""Measures training steps of real models on this machine's cores, beside JAX's data parallelism on the same number of host devices,
 and one thread's VGG-16 beside JAX's and PyTorch's.
 
 Needs the `shardwright` binary and python; columns of JAX and PyTorch stay empty where those are not installed. Ours are
 predicted from `machine probe` and `profile` of the plans' own ops, made just before. Results are kept as JSON (--output) and shown as the tables of docs/benchmarks.md, section "Running" (--markdown), both written
-after every measurement. A measurement that the file has is not made again, and one that would not fit the time that is
-left (--budget) is left out: so the tables can be filled by several calls.
+after every measurement. Existing measurements are not repeated, and those that would exceed the remaining time (--budget)
+are skipped, so several calls can fill the tables.
 
     python3 scripts/bench_run.py --binary target/release/shardwright --budget 500
     python3 scripts/bench_run.py --budget 500          # goes on where the first stopped

@@ -1,8 +1,8 @@
-"""Prints the tables of docs/scale.md and draws its plots: what planning costs against ops and devices.
+"""Prints the tables of docs/scale.md and draws its plots: planning cost by number of ops and devices.
 
 Runs the release build's `shardwright plan --json`, one size after the other, and reports the stages that it times itself, the
-processor time of the whole program and the most memory that it held. A stage is as steep as the exponent that two sizes
-next to each other give: 1 is linear, 2 is quadratic.
+processor time of the whole program and its peak memory. The exponent of a stage is computed from two neighbouring
+sizes: 1 is linear, 2 is quadratic.
 """
 
 import argparse
@@ -22,7 +22,7 @@ STAGES = ["build", "solve", "refine", "describe", "polish"]
 
 
 def series_parallel(ops, path, width=256, batch=256):
-    """A forward pass of about so many ops: chains and branches that are added up again, at random, seeded."""
+    """A forward pass of about `ops` ops: chains and branches that are added up again, at random, seeded."""
     rng = random.Random(ops)
     graph = {"format": "shardwright-graph", "version": 1, "name": f"series-parallel-{ops}", "tensors": [], "ops": []}
     kind = f"f32[{batch},{width}]"

@@ -3,8 +3,8 @@
 usage: scripts/bench search [--quick] [--only pase|contest|free|large] [--write]
 
 Prints Markdown. --write puts it into docs/benchmarks.md, section by section; --quick shortens every time limit to
-a tenth and leaves out the slowest comparisons. The data is looked for in $SHARDWRIGHT_SHARED or ../shared.
-Every assignment of ours is judged again here, independently of the program that found it.
+a tenth and leaves out the slowest comparisons. The data is read from $SHARDWRIGHT_SHARED or ../shared.
+Every assignment of ours is evaluated again here, independently of the program that found it.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Prints the tables of docs/benchmarks.md, section "Simulating": delta against full simulation, what the search on the
-simulated step finds, and simulated against measured steps.
+"""Prints the tables of docs/benchmarks.md, section "Simulating": delta against full simulation, results of the
+search on the simulated step, and simulated against measured steps.
 
 Needs only the release build (`shardwright`, and for `delta` the example `delta_table`) and python. `measured` probes this
 machine, plans, times the plans' kernels on as many cores at once as there are devices, simulates and runs; it stops after
---budget seconds with what it has.
+--budget seconds with the results so far.
 
     python3 scripts/bench_sim.py --only measured --binary target/release/shardwright --budget 480
 """
@@ -116,9 +116,9 @@ def summary(rows, key):
     pairs = kept = 0
     for i, a in enumerate(rows):
         for b in rows[:i]:
-            alike = (a["model"], a["devices"]) == (b["model"], b["devices"])
+            same_run = (a["model"], a["devices"]) == (b["model"], b["devices"])
             # Plans whose measured steps differ by more than noise.
-            if alike and max(a["measured"], b["measured"]) > 1.1 * min(a["measured"], b["measured"]):
+            if same_run and max(a["measured"], b["measured"]) > 1.1 * min(a["measured"], b["measured"]):
                 pairs += 1
                 kept += (a[key] > b[key]) == (a["measured"] > b["measured"])
     within = sum(error < 0.15 for error in errors)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Times training steps of PyTorch modules on processes of this machine, one thread each, and counts what they exchange:
+"""Times training steps of PyTorch modules on processes of this machine, one thread each, and counts their traffic:
 PyTorch's DistributedDataParallel, and the plans of `shardwright.torch`.
 
     scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,exact,kept --probe mine.toml
 
 `kept` is the plan that `parallelize(measure=True)` keeps.
 
-Prints one JSON line per model and plan as soon as it is there. Needs torch, and the Python package.
+Prints one JSON line per model and plan as soon as it is measured. Needs torch, and the Python package.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes ONNX test cases into a folder: ONNX's own node tests, and models with onnxruntime's answers.
+"""Writes ONNX test cases into a folder: ONNX's own node tests, and models with onnxruntime's results.
 
     scripts/onnx_cases.py OUT [nodes|models]
 
-Each case is a folder with model.onnx, input_0.pb, ..., output_0.pb, ...; `onnx_check` (an example of the frontend
+Each case is a folder with model.onnx, input_0.pb, ..., output_0.pb, ...; `onnx_check` (an example of the onnx
 crate) runs them through our interpreter. Needs the packages onnx, numpy and, for models, onnxruntime.
 """
 

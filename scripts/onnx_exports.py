@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Exports small models of torchvision and transformers with both of PyTorch's exporters, with onnxruntime's answers.
+"""Exports small models of torchvision and transformers with both of PyTorch's exporters, with onnxruntime's results.
 
     scripts/onnx_exports.py OUT [NAME...]
 
-Each case is a folder OUT/NAME.EXPORTER as `scripts/onnx_cases.py` writes them; the example `onnx_check` of the frontend
+Each case is a folder OUT/NAME.EXPORTER as `scripts/onnx_cases.py` writes them; the example `onnx_check` of the onnx
 crate runs them through our interpreter. Needs torch, torchvision, transformers, onnx, onnxscript and onnxruntime.
 """
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Counts what became of ONNX's node tests, and writes it into docs/onnx.md.
+"""Counts the results of ONNX's node tests, and writes them into docs/onnx.md.
 
     scripts/onnx_report.py VERDICTS [--write DOCUMENT]
 
-VERDICTS are the lines of the frontend crate's example `onnx_check`. Without --write the section is printed.
+VERDICTS are the lines of the onnx crate's example `onnx_check`. Without --write the section is printed.
 """
 
 import collections
@@ -15,8 +15,8 @@ BEGIN, END = "<!-- node tests: written by scripts/onnx_report.py -->", "<!-- end
 
 
 def reasons(verdict, text):
-    """Why a test did not pass, in few words: the group that it is counted in."""
-    if verdict in ("unknown", "refused") and text.startswith("ops that are not supported:"):
+    """Why a test did not pass: its group and a short reason."""
+    if verdict in ("unknown", "refused") and text.startswith("unsupported ops:"):
         found = re.findall(r"  (\S+) x\d+: .*?(?=  \S+ x\d+:|$)", text)
         forms = re.findall(r"  (\S+) x\d+: [^(]*\((.*?)\)(?=  \S+ x\d+:|\s*$)", text)
         if verdict == "unknown":
@@ -27,19 +27,19 @@ def reasons(verdict, text):
         kind = re.search(r"element type (\w+)", text)
         return "types", f"`{kind.group(1)}`" if kind else text
     if "opset" in text:
-        return "opsets", "older than 13, or none of ONNX's own"
+        return "opsets", "older than 13, or without ONNX's own operator set"
     if "is empty" in text:
         return "empty", "the graph has no empty tensors"
     return "other", text
 
 
 TITLES = {
-    "ops": "ops that are not supported, listed by name when a model has them",
-    "forms": "forms of supported ops that are refused with a reason",
+    "ops": "unsupported ops, listed by name if a model has them",
+    "forms": "unsupported variants of supported ops, refused with a reason",
     "types": "element types",
     "opsets": "opsets",
     "empty": "empty tensors",
-    "other": "inputs that are no tensors",
+    "other": "inputs that are not tensors",
     "differs": "wrong results",
 }
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the test cases of the StableHLO front end: small training steps, as JAX lowers and as JAX computes them.
+"""Writes the test cases of the StableHLO reader: small training steps, as JAX lowers and as JAX computes them.
 
     python -m venv venv && venv/bin/pip install jax && venv/bin/python scripts/stablehlo_cases.py
 
-Each case is NAME.mlir.gz (the text) and NAME.json.gz (inputs and what JAX makes of them, flat lists) in
-crates/frontend/tests/stablehlo. The tests read those files and need no Python.
+Each case is NAME.mlir.gz (the text) and NAME.json.gz (inputs and JAX's results, flat lists) in
+crates/stablehlo/tests/stablehlo. The tests read those files and need no Python.
 """
 
 import gzip
@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from steps import block, cross_entropy
 
-FOLDER = pathlib.Path(__file__).parent.parent / "crates/frontend/tests/stablehlo"
+FOLDER = pathlib.Path(__file__).parent.parent / "crates/stablehlo/tests/stablehlo"
 RNG = np.random.default_rng(7)
 
 

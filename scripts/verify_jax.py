@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds XLA's collectives and memory against our plans' for every step of python/tests/steps.py: the table of docs/jax.md.
+"""Compares XLA's collectives and memory with our plans' for every step of python/tests/steps.py: the table of docs/jax.md.
 
     python scripts/verify_jax.py [--details]
 

@@ -1,4 +1,4 @@
-"""Machine files from what was measured under an engine: `probe` of `shardwright.jax` and `shardwright.torch`."""
+"""Machine files from measurements: `probe` of `shardwright.jax` and `shardwright.torch`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# What the planner takes large products to reach of a device's peak, since data sheets state what no program reaches.
+# Share of a device's peak that the planner assumes for large matrix products: data sheets state unreachable peaks.
 _SHARE_OF_PEAK = 0.8
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a collective among groups of so many members, by bytes of the larger side on one device."""
+    """Seconds of a collective among groups of `members` devices, by bytes of the larger side on one device."""
 
     collective: str
     members: int
@@ -21,7 +21,7 @@ class Times:
     seconds: Sequence[float]
 
     def lines(self) -> list[str]:
-        """As machine files have it; a larger message never takes less time."""
+        """Lines of a machine file. Times are made monotonic: a larger message never takes less time."""
         rising = [max(self.seconds[: i + 1]) for i in range(len(self.seconds))]
         return [
             "[[measured]]",
@@ -35,25 +35,25 @@ class Times:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All devices of one level at work together."""
+    """Speeds of the devices of one level, measured on all devices at once."""
 
     name: str
     description: str
     count: int
-    #: Of one device: bytes per second read and written, operations per second of large products, seconds per operation.
+    #: Per device: bytes/s of copies (read and written), flop/s of large matrix products, launch overhead in seconds.
     copies: float
     products: float
     start: float
-    #: Whether a device computes while data moves.
+    #: Whether computation and communication overlap on a device.
     overlap: bool
     collectives: list[Times] = field(default_factory=list)
 
     def to_toml(self) -> str:
-        """The machine's file."""
+        """The machine file."""
         bandwidth, latency = self.copies, 1e-6
         among_all = [t for t in self.collectives if t.collective == "all-reduce" and t.members == self.count]
         for times in among_all:
-            # What the cost model's formulas need, for what was not measured.
+            # Latency and bandwidth of the cost model, for collectives that were not measured.
             small, big = times.seconds[0], times.seconds[-1]
             latency = small / (2 * math.ceil(math.log2(self.count)))
             bandwidth = 2 * (self.count - 1) / self.count * times.sizes[-1] / max(big - small, 1e-7)
@@ -69,6 +69,7 @@ class Measurements:
             "[device]",
             f'name = "{self.name}"',
             'memory = "4 GiB"',
+            "memory_limit = false",
             f'memory_bandwidth = "{self.copies / 1e9:.4g} GB/s"',
             f'peak.f32 = "{self.products / _SHARE_OF_PEAK / 1e9:.4g} GFLOP/s"',
             f'launch_overhead = "{self.start * 1e6:.4g} us"',

@@ -5,7 +5,7 @@ __version__: str
 class PlanError(ValueError): ...
 class DoesNotFit(PlanError): ...
 
-class Planned:
+class PlanHandle:
     def to_json(self) -> str: ...
     def table(self, detail: str) -> str: ...
     def report(self) -> str: ...
@@ -16,25 +16,10 @@ class Planned:
     def to_sdy(self) -> str: ...
 
 def plan(
-    model: str,
+    options: list[str],
     *,
     text: str | None,
-    machine: str,
-    memory: str | None,
     solver: str,
-    batch: int | None,
-    optimizer: str,
-    costs: str | None,
-    untied: bool,
-    fix: list[str],
-    roles: list[str],
-    opaque: list[str],
-    dims: list[str],
-    loss: str,
-    inference: bool,
-    time: float,
-    threads: int,
-    seed: int,
     tell: Callable[[float, float | None, float], None] | None,
-) -> Planned: ...
+) -> PlanHandle: ...
 def devices(machine: str) -> int: ...

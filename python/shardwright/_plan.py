@@ -1,4 +1,4 @@
-"""`plan` and the `Plan` that it makes."""
+"""`plan`, and its result, `Plan`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._progress import ProgressLine, show_seconds, wanted
 
 
 class Plan:
-    """One config per op, what they are predicted to cost, and a proof of how good that is.
+    """One config per op, their predicted costs, and a proved lower bound.
 
     >>> import shardwright
     >>> p = shardwright.plan("alexnet", machine="p100x16", batch=512)
@@ -23,13 +23,13 @@ class Plan:
     True
     """
 
-    def __init__(self, native: _native.Planned) -> None:
+    def __init__(self, native: _native.PlanHandle) -> None:
         self._native = native
         self._json: str | None = None
         self._data: dict[str, Any] | None = None
 
     def to_json(self) -> str:
-        """The plan as JSON: what `shardwright plan -o` writes and the other commands read.
+        """The plan file as JSON text, as `shardwright plan -o` writes it.
 
         >>> import json, shardwright
         >>> json.loads(shardwright.plan("mlp", machine="flat:2").to_json())["devices"]
@@ -40,13 +40,13 @@ class Plan:
         return self._json
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan for `shardwright explain`, `simulate`, `report`, `export` and `run`. A step that was planned as
-        text is written with it; models and machines in files are found by their names."""
+        """Writes the plan file, for `shardwright explain`, `simulate`, `report`, `export` and `run`. It contains a step that
+        was given as text. Models and machines in files are referenced by path."""
         _write(path, self.to_json())
 
     @property
     def data(self) -> dict[str, Any]:
-        """The same as Python values."""
+        """The plan file as Python values."""
         if self._data is None:
             self._data = json.loads(self.to_json())
         return self._data
@@ -63,12 +63,12 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """How many devices it has."""
+        """The machine's number of devices."""
         return int(self.data["devices"])
 
     @property
     def axes(self) -> dict[str, int]:
-        """The mesh axes that configs speak of, outermost first, and their sizes."""
+        """Mesh axis names and sizes, outermost first."""
         return {axis["name"]: axis["size"] for axis in self.data["axes"]}
 
     @property
@@ -78,46 +78,68 @@ class Plan:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most bytes that one device holds at once."""
+        """Peak memory of one device, in bytes."""
         return int(self.data["peak_memory_bytes"])
 
     @property
+    def memory_limit_bytes(self) -> int | None:
+        """The limit on the memory of one device, in bytes."""
+        limit = self.data["memory_limit_bytes"]
+        return None if limit is None else int(limit)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan keeps the memory limit, or, without one, fits the usable memory of a device."""
+        return bool(self.data["fits"])
+
+    @property
+    def throughput(self) -> dict[str, float | None]:
+        """`tokens_per_second`, `tokens_per_second_per_device`, `samples_per_second` and `mfu`; with a price also
+        `cost_per_million_tokens` or `cost_per_million_samples`."""
+        return dict(self.data["throughput"])
+
+    @property
+    def summary(self) -> str:
+        """The answer in one line."""
+        return str(self.data["summary"])
+
+    @property
     def traffic_bytes(self) -> int:
-        """Bytes sent per step, all devices together."""
+        """Bytes sent per step, summed over devices."""
         return int(self.data["traffic_bytes"])
 
     @property
     def objective(self) -> int:
-        """Picoseconds per step, all ops and all communication in sequence."""
+        """Picoseconds per step if all ops and all communication run one after the other."""
         return int(self.data["objective"])
 
     @property
     def lower_bound(self) -> int:
-        """No plan in the space is faster than this; zero where nothing is proved."""
+        """Picoseconds: no plan of the search space has a lower objective. Zero if nothing is proved."""
         return int(self.data["lower_bound"])
 
     @property
     def gap(self) -> float:
-        """How far the objective may be above the optimum, relative to the objective."""
+        """Upper bound of (objective - optimum) / objective."""
         return float(self.data["gap"])
 
     @property
     def proved_optimal(self) -> bool:
-        """Whether nothing in the space is faster."""
+        """Whether no plan of the search space has a lower objective."""
         return bool(self.data["proved_optimal"])
 
     @property
     def warnings(self) -> list[str]:
-        """What to keep in mind."""
+        """Warnings about the plan, its assumptions and the search."""
         return list(self.data["warnings"])
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Predicted seconds per step of the classics."""
+        """Predicted seconds per step of the baselines, by name."""
         return {name: cost["step_seconds"] for name, cost in self.data["baselines"].items()}
 
     def configs(self) -> dict[str, str]:
-        """How every layer is split: `n4·c4` is four ways along the batch, four along the output channels."""
+        """The config of every layer: `n4·c4` splits the batch 4 ways and the output channels 4 ways."""
         return {layer["name"]: layer["config"] for layer in self.data["layers"]}
 
     def table(self, detail: str = "usual") -> str:
@@ -130,20 +152,20 @@ class Plan:
         return self._native.table(detail)
 
     def to_sdy(self) -> str:
-        """The planned StableHLO program with its shardings in Shardy's dialect: the mesh, the shardings of arguments and
-        results, and a constraint on every planned value. Only for plans of StableHLO programs."""
+        """The planned program in Shardy's dialect: the mesh, the shardings of arguments and results, and a sharding
+        constraint on every planned value. Only for plans of StableHLO programs."""
         return self._native.to_sdy()
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as one page of HTML that needs nothing else: summary, network, timeline, memory, ops and what the
-        alternatives would cost. Written to `path` if one is given."""
+        """The report, one self-contained HTML page: summary, network, timeline, memory, ops and costs of alternatives.
+        Written to `path` if given."""
         page = self._native.report()
         if path is not None:
             _write(path, page)
         return page
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """The plan in a notebook: verdict and table of layers."""
         cells = (
             f"<tr><td>{html.escape(layer['name'])}<td>{html.escape(layer['config'])}"
             f"<td>{show_seconds(layer['compute_seconds'])}<td>{show_seconds(layer['comm_seconds'])}"
@@ -151,7 +173,7 @@ class Plan:
         )
         return (
             f"<pre>{html.escape(self.table('verdict'))}</pre><details><summary>layers</summary><table>"
-            "<tr><th>layer<th>config<th>computing<th>communicating" + "".join(cells) + "</table></details>"
+            "<tr><th>layer<th>config<th>compute<th>communication" + "".join(cells) + "</table></details>"
         )
 
     def __repr__(self) -> str:
@@ -159,7 +181,7 @@ class Plan:
 
 
 def _write(path: str | os.PathLike[str], text: str) -> None:
-    """The whole file or nothing."""
+    """Writes a file atomically."""
     temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -167,7 +189,7 @@ def _write(path: str | os.PathLike[str], text: str) -> None:
 
 
 class SearchOptions(TypedDict, total=False):
-    """Options of `plan` that `parallelize` hands on, for JAX and PyTorch alike; `plan` says what they mean."""
+    """Options that `parallelize` (JAX and PyTorch) passes to `plan`, which documents them."""
 
     costs: str | None
     untied: bool
@@ -178,6 +200,22 @@ class SearchOptions(TypedDict, total=False):
     progress: bool | Callable[[float, float | None, float], None] | None
 
 
+def _option(name: str, value: object) -> list[str]:
+    """An option of `shardwright plan`: a flag for True, one option per item of a list, nothing for None and False."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [f"--{name}"]
+    if isinstance(value, list):
+        return [f"--{name}={item}" for item in value]
+    return [f"--{name}={value}"]
+
+
+def _bytes(size: str | int | None) -> str | None:
+    """A size as text; numbers are bytes."""
+    return f"{size}B" if isinstance(size, int) else size
+
+
 def _pairs(given: Mapping[str, object] | Iterable[str] | None) -> list[str]:
     if given is None:
         return []
@@ -186,8 +224,8 @@ def _pairs(given: Mapping[str, object] | Iterable[str] | None) -> list[str]:
     return list(given)
 
 
-def _called(text: str) -> str:
-    """What to call a program that is given as text; the ending says what it is."""
+def _file_name(text: str) -> str:
+    """The file name of a program given as text. Its extension tells the format."""
     return "program.json" if text.lstrip().startswith("{") else "program.mlir"
 
 
@@ -198,7 +236,10 @@ def plan(
     memory: str | int | None = None,
     solver: str = "auto",
     batch: int | None = None,
-    optimizer: str = "sgd",
+    seq: int | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    price: str | float | None = None,
     costs: str | None = None,
     untied: bool = False,
     fix: Mapping[str, object] | Iterable[str] | None = None,
@@ -210,39 +251,55 @@ def plan(
     time: float = 60.0,
     threads: int = 0,
     seed: int = 0,
+    proposals: int | None = None,
+    balance: float | None = None,
+    spmd: bool = False,
+    ram: str | int | None = None,
     progress: bool | Callable[[float, float | None, float], None] | None = None,
 ) -> Plan:
-    """Finds the fastest way to split a model's training step over a machine.
+    """Plans how to split a model's training step over a machine's devices.
 
     Args:
-        model: a built-in model with options (`"vgg16"`, `"mlp:batch=400,hidden=300"`), a file (`.onnx`, `.mlir`,
-            `.stablehlo`, `.json`), the text of a StableHLO module (`jax.jit(step).lower(...).as_text()`), or that of a
-            graph as JSON, a forward pass of which is trained by its first output.
-        machine: a built-in machine (`"h100x64"`, `"flat:8"`), `"NAME:K"` for its first K devices, or a .toml file.
-        memory: the most that one device may hold at once: `"16GiB"`, or bytes.
+        model: a published model (`"llama3-8b"`), a built-in model with options (`"vgg16"`, `"mlp:batch=400,hidden=300"`), a file
+            (`.onnx`, `.mlir`, `.stablehlo`, `.json`: a Hugging Face `config.json` or a graph), the text of a StableHLO module (`jax.jit(step).lower(...).as_text()`), or a graph as
+            JSON text. If the graph is a forward pass, its first output is the loss.
+        machine: GPUs (`"8xh100"`), a TPU slice (`"tpu-v5p-256"`), a built-in machine (`"flat:8"`), `"NAME:K"` for its first K
+            devices, or a .toml file.
+        memory: the memory limit of one device: `"16GiB"`, or bytes; `"none"` lifts it. By default the device's memory less
+            its reserve.
         solver: `"auto"`, `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...
-        batch: samples per step, for models that leave it open.
-        optimizer: `"sgd"`, `"momentum"` or `"adam"`, for models that do not bring their own.
-        costs: measured operator costs: a file, or a built-in device.
-        untied: let every op choose for itself: weights, gradients and optimizer state find their own sharding.
-        fix: configs that you know, by pattern: `{"fc*": "c4"}`.
-        roles: what arguments of a StableHLO program are for: `{"params.*": "parameter"}`.
-        opaque: targets of custom calls that are pure functions; they are planned replicated.
-        dims: sizes of dimensions that an ONNX file leaves open.
-        loss: what is trained of an ONNX model: `"cross-entropy"`, `"mse"`, `"output"`.
-        inference: only the forward pass.
-        time: stop searching after this many seconds with the best found.
-        threads: how many threads to use; 0 for all cores.
-        seed: seed of all randomness.
-        progress: False for silence, True for a line on standard error (as on terminals and in notebooks), or a
-            function of elapsed seconds, the best plan's seconds per step (None before there is one) and the bound.
+        batch: samples per step, for models without a fixed batch size.
+        seq: tokens per sample, for built-in models of sequences and configs.
+        precision: `"f32"`, `"bf16"`, `"mixed"` or `"fp8"`, for built-in models and configs. Published models and configs are mixed
+            by default.
+        optimizer: `"sgd"`, `"momentum"`, `"adam"` or `"adamw"`, for models without an optimizer; by default Adam for
+            transformers, else plain gradient descent.
+        price: the price of a device for an hour; `Plan.throughput` then has the cost of a million tokens or samples.
+        costs: measured op times: a cost file, or a built-in device.
+        untied: every op has its own config, so that weights, gradients and optimizer state may be sharded differently.
+        fix: constraints, op name pattern to config: `{"fc*": "c4"}`.
+        roles: roles of a StableHLO program's arguments, by name pattern: `{"params.*": "parameter"}`.
+        opaque: targets of custom calls that are pure functions. These calls are replicated.
+        dims: sizes of symbolic dimensions of an ONNX file.
+        loss: the loss of an ONNX model: `"cross-entropy"`, `"mse"`, `"output"`.
+        inference: plan the forward pass only.
+        time: time limit of the search, in seconds. The best plan so far is returned.
+        threads: number of threads; 0 means all cores.
+        seed: seed of the random generator.
+        proposals: for `"mcmc"` and `"place"`: the proposals of every chain, whatever the time.
+        balance: for `"place"`: by how much a device may have more than its share of the work, such as 0.1.
+        spmd: every device runs every op, as JAX and PyTorch need it. Always so for StableHLO programs and graphs as text.
+        ram: the most of this computer's memory that tables of the search may take; by default half of the free memory.
+        progress: True for a progress line on standard error, False for none; by default on terminals and in notebooks. Or a
+            function of elapsed seconds, the best plan's seconds per step (None before the first plan) and the lower bound.
 
-    The search runs without the interpreter's lock. An interrupt (Ctrl-C, or the stop button of a notebook) makes it
-    return the best plan that it has; a second one raises `KeyboardInterrupt`.
+    The search releases the interpreter's lock. An interrupt (Ctrl-C, or a notebook's stop button) returns the best plan so
+    far; another one more than a second later raises `KeyboardInterrupt`.
 
     Raises:
-        DoesNotFit: no plan fits the memory.
-        PlanError: the model, the machine or an option is wrong; the message says where and what to do.
+        DoesNotFit: it is proved that no plan fits the memory, or the plan of a strategy without memory limits exceeds it.
+        PlanError: the search ended without a plan, or the model, the machine or an option is invalid. The message names the
+            place and the remedy.
 
     >>> p = plan("mlp:batch=64,hidden=1024,layers=2", machine="flat:4", solver="data")
     >>> "n4" in p.configs().values()
@@ -252,29 +309,39 @@ def plan(
     shardwright.DoesNotFit: ...
     """
     name = os.fspath(model)
-    # No name and no path has several lines.
+    # A name or path is a single line.
     text = name if "\n" in name else None
     line = ProgressLine() if progress is True or (progress is None and wanted()) else None
     try:
         native = _native.plan(
-            _called(text) if text else name,
+            [
+                *_option("machine", machine),
+                *_option("memory", _bytes(memory)),
+                *_option("batch", batch),
+                *_option("seq", seq),
+                *_option("precision", precision),
+                *_option("price", price),
+                *_option("optimizer", optimizer),
+                *_option("costs", costs),
+                *_option("untied", untied),
+                *_option("fix", _pairs(fix)),
+                *_option("role", _pairs(roles)),
+                *_option("opaque", list(opaque)),
+                *_option("dim", _pairs(dims)),
+                *_option("loss", loss),
+                *_option("inference", inference),
+                *_option("time", float(time)),
+                *_option("threads", threads),
+                *_option("seed", seed),
+                *_option("proposals", proposals),
+                *_option("balance", balance),
+                *_option("spmd", spmd),
+                *_option("ram", _bytes(ram)),
+                "--",
+                _file_name(text) if text else name,
+            ],
             text=text,
-            machine=machine,
-            memory=f"{memory}B" if isinstance(memory, int) else memory,
             solver=solver,
-            batch=batch,
-            optimizer=optimizer,
-            costs=costs,
-            untied=untied,
-            fix=_pairs(fix),
-            roles=_pairs(roles),
-            opaque=list(opaque),
-            dims=_pairs(dims),
-            loss=loss,
-            inference=inference,
-            time=float(time),
-            threads=threads,
-            seed=seed,
             tell=line if line is not None else progress if callable(progress) else None,
         )
     finally:

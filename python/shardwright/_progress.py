@@ -1,10 +1,10 @@
-"""The line that tells how a long search goes."""
+"""The progress line of a long search."""
 
 import sys
 
 
 def show_seconds(seconds: float) -> str:
-    """Seconds as people read them.
+    """Seconds in a readable unit.
 
     >>> show_seconds(0.0123)
     '12.30 ms'
@@ -15,7 +15,7 @@ def show_seconds(seconds: float) -> str:
 
 
 class ProgressLine:
-    """Rewrites one line of standard error, for searches that take more than a second; gone when closed."""
+    """One line on standard error, rewritten while a search takes more than a second, and erased by `close`."""
 
     def __init__(self) -> None:
         self._written = 0
@@ -24,7 +24,7 @@ class ProgressLine:
         if elapsed < 1:
             return
         if best is None:
-            text = f"{elapsed:.0f} s: no plan yet, bound {show_seconds(bound)}"
+            text = f"{elapsed:.0f} s: no plan yet, lower bound {show_seconds(bound)}"
         else:
             gap = max(best - bound, 0) / best if best > 0 else 0
             text = f"{elapsed:.0f} s: best {show_seconds(best)} per step, gap {gap:.2%} (interrupt keeps the best)"
@@ -33,7 +33,7 @@ class ProgressLine:
         self._written = len(text)
 
     def close(self) -> None:
-        """Wipes the line."""
+        """Erases the line."""
         if self._written:
             sys.stderr.write("\r" + " " * self._written + "\r")
             sys.stderr.flush()
@@ -41,5 +41,5 @@ class ProgressLine:
 
 
 def wanted() -> bool:
-    """Whether somebody watches: a terminal or a notebook."""
+    """Whether standard error is a terminal, or the program a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,4 +1,4 @@
-"""What is run beside a plan where plans are measured, and which one is kept: `parallelize(..., measure=True)`."""
+"""Measures a plan beside baselines and keeps the fastest: `parallelize(..., measure=True)`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Step = TypeVar("Step")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to plan and to run a step."""
+    """A plan to measure: its machine, its solver, and how it is enforced."""
 
     name: str
     machine: str
     solver: str
-    #: Whether all values are held to the plan, or arguments and results alone.
+    #: Whether all values are constrained to the plan, or only arguments and results.
     constrain: bool
 
 
 def candidates(machine: str, count: int, solver: str, constrain: bool, propagates: bool) -> Iterator[Candidate]:
-    """What is asked for, first; then what people would write by hand: data parallelism, and columns and rows of weights
-    in turn on every grid of the devices. An engine that propagates shardings is told those of the arguments alone.
+    """The requested plan, then the baselines that people write by hand: data parallelism, and weights split by columns and
+    rows in turn, on every grid of the devices. An engine that propagates shardings gets those of the arguments only.
 
     >>> [c.name for c in candidates("cpu:4", 4, "auto", True, True)]
     ['auto', 'auto, arguments alone', 'data', '2x2', '1x4']
@@ -44,18 +44,19 @@ def candidates(machine: str, count: int, solver: str, constrain: bool, propagate
 
 
 def fastest(
-    made: Iterator[tuple[str, Step]], seconds_of: Callable[[Step, float], float]
+    trials: Iterator[tuple[str, Step]], seconds_of: Callable[[Step, float], float]
 ) -> tuple[Step, dict[str, float]]:
-    """Of named steps the one that takes least time, and the times of all: medians in seconds. Those that take more than
-    twice as long as the best so far need be run only once, those close to the best are run again, in case something else
-    kept the machine busy."""
+    """The fastest of named steps, and the times of all: median seconds.
+
+    `seconds_of(step, limit)` may run a step only once if that takes longer than `limit`, twice the best time so far.
+    Steps within 20% of the best are timed again, since another program may have delayed them."""
     steps: dict[str, Step] = {}
     times: dict[str, float] = {}
-    for name, step in made:
+    for name, step in trials:
         times[name] = seconds_of(step, 2 * min(times.values(), default=math.inf))
         steps[name] = step
     if not times:
-        raise PlanError("there is nothing to measure")
+        raise PlanError("no plan could be measured: none fits the machine and the memory")
     close = 1.2 * min(times.values())
     for name in [name for name, seconds in times.items() if seconds <= close]:
         times[name] = min(times[name], seconds_of(steps[name], math.inf))
@@ -63,7 +64,7 @@ def fastest(
 
 
 def show_measured(times: dict[str, float]) -> list[str]:
-    """Lines that say what was measured; none where nothing was."""
+    """The measured times as lines of text; empty if nothing was measured."""
     ranked = sorted(times.items(), key=lambda item: item[1])
-    title = ["measured, seconds per step, the fastest kept:"] if ranked else []
+    title = ["measured time per step (the fastest kept):"] if ranked else []
     return [*title, *(f"  {name}: {show_seconds(seconds)}" for name, seconds in ranked)]

@@ -1,4 +1,4 @@
-"""Eight devices on this machine, whatever else it has."""
+"""Sets up eight host devices, on any machine."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""One process of two with four devices each: runs sharded steps, and compares with the step on one device.
+"""One of two processes with four devices each: runs sharded steps and compares them with one device.
 
     python one_of_two.py RANK PORT [forever]
 
-With `forever` the first step is run again and again, until something goes wrong.
+With `forever` the first step repeats until it fails.
 """
 
 import os
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
-# Where a process is lost, the others wait for a sign of life from it when they end: not for the default 100 seconds here.
+# When a process is lost, the other waits for its heartbeat before it ends: 10 s here, 100 s by default.
 jax.distributed.initialize(
     f"localhost:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]), heartbeat_timeout_seconds=10
 )

@@ -1,4 +1,4 @@
-"""Training steps to plan: small ones of every kind, each with arguments."""
+"""Small training steps of every kind, each with arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured under JAX: machines, products, and the plans themselves."""
+"""Measurements under JAX: machines, matrix products, and plans."""
 
 import json
 
@@ -23,11 +23,11 @@ def test_a_probed_machine_can_be_planned_for(quick, tmp_path):
     machine.write_text(probe(jax.devices()[:4]))
     costs.write_text(profile(jax.devices()[:4]))
     assert json.loads(costs.read_text())["device"] == "probed"
-    # Five kinds among two and among four.
+    # Five kinds of collectives among 2 and among 4 devices.
     assert machine.read_text().count("[[measured]]") == 10
     plan = shardwright.plan("mlp:batch=64,hidden=256", machine=str(machine), costs=str(costs))
     assert plan.devices == 4 and plan.step_seconds > 0
-    # Host devices move their data themselves.
+    # Host devices do not compute while they move data.
     assert "overlap = false" in machine.read_text()
 
 
@@ -41,7 +41,7 @@ def test_the_fastest_plan_is_kept():
     np.testing.assert_allclose(fast(*fast.shard(args))[1], want[1], rtol=1e-4)
 
 
-def test_close_ones_are_run_again_and_hopeless_ones_are_not():
+def test_close_candidates_run_again_and_hopeless_ones_do_not():
     times = {"a": [2.0, 1.9], "b": [1.9, 1.8], "c": [9.0]}
     limits = []
 
@@ -55,7 +55,7 @@ def test_close_ones_are_run_again_and_hopeless_ones_are_not():
     assert limits[1][1] == 4.0 and limits[2][1] == 3.8
 
 
-def test_what_cannot_be_made_up_cannot_be_measured():
+def test_steps_with_random_keys_cannot_be_measured():
     def step(w, key):
         return w + jax.random.normal(key, w.shape)
 

@@ -1,4 +1,4 @@
-"""Sharded steps compute what the step computes on one device."""
+"""Sharded steps compute the same results as one device."""
 
 import functools
 
@@ -14,14 +14,14 @@ from shardwright.jax import parallelize
 
 @functools.cache
 def case(name):
-    """A step, its arguments and what two steps make of them on one device."""
+    """A step, its arguments, and the results of two steps on one device."""
     step, args = steps.CASES[name]()
     first = jax.jit(step)(*args)
     return step, args, first, jax.jit(step)(*follow(first, args))
 
 
 def follow(results, args):
-    """The arguments of the next step: what was computed in front, the same batch behind."""
+    """The arguments of the next step: the results, then the same batch."""
     return (*results[:-1], *args[len(results) - 1 :])
 
 
@@ -37,7 +37,7 @@ def test_results_equal_one_device(name, solver):
     fast = parallelize(step, *args, machine="cpu:8", solver=solver)
     got = fast(*args)
     assert_close(got, first)
-    # What a step makes lies where the next one wants it.
+    # Results have the shardings that the next step reads.
     assert_close(fast(*follow(got, args)), second)
     placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), got, fast.out_shardings)
     assert all(jax.tree.leaves(placed))
@@ -75,7 +75,7 @@ def test_donation_is_kept():
     assert "aliasing_output" in fast.lower(*args).as_text() or "buffer_donor" in fast.lower(*args).as_text()
 
 
-def test_unused_and_scalar_arguments_and_constants_are_fine():
+def test_unused_and_scalar_arguments_and_constants_work():
     table = jnp.arange(32.0).reshape(8, 4)
 
     def step(state, unused, x):
@@ -106,13 +106,13 @@ def test_another_structure_of_arguments_is_refused():
         fast(args[0][:-1], *args[1:])
 
 
-def test_machines_that_are_larger_than_the_computer_are_refused():
+def test_a_machine_with_too_many_devices_is_refused():
     step, args, _, _ = case("mlp")
     with pytest.raises(PlanError, match="64 devices, but there are 8"):
         parallelize(step, *args, machine="h100x64")
 
 
-def test_explain_tells_of_plan_mesh_and_arguments():
+def test_explain_prints_plan_mesh_and_shardings():
     step, args, _, _ = case("mlp")
     text = parallelize(step, *args, machine="cpu:8", solver="data").explain()
     assert "8 devices" in text and "mesh: worker.0:2" in text and "results:" in text
@@ -126,7 +126,7 @@ def test_plans_are_programs_in_shardys_dialect(name):
     with mlir.make_ir_context():
         module = mlir.ir.Module.parse(text)
         assert module.operation.verify()
-        # JAX prints it in its own words: what it understood.
+        # JAX's own print of the parsed module.
         printed = str(module)
     assert printed.count("sdy.sharding_constraint") == text.count("= sdy.sharding_constraint") > 20
     assert "sdy.mesh @mesh" in printed

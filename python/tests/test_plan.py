@@ -1,4 +1,4 @@
-"""The Python face of planning."""
+"""`shardwright.plan`."""
 
 import json
 import os
@@ -11,14 +11,14 @@ import pytest
 import shardwright
 
 
-def test_bad_requests_say_what_is_wrong():
+def test_errors_of_bad_requests_name_the_cause():
     for options, reason in [
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": "mlp", "machine": "no-such-machine"}, "no-such-machine"),
         ({"model": "mlp", "solver": "no-such-solver"}, "no-such-solver"),
         ({"model": "mlp", "memory": "much"}, "much"),
         ({"model": "mlp", "optimizer": "magic"}, "magic"),
-        ({"model": "mlp", "time": float("nan")}, "NaN"),
+        ({"model": "mlp", "time": float("nan")}, "nan is not a duration"),
         ({"model": "missing.mlir"}, "missing.mlir"),
         ({"model": "module {\n  oops\n}"}, "program.mlir:"),
     ]:
@@ -26,7 +26,7 @@ def test_bad_requests_say_what_is_wrong():
             shardwright.plan(**options)
 
 
-def test_too_little_memory_is_an_error_of_its_own():
+def test_too_little_memory_raises_does_not_fit():
     with pytest.raises(shardwright.DoesNotFit, match="does not fit|fits|memory"):
         shardwright.plan("mlp", machine="flat:4", memory=1000)
 
@@ -45,7 +45,7 @@ def test_text_and_file_give_the_same_plan(tmp_path):
     assert ops[0] == ops[1]
 
 
-def test_a_saved_plan_brings_its_text_along(tmp_path):
+def test_a_saved_plan_contains_its_text(tmp_path):
     text = "module @f {\n  func.func public @main(%w: tensor<64x32xf32>) -> tensor<64x32xf32> {\n"
     text += "    %0 = stablehlo.add %w, %w : tensor<64x32xf32>\n    return %0 : tensor<64x32xf32>\n  }\n}\n"
     plan = shardwright.plan(text, machine="flat:4")
@@ -53,7 +53,7 @@ def test_a_saved_plan_brings_its_text_along(tmp_path):
     assert os.listdir(tmp_path) == ["plan.json"]
     saved = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
     assert saved == plan.data
-    # What the command line opens (crates/cli/tests/cli/export.rs).
+    # The command line opens this (crates/cli/tests/cli/export.rs).
     assert (saved["request"]["model"], saved["request"]["text"]) == ("program.mlir", text)
     assert "text" not in shardwright.plan("mlp", machine="flat:2").data["request"]
 
@@ -94,20 +94,20 @@ def test_other_threads_run_while_a_plan_is_made():
 
 
 def test_an_interrupt_returns_the_best_so_far():
-    # The first news of the search interrupt it.
+    # The first progress report interrupts the search.
     def interrupt(elapsed, best, bound):
-        if best is not None and not told:
-            told.append(best)
+        if best is not None and not reported:
+            reported.append(best)
             os.kill(os.getpid(), signal.SIGINT)
 
-    told: list[float] = []
-    # Processes in the background may have been started deaf to interrupts.
+    reported: list[float] = []
+    # A background process may have been started with interrupts ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         plan = shardwright.plan("alexnet", machine="p100x16", batch=512, solver="mcmc", time=300, progress=interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
-    if not told:
-        pytest.skip("the search was over before it could be interrupted")
+    if not reported:
+        pytest.skip("the search ended before it could be interrupted")
     assert plan.step_seconds > 0
     assert plan.proved_optimal or any("interrupted" in warning for warning in plan.warnings)

@@ -1,4 +1,4 @@
-"""Two processes of four devices each compute what one device computes; and one that is lost takes the other with it."""
+"""Two processes of four devices each compute the same as one device. If one is lost, the other ends too."""
 
 import pathlib
 import re
@@ -23,7 +23,7 @@ def two_processes(*more):
     ]
 
 
-def test_two_processes_compute_what_one_device_computes():
+def test_two_processes_compute_the_same_as_one_device():
     both = two_processes()
     try:
         outputs = [process.communicate(timeout=300)[0] for process in both]
@@ -46,5 +46,5 @@ def test_a_process_that_is_lost_ends_the_other_with_a_message():
         for process in both:
             process.kill()
     assert both[0].returncode != 0, output
-    # Whoever notices first: the exchange that was going on, or the service that both report to.
+    # Either the running collective or the coordination service notices first.
     assert re.search("closed by peer|reset by peer|connection|heartbeat", output, re.IGNORECASE), output

@@ -1,4 +1,4 @@
-"""Predicted collectives and memory against what XLA compiles."""
+"""Predicted collectives and memory against XLA's compiled program."""
 
 import jax
 import pytest
@@ -10,7 +10,7 @@ from shardwright.jax._hlo import collectives
 MESH = {"a": 2, "b": 2, "c": 2}
 
 
-def test_groups_of_every_form_are_read():
+def test_every_form_of_replica_groups_is_read():
     text = """HloModule m
 %add (x: f32[], y: f32[]) -> f32[] {
 }
@@ -46,7 +46,7 @@ ENTRY %main (p0: f32[8]) -> f32[8] {
     "name, solver, least",
     [("mlp", "data", 0.99), ("mlp", "fsdp", 0.99), ("mlp", "exact", 0.9), ("cnn", "fsdp", 0.99), ("scanned", "fsdp", 0.95)],
 )
-def test_xla_sends_what_was_predicted(name, solver, least):
+def test_xla_sends_the_predicted_bytes(name, solver, least):
     step, args = steps.CASES[name]()
     fast = parallelize(step, *args, machine="cpu:8", solver=solver)
     verification = verify_plan(fast, *args)
@@ -65,14 +65,14 @@ LARGE = {
 @pytest.mark.parametrize(
     "name, solver", [("mlp", "data"), ("mlp", "fsdp"), ("cnn", "data"), ("scanned", "data"), ("moe", "megatron")]
 )
-def test_xla_is_given_the_memory_that_was_predicted(name, solver):
+def test_xla_allocates_the_predicted_memory(name, solver):
     step, args = LARGE[name]()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
     kept = verify_plan(parallelize(step, *shapes, machine="cpu:8", solver=solver), *shapes)
     assert kept.predicted_peak_bytes == pytest.approx(kept.compiled_peak_bytes, rel=0.15)
 
 
-def test_what_is_donated_need_not_be_held_twice():
+def test_donated_arguments_are_not_held_twice():
     step, args = steps.mlp(2048, 1024)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
     given = verify_plan(parallelize(step, *shapes, machine="cpu:8", solver="fsdp", donate_argnums=0), *shapes)

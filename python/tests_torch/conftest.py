@@ -1,4 +1,4 @@
-"""One thread per process: tests share few cores."""
+"""One thread per process, since tests share few cores."""
 
 import torch
 

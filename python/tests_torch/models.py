@@ -1,4 +1,4 @@
-"""The modules that are trained: for each a maker of the module, of its inputs, and the loss."""
+"""Modules to train. Each function returns a module, its inputs and its loss."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ MODELS = {"mlp": mlp, "cnn": cnn, "gpt2": gpt2}
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss that a module returned."""
+    """The loss in a module's result."""
     return output if isinstance(output, torch.Tensor) else output.loss
 
 
 class Attention(nn.Module):
-    """Attention with a mask of positions and an option, in the hands of PyTorch's own function."""
+    """PyTorch's attention with a mask and an integer argument."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What cannot be planned is said all at once, with the module and the line."""
+"""Errors list all unsupported ops at once, each with its module and line."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def test_a_graph_break_names_its_line() -> None:
     assert "test_errors.py" in message and "torch.cond" in message
 
 
-def test_there_must_be_processes() -> None:
+def test_processes_are_required() -> None:
     with pytest.raises(PlanError, match="torchrun"):
         parallelize(Branch(), (torch.randn(2, 4),))

@@ -1,4 +1,4 @@
-"""Four processes train what one process trains, under every plan, to the same losses, weights and buffers."""
+"""Four processes train to the same losses, weights and buffers as one process, under every plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODELS = ["mlp", "cnn", "gpt2"]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the processes found, by case: they are started once for all tests."""
+    """The processes' results, by case. They start once for all tests."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -50,13 +50,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("case", [*(f"{model} {solver}" for model in MODELS for solver in SOLVERS), "mlp untied"])
 def test_losses_and_weights_are_those_of_one_process(found: dict[str, Any], case: str) -> None:
     result = found[case]
-    assert result["losses"][0] != pytest.approx(result["losses"][-1], rel=1e-3), "it does train"
+    assert result["losses"][0] != pytest.approx(result["losses"][-1], rel=1e-3), "the loss changes"
     assert result["together"] == pytest.approx(result["losses"], abs=2e-5)
     assert result["difference"] < 2e-5
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_lie_as_their_plan_says(found: dict[str, Any], model: str) -> None:
+def test_weights_have_the_planned_layouts(found: dict[str, Any], model: str) -> None:
     assert found[f"{model} data"]["sharded"] == 0
     fsdp = found[f"{model} fsdp"]
     assert fsdp["sharded"] == fsdp["weights"]
@@ -64,7 +64,7 @@ def test_weights_lie_as_their_plan_says(found: dict[str, Any], model: str) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_ops_that_need_no_exchange_run_whole(found: dict[str, Any], model: str) -> None:
+def test_nodes_without_exchanges_run_as_one_aten_op(found: dict[str, Any], model: str) -> None:
     result = found[f"{model} data"]
     assert result["calls"] < result["ops"]
 
@@ -76,17 +76,17 @@ def test_every_collective_is_counted(found: dict[str, Any], case: str) -> None:
 
 
 def volume(traffic: dict[str, list[int]]) -> int:
-    """Bytes, a sum that all get counted as a scattered sum that is gathered."""
+    """Bytes; an all-reduce counts as a reduce-scatter and an all-gather."""
     return sum(size * (2 if kind == "all-reduce" else 1) for kind, (_, size) in traffic.items())
 
 
 @pytest.mark.parametrize("case", [f"{model} {solver}" for model in MODELS for solver in SOLVERS])
-def test_what_is_exchanged_is_what_was_predicted(found: dict[str, Any], case: str) -> None:
+def test_issued_collectives_are_the_predicted_ones(found: dict[str, Any], case: str) -> None:
     issued, predicted = found[case]["issued"], found[case]["predicted"]
-    # Running statistics are kept whole: those of 16 channels, two of each norm whose channels are split.
+    # Running statistics are replicated: two gathers of 16 channels for each norm whose channels are split.
     statistics = {"cnn exact": 4 * 64, "cnn megatron": 2 * 64}.get(case, 0)
     assert volume(issued) == volume(predicted) + statistics
-    # A sum that a reshape follows may be planned as scattered and gathered.
+    # A sum before a reshape may be planned as a reduce-scatter and an all-gather.
     if case not in ("cnn exact", "cnn megatron", "cnn data", "gpt2 fsdp"):
         assert issued == predicted
 
@@ -96,16 +96,16 @@ def test_plans_are_measured_and_the_fastest_is_kept(found: dict[str, Any]) -> No
     assert list(result["measured"]) == ["exact", "data", "2x2", "1x4"]
     assert all(0 < seconds < 60 for seconds in result["measured"].values())
     assert "the fastest kept" in result["explained"]
-    # Copies were tried; what is trained are the module's own weights, from where they were.
+    # Trials ran on copies: the module's own weights are trained, from their initial values.
     assert result["own"]
     assert result["together"] == pytest.approx(result["losses"], abs=2e-5)
     assert result["difference"] < 2e-5
 
 
-def test_all_processes_are_probed_alike(found: dict[str, Any], tmp_path: pathlib.Path) -> None:
+def test_all_processes_get_the_same_machine_file(found: dict[str, Any], tmp_path: pathlib.Path) -> None:
     text = found["measured"]["machine"]
     assert found["measured"]["same"]
-    # Five kinds among two and among four.
+    # Five kinds of collectives among 2 and among 4 processes.
     assert text.count("[[measured]]") == 10 and "overlap = false" in text
     file = tmp_path / "machine.toml"
     file.write_text(text)
@@ -113,11 +113,11 @@ def test_all_processes_are_probed_alike(found: dict[str, Any], tmp_path: pathlib
     assert plan.devices == WORLD and plan.step_seconds > 0
 
 
-def test_gradients_of_weights_are_added_up_together_and_accumulate(found: dict[str, Any]) -> None:
+def test_weight_gradients_are_reduced_in_batches_and_accumulate(found: dict[str, Any]) -> None:
     result = found["accumulated"]
     assert result["difference"] < 1e-5
     assert sum(result["sent"]) == 2 * result["elements"], "each once, in each pass"
-    assert 4 <= len(result["sent"]) <= 10, "more than one batch, and fewer than there are weights"
+    assert 4 <= len(result["sent"]) <= 10, "more than one batch, and fewer than one per weight"
 
 
 def test_a_state_is_kept_and_loaded_under_another_plan(found: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ def test_a_module_is_evaluated(found: dict[str, Any]) -> None:
     assert found["evaluated"]["difference"] < 1e-5
 
 
-def test_what_is_wrong_is_said(found: dict[str, Any]) -> None:
+def test_refused_calls_name_the_cause(found: dict[str, Any]) -> None:
     refused = found["refused"]
     assert "8 devices, but there are 4 processes" in refused["machine"]
     assert "1" in refused["memory"] and refused["memory"] != "nothing"

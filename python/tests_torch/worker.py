@@ -1,4 +1,4 @@
-"""One of the processes that train: `worker.py RANK WORLD PORT FOLDER`. The first one prints what it found as JSON lines."""
+"""One training process: `worker.py RANK WORLD PORT FOLDER`. The first process prints its results as JSON lines."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from shardwright.torch import _probe, _sums, parallelize, probe, verify_plan
 
 STEPS = 5
 WORLD = int(sys.argv[2])
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
 def train(model: torch.nn.Module, args: Any, kwargs: Any, loss_fn: Any, optimizer: str) -> list[float]:
-    """Some steps; seeds are those of the step, so that dropout is the same everywhere."""
+    """Trains some steps. The step number seeds dropout, so that all runs draw the same masks."""
     if optimizer == "adam":
         update: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     else:
@@ -43,14 +43,14 @@ def train(model: torch.nn.Module, args: Any, kwargs: Any, loss_fn: Any, optimize
     return losses
 
 
-def furthest(state: Any, other: Any) -> float:
+def largest_difference(state: Any, other: Any) -> float:
     """The largest difference between two states."""
     assert state.keys() == other.keys()
     return max(float((state[name].double() - other[name].double()).abs().max()) for name in state)
 
 
-def trained(name: str, solver: str, optimizer: str = "momentum", **options: Any) -> Found:
-    """A model trained on one process and on all."""
+def trained(name: str, solver: str, optimizer: str = "momentum", **options: Any) -> Results:
+    """Trains a model on one process and on all."""
     torch.manual_seed(0)
     module, args, kwargs, loss_fn = MODELS[name]()
     module.train()
@@ -60,7 +60,7 @@ def trained(name: str, solver: str, optimizer: str = "momentum", **options: Any)
         module, args, loss_fn, example_kwargs=kwargs, solver=solver, optimizer=optimizer, progress=False, **options
     )
     together = train(model, args, kwargs, None, optimizer)
-    difference = furthest(alone.state_dict(), model.full_state_dict())
+    difference = largest_difference(alone.state_dict(), model.full_state_dict())
     verification = verify_plan(model, *args, **kwargs)
     shards = [any(isinstance(at, Shard) for at in p.placements) for p in model.parameters()]
     return {
@@ -80,8 +80,8 @@ def trained(name: str, solver: str, optimizer: str = "momentum", **options: Any)
     }
 
 
-def measured() -> Found:
-    """The fastest of several plans, for the processes as they are: small messages only, to be quick."""
+def measured() -> Results:
+    """Measures several plans for these processes. Small messages only, to be quick."""
     _probe._MESSAGES = (1 << 12, 1 << 14)
     machine = probe()
     text = [machine]
@@ -90,8 +90,8 @@ def measured() -> Found:
     return {**found, "machine": machine, "same": text[0] == machine}
 
 
-def accumulated() -> Found:
-    """Gradients of two passes, added up over processes in several batches, against those of one process."""
+def accumulated() -> Results:
+    """Gradients of two passes, all-reduced in several batches, against one process."""
     _sums.TOGETHER = 4096
     torch.manual_seed(0)
     module, args, _, loss_fn = MODELS["mlp"]()
@@ -112,11 +112,11 @@ def accumulated() -> Found:
     distributed.all_reduce = one
     want = {name: p.grad for name, p in alone.named_parameters()}
     got = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
-    return {"difference": furthest(want, got), "sent": sent, "elements": sum(p.numel() for p in alone.parameters())}
+    return {"difference": largest_difference(want, got), "sent": sent, "elements": sum(p.numel() for p in alone.parameters())}
 
 
-def kept() -> Found:
-    """A state saved under one plan and loaded under another, by hand and as a distributed checkpoint."""
+def kept() -> Results:
+    """Saves the state of one plan and loads it under another, as whole tensors and as a distributed checkpoint."""
     torch.manual_seed(0)
     module, args, _, loss_fn = MODELS["cnn"]()
     other = copy.deepcopy(module)
@@ -133,7 +133,7 @@ def kept() -> Found:
     state = {"model": last.state_dict()}
     checkpoint.load(state, checkpoint_id=folder)
     last.load_state_dict(state["model"])
-    difference = furthest(first.full_state_dict(), last.full_state_dict())
+    difference = largest_difference(first.full_state_dict(), last.full_state_dict())
     want = float(first(*args))
     return {
         "names": list(first.state_dict()) == list(copy.deepcopy(other).state_dict()),
@@ -145,7 +145,7 @@ def kept() -> Found:
     }
 
 
-def evaluated() -> Found:
+def evaluated() -> Results:
     """Attention in evaluation: no loss, a DTensor as the result, a mask and a flag as arguments."""
     torch.manual_seed(0)
     module = Attention().eval()
@@ -157,16 +157,16 @@ def evaluated() -> Found:
     return {"type": type(got).__name__, "difference": float((got.full_tensor() - want).abs().max())}
 
 
-def refused() -> Found:
-    """What is said to be wrong."""
-    said = {}
+def refused() -> Results:
+    """The messages of refused calls."""
+    messages = {}
 
     def expect(name: str, kind: type[Exception], call: Callable[[], Any]) -> None:
         try:
             call()
-            said[name] = "nothing"
+            messages[name] = "nothing"
         except kind as error:
-            said[name] = str(error)
+            messages[name] = str(error)
 
     torch.manual_seed(0)
     module, (x, y), _, loss_fn = MODELS["mlp"]()
@@ -176,13 +176,13 @@ def refused() -> Found:
     expect("shape", ValueError, lambda: model(x[:8], y[:8]))
     expect("structure", TypeError, lambda: model(x))
     expect("mode", PlanError, lambda: model.eval()(x, y))
-    return said
+    return messages
 
 
-def cases() -> dict[str, Callable[[], Found]]:
-    """Everything that is tried, by name."""
+def cases() -> dict[str, Callable[[], Results]]:
+    """All cases, by name."""
     solvers = ["exact", "data", "megatron", "fsdp"]
-    found: dict[str, Callable[[], Found]] = {
+    found: dict[str, Callable[[], Results]] = {
         f"{name} {solver}": lambda name=name, solver=solver: trained(name, solver) for name in MODELS for solver in solvers
     }
     found["mlp untied"] = lambda: trained("mlp", "exact", "adam", untied=True)

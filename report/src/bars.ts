@@ -1,8 +1,8 @@
-// Numbers that stand out, and bars on one scale.
+// Tiles with a headline number, and bars on one scale.
 
 import { el } from "./dom";
 
-/** A number that stands out, with its name and a note. */
+/** A headline number with its name and a note. */
 export function tile(title: string, value: string, note: string): HTMLElement {
   return el("div", { class: "tile" }, el("dt", {}, title), el("dd", {}, el("strong", {}, value), el("span", {}, note)));
 }
@@ -15,8 +15,8 @@ export interface BarRow {
 }
 
 /**
- * Horizontal bars on one scale, as a table, so that they are read out too. What is more than `cap` times as long as the
- * plan's bar is cut off, so that a bad classic does not flatten all others.
+ * Horizontal bars on one scale, as a table for screen readers. A bar longer than `cap` times the plan's is cut off, so
+ * that a bad baseline does not flatten all others.
  */
 export function bars(caption: string, rows: BarRow[], cap = Infinity): HTMLElement {
   const total = (row: BarRow) => row.parts.reduce((sum, part) => sum + part.value, 0);

@@ -1,4 +1,4 @@
-// Lines over time that change in steps: what is held, what is known.
+// Step charts over time: memory, bounds.
 
 import { el, legend, svg } from "./dom";
 import * as show from "./format";
@@ -12,7 +12,7 @@ export interface Line {
   dash?: string;
   /** Ascending. */
   times: number[];
-  /** From each time on, until the next. */
+  /** The value from each time until the next. */
   values: number[];
   /** Where the line ends. */
   until: number;
@@ -21,7 +21,7 @@ export interface Line {
 export interface Chart {
   label: string;
   lines: Line[];
-  /** Lines across, with their names. */
+  /** Horizontal limits, with their names. */
   limits: { value: number; text: string }[];
   end: number;
   /** The lowest value shown. */
@@ -29,7 +29,7 @@ export interface Chart {
   value: (value: number) => string;
 }
 
-/** No more steps than pixels: of those that share one, the highest. */
+/** At most one step per pixel: the highest of those that share it. */
 function thinned(line: Line, end: number, most: number): [number, number][] {
   const points: [number, number][] = [];
   let slot = -1;

@@ -1,6 +1,6 @@
-// One op in all detail: how it is split, what it takes, what travels for it and because of it.
+// Details of one op: config, costs, and the communication before and after it.
 
-import { colourOf, wayOf } from "./colours";
+import { colourOf, splitKindOf } from "./colours";
 import { el } from "./dom";
 import { explainer } from "./explain";
 import * as show from "./format";
@@ -17,7 +17,7 @@ function moves(title: string, own: Move[], other: (move: Move) => string): HTMLE
     own.length > MOST ? el("li", {}, `and ${own.length - MOST} more`) : null));
 }
 
-/** The drawer at the page's side, and what opens it. */
+/** The drawer at the side of the page, and the function that opens it. */
 export function detail(report: Report, costs: OpCost[]): { drawer: HTMLElement; select: (op: number) => void } {
   const body = el("div");
   const explain = explainer(report);
@@ -42,21 +42,21 @@ export function detail(report: Report, costs: OpCost[]): { drawer: HTMLElement; 
     if (drawer.hidden) before = document.activeElement;
     const step = report.steps[0]!;
     const name = (other: number | null) => (other === null ? "storage" : report.plan.ops[other]?.name ?? "?");
-    const way = colourOf(wayOf(facts.split));
+    const kind = colourOf(splitKindOf(facts.split));
     const degrees = Object.entries(planned.degrees).map(([factor, parts]) => `${factor} in ${parts} parts`).join(", ");
-    const axes = planned.axes.map((use, at) => `${report.plan.axes[at]?.name ?? "?"}: ${use === null ? "repeats it" : use.startsWith("@") ? `pins it to ${use.slice(1)}` : `splits ${use}`}`);
+    const axes = planned.axes.map((use, at) => `${report.plan.axes[at]?.name ?? "?"}: ${use === null ? "replicates it" : use.startsWith("@") ? `pins it to ${use.slice(1)}` : `splits ${use}`}`);
     title.textContent = planned.name;
     const fact = (term: string, text: string) => [el("dt", {}, term), el("dd", {}, text)];
     body.replaceChildren(
-      el("p", {}, el("span", { class: "swatch", style: `background:${way.colour}` }), `${planned.kind}, ${facts.phase}, ${way.text}${degrees ? `: ${degrees}` : ""}.`),
+      el("p", {}, el("span", { class: "swatch", style: `background:${kind.colour}` }), `${planned.kind}, ${facts.phase}, ${kind.text}${degrees ? `: ${degrees}` : ""}.`),
       el("dl", { class: "facts" },
         ...fact("config", planned.config || "-"), ...fact("layer", planned.layer),
-        ...fact("computing", show.seconds(cost.compute)), ...fact("communicating", show.seconds(cost.comm)), ...fact("sent", show.bytes(cost.bytes))),
+        ...fact("computing", show.seconds(cost.compute)), ...fact("communicating", show.seconds(cost.comm)), ...fact("bytes sent", show.bytes(cost.bytes))),
       explain(op) ?? "",
       el("figure", {}, tiles(facts), el("figcaption", {}, tilesText(facts))),
       el("details", {}, el("summary", {}, "mesh axes"), el("ul", {}, ...axes.map((text) => el("li", {}, text)))),
-      moves("Moved for it", step.moves.filter((move) => move.to === op && move.bytes > 0), (move) => (move.from === op ? "" : `, from ${name(move.from)}`)) ?? "",
-      moves("Moved because of it", step.moves.filter((move) => move.from === op && move.to !== op && move.bytes > 0), (move) => `, for ${name(move.to)}`) ?? "",
+      moves("Communication for its inputs", step.moves.filter((move) => move.to === op && move.bytes > 0), (move) => (move.from === op ? "" : `, from ${name(move.from)}`)) ?? "",
+      moves("Communication of its results", step.moves.filter((move) => move.from === op && move.to !== op && move.bytes > 0), (move) => `, for ${name(move.to)}`) ?? "",
     );
     drawer.hidden = false;
     close.focus();

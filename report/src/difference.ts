@@ -1,4 +1,4 @@
-// Two plans: what they take, what changed, and what each change is worth.
+// Two plans: their costs, the changed configs, and the effect of each change.
 
 import { bars, tile } from "./bars";
 import { COMPUTING, MOVE } from "./colours";
@@ -37,7 +37,7 @@ function table(changes: Change[], select: (op: number) => void): HTMLElement {
     el("table", { class: "figures" },
       el("thead", {}, el("tr", {}, ...head.map((title, at) => (title ? el("th", { scope: "col", class: [3, 4, 6].includes(at) ? "number" : "" }, title) : el("td"))))),
       el("tbody", {}, ...shown.map(row))),
-    changes.length > MOST ? el("p", { class: "about" }, `and ${changes.length - MOST} more: \`diff --json\` has them all`) : null);
+    changes.length > MOST ? el("p", { class: "about" }, `and ${changes.length - MOST} more: \`diff --json\` lists all`) : null);
 }
 
 export function difference(report: Report, own: Difference, select: (op: number) => void): HTMLElement {
@@ -45,20 +45,20 @@ export function difference(report: Report, own: Difference, select: (op: number)
   const names = solvers.map((solver, at) => `${at === 0 ? "first" : "second"} plan (${solver})`);
   const sums = own.objective.map((ps) => ps / 1e12) as [number, number];
   const pair = (title: string, values: [number, number], text: (value: number) => string) =>
-    tile(title, text(values[1]), `${percent(values)}; the first plan: ${text(values[0])}`);
+    tile(title, text(values[1]), `${percent(values)}; first plan: ${text(values[0])}`);
   const chart = (caption: string, colour: string, values: [number, number], text: (value: number) => string) =>
     bars(caption, values.map((value, at) => ({ name: names[at]!, own: at === 1, parts: [{ value, colour, text: text(value) }], text: text(value) })));
   const alone = changes.reduce((sum, change) => sum + change.alone_seconds, 0);
   const unit = report.plan.space.untied ? "op" : "layer";
   return panel("difference", "Difference",
-    changes.length ? `${show.count(changes.length, unit)} of ${report.explanations.length} are split otherwise.` : "No op is split otherwise.",
+    changes.length ? `${show.count(changes.length, unit)} of ${report.explanations.length} have another config.` : "All configs are equal.",
     el("dl", { class: "tiles" },
-      pair("step", own.step_seconds, show.seconds), pair("if nothing overlapped", sums, show.seconds),
-      pair("memory per device", own.peak_memory_bytes, show.bytes), pair("sent per step", own.traffic_bytes, show.bytes)),
+      pair("step time", own.step_seconds, show.seconds), pair("step time without overlap", sums, show.seconds),
+      pair("memory per device", own.peak_memory_bytes, show.bytes), pair("bytes sent per step", own.traffic_bytes, show.bytes)),
     el("div", { class: "columns" },
-      el("div", {}, chart("Time of a step, simulated", COMPUTING.colour, own.step_seconds, show.seconds), chart("The same if nothing overlapped", "#8a8f98", sums, show.seconds)),
-      el("div", {}, chart("Memory per device", "#e69f00", own.peak_memory_bytes, show.bytes), chart("Sent per step, all devices together", MOVE.colour, own.traffic_bytes, show.bytes))),
+      el("div", {}, chart("Step time, simulated", COMPUTING.colour, own.step_seconds, show.seconds), chart("Step time without overlap", "#8a8f98", sums, show.seconds)),
+      el("div", {}, chart("Memory per device", "#e69f00", own.peak_memory_bytes, show.bytes), chart("Bytes sent per step, all devices", MOVE.colour, own.traffic_bytes, show.bytes))),
     changes.length ? el("p", { class: "about" },
-      `alone: what the first plan's sum would become longer by, were this the only change. undone: the same for the second plan, were this alone taken back. Together the changes are worth ${signed(sums[1] - sums[0])}, one by one ${signed(alone)}: the rest is what neighbours do for each other.`) : null,
+      `alone: change of the first plan's step time without overlap if only this config changes. undone: change of the second plan's if only this config is reverted. Total of all changes together: ${signed(sums[1] - sums[0])}. Sum of the single changes: ${signed(alone)}. The rest is interaction between neighbours.`) : null,
     changes.length ? table(changes, select) : null);
 }

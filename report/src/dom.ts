@@ -1,4 +1,4 @@
-// Elements made in one expression. Texts are only ever set as text: nothing of a model's file becomes markup.
+// Builds elements in one expression. Text is only set as text: nothing from a model's file becomes markup.
 
 type Child = Node | string | null | undefined | false;
 type Attributes = Record<string, string | number | boolean | ((event: never) => void) | undefined>;
@@ -23,24 +23,24 @@ export function svg<K extends keyof SVGElementTagNameMap>(name: K, attributes: A
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
-/** A part of the page with a heading, and its place in the page's menu. */
+/** A panel of the page, with a heading and an anchor for the menu. */
 export function panel(id: string, title: string, about: string, ...children: Child[]): HTMLElement {
   return el("section", { id, "aria-labelledby": `${id}-title` },
     el("h2", { id: `${id}-title` }, title), about ? el("p", { class: "about" }, about) : null, ...children);
 }
 
-/** The value of one of the style sheet's variables, for canvases. */
+/** The value of a style sheet variable, for canvases. */
 export function style(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** A key of colours. */
+/** A legend of colours. */
 export function legend(entries: { colour: string; text: string }[]): HTMLElement {
   return el("ul", { class: "legend" }, ...entries.map((entry) =>
     el("li", {}, el("span", { class: "swatch", style: `background:${entry.colour}` }), entry.text)));
 }
 
-/** A table of figures: the first column are the rows' names, the others numbers. */
+/** A table of numbers; the first column has the names of the rows. */
 export function figures(caption: string, head: string[], rows: { own?: boolean; cells: string[] }[]): HTMLElement {
   const table = el("table", { class: "figures" }, el("caption", {}, caption),
     el("thead", {}, el("tr", {}, ...head.map((title, at) => el("th", { scope: "col", class: at ? "number" : "" }, title)))),

@@ -1,4 +1,4 @@
-// Blocks that repeat (a transformer's layers) are shown once. Nothing here draws.
+// Finds repeated blocks (a transformer's layers), which are shown once. This file does not draw.
 
 /** A run of rows that repeats: `times` repetitions of `length` rows from `first` on. */
 export interface Fold {
@@ -9,7 +9,7 @@ export interface Fold {
 
 const MOST_ROWS = 400;
 
-/** Finds repetitions in a sequence of signatures, longest stretch first come; at least three in a row. */
+/** Finds runs of at least three repetitions in a sequence of signatures, from the front, the longest run first. */
 export function findFolds(signatures: string[]): Fold[] {
   const ids = new Map<string, number>();
   const rows = signatures.map((text) => ids.get(text) ?? (ids.set(text, ids.size), ids.size - 1));

@@ -1,4 +1,4 @@
-// Numbers as people read them: the same texts as the command line's.
+// Numbers with units, formatted as on the command line.
 
 export function seconds(value: number): string {
   if (value >= 1) return `${value.toFixed(2)} s`;
@@ -12,7 +12,7 @@ export function bytes(value: number): string {
   return `${(value / 1e3).toFixed(1)} kB`;
 }
 
-/** The same for an axis: nothing is just 0. */
+/** The same, with zero as a plain 0. */
 export function orZero(text: (value: number) => string): (value: number) => string {
   return (value) => (value === 0 ? "0" : text(value));
 }
@@ -36,7 +36,7 @@ export function ticks(from: number, end: number, most: number): number[] {
   return all;
 }
 
-/** A tick's label, with no more digits than the distance between ticks asks for. */
+/** A tick's label, with as many digits as the distance between ticks requires. */
 export function tickSeconds(value: number, step: number): string {
   if (value === 0) return "0";
   const [scale, unit] = value >= 1 || step >= 1 ? [1, "s"] : step >= 1e-4 ? [1e3, "ms"] : step >= 1e-7 ? [1e6, "us"] : [1e9, "ns"];

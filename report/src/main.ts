@@ -1,13 +1,13 @@
-// Puts the page together: a plan's, two plans', or a comparison's.
+// Builds the page: of one plan, two plans, or a comparison.
 //
-// What comes first is painted first; the other panels are made after that.
+// The first panel is painted first; the others are built afterwards.
 
 import { comparison } from "./comparison";
 import { detail } from "./detail";
 import { difference } from "./difference";
 import { el } from "./dom";
 import { memory } from "./memory";
-import { Comparison, Content, opCosts, Part, Report } from "./model";
+import { Comparison, PageContent, opCosts, PanelSpec, Report } from "./model";
 import { network } from "./network";
 import { search } from "./search";
 import { summary } from "./summary";
@@ -19,12 +19,12 @@ function read(): Report | Comparison {
   return JSON.parse(document.getElementById("data")?.textContent ?? "") as Report | Comparison;
 }
 
-function planned(report: Report): Content {
+function planContent(report: Report): PageContent {
   const { plan } = report;
   const costs = opCosts(report);
   const { drawer, select } = detail(report, costs);
   const two = report.difference;
-  const parts: (Part | null)[] = [
+  const parts: (PanelSpec | null)[] = [
     two ? { id: "difference", title: "Difference", make: () => difference(report, two, select) } : null,
     { id: "summary", title: "Summary", make: () => summary(report) },
     { id: "network", title: "Network", make: () => network(report, costs, select) },
@@ -35,7 +35,7 @@ function planned(report: Report): Content {
   ];
   return {
     title: `${plan.model} on ${plan.machine}${two ? ": two plans" : ""}`,
-    about: `${plan.devices} devices, solver ${plan.solver}, Shardwright ${plan.shardwright_version}`,
+    about: `devices: ${plan.devices}; solver: ${plan.solver}; Shardwright ${plan.shardwright_version}`,
     parts: parts.filter((part) => part !== null),
     drawer,
   };
@@ -43,14 +43,14 @@ function planned(report: Report): Content {
 
 function start(): void {
   const data = read();
-  const { title, about, parts, drawer } = "plan" in data ? planned(data) : comparison(data);
+  const { title, about, parts, drawer } = "plan" in data ? planContent(data) : comparison(data);
   const menu = el("nav", { "aria-label": "panels" }, ...parts.map((part) => el("a", { href: `#${part.id}` }, part.title)));
   const [first, ...others] = parts;
   const main = el("main", { "aria-busy": "true" }, first?.make());
   document.body.append(el("header", {}, el("h1", {}, title), el("p", {}, about), menu), main);
   if (drawer) document.body.append(drawer);
   mountTip();
-  // Frames are not asked for in windows out of sight, where nothing is to be waited for.
+  // Hidden windows get no animation frames, and nothing needs to be painted first.
   const painted = (then: () => void) => (document.hidden ? then() : requestAnimationFrame(() => setTimeout(then)));
   painted(() => {
     main.append(...others.map((part) => part.make()));

@@ -1,11 +1,11 @@
-// The data inside the page, as crates/report writes them. Times ending in `_ps` are picoseconds.
+// The data inside the page, written by crates/report. Times that end in `_ps` are picoseconds.
 
 export interface Baseline {
   step_seconds: number;
   compute_seconds: number;
   traffic_bytes: number;
   peak_memory_bytes: number;
-  /** Picoseconds if nothing overlapped. */
+  /** Step time without overlap, in picoseconds. */
   objective: number;
 }
 
@@ -55,7 +55,7 @@ export interface Plan {
 export type Phase = "forward" | "backward" | "update";
 
 export interface OpFacts {
-  /** A position in the plan's layers. */
+  /** An index into the plan's layers. */
   layer: number;
   phase: Phase;
   flops: number;
@@ -81,13 +81,13 @@ export interface DeviceClass {
   peak: Peak;
 }
 
-/** What holds the memory when it is fullest. */
+/** The tensors that are held at the memory peak. */
 export interface Peak {
   at_ps: number;
   op: number | null;
   kinds: { kind: string; bytes: number }[];
   largest: { tensor: string; kind: string; bytes: number }[];
-  /** How many more tensors are held. */
+  /** The number of tensors that are not listed. */
   others: number;
 }
 
@@ -103,11 +103,11 @@ export interface Move {
 
 export interface Bars {
   track: number[];
-  /** An op, or, where negative, the move -1 - this. */
+  /** The index of an op; if negative, `-1 - index` of a move. */
   what: number[];
   start: number[];
   duration: number[];
-  /** Positions in the columns. */
+  /** Indices of the bars on the critical path. */
   critical: number[];
 }
 
@@ -122,25 +122,25 @@ export interface Step {
   compute_ps: number[];
 }
 
-/** A config and what it costs. */
+/** A config and its costs. */
 export interface Choice {
   config: string;
   compute_ps: number;
   inside_ps: number;
   neighbours_ps: number;
-  /** What the plan's sum would become longer by with everything else chosen anew. */
+  /** Increase of the objective if all other configs are reoptimised. */
   reoptimised_ps: number | null;
 }
 
 export interface Explanation {
-  /** The op whose config decides. */
+  /** The op whose config determines the others. */
   op: number;
   ops: number[];
-  /** How many configs there are; zero where they are too many. */
+  /** The number of configs; zero if there are too many. */
   configs: number;
-  /** How `reoptimised_ps` is meant; none where it is not known. */
+  /** Whether `reoptimised_ps` is exact or a bound; null if unknown. */
   reoptimised: "exact" | "at-least" | "at-most" | null;
-  /** What the plan does, then the best of the others. */
+  /** The plan's config, then the best alternatives. */
   options: Choice[];
 }
 
@@ -159,11 +159,11 @@ export interface Report {
   explanations: Explanation[];
   not_reoptimised: string | null;
   search: Improvement[];
-  /** Where the page is about two plans: this one is the second. */
+  /** Present if the page compares two plans; `plan` is the second. */
   difference?: Difference;
 }
 
-/** A layer (untied: an op) that is split otherwise. */
+/** A layer (untied: an op) whose config differs. */
 export interface Change {
   op: string;
   index: number;
@@ -174,10 +174,10 @@ export interface Change {
   undone_seconds: number;
 }
 
-/** Two plans, the first one's figures first. */
+/** Two plans; each pair has the first plan's value first. */
 export interface Difference {
   step_seconds: [number, number];
-  /** Picoseconds if nothing overlapped. */
+  /** Step time without overlap, in picoseconds. */
   objective: [number, number];
   peak_memory_bytes: [number, number];
   traffic_bytes: [number, number];
@@ -185,14 +185,14 @@ export interface Difference {
   changes: Change[];
 }
 
-/** What an op costs in the plan's simulated step: its own work, and what is moved for it. */
+/** The cost of an op in the simulated step: computation, communication in seconds, bytes sent. */
 export interface OpCost {
   compute: number;
   comm: number;
   bytes: number;
 }
 
-/** The costs of all ops, in seconds and bytes. A move counts for the op that needs it first. */
+/** The costs of all ops. Communication counts for the first op that needs it. */
 export function opCosts(report: Report): OpCost[] {
   const step = report.steps[0]!;
   const costs = step.compute_ps.map((ps) => ({ compute: ps / 1e12, comm: 0, bytes: 0 }));
@@ -206,23 +206,23 @@ export function opCosts(report: Report): OpCost[] {
   return costs;
 }
 
-/** Whom a step belongs to, in words. */
+/** The title of a step. */
 export function stepTitle(step: Step): string {
-  const titles: Record<string, string> = { plan: "This plan", data: "Data parallelism", before: "The first plan" };
+  const titles: Record<string, string> = { plan: "This plan", data: "Data parallelism", before: "First plan" };
   return titles[step.name] ?? step.name;
 }
 
-/** The kind of device that holds most. */
+/** The device class with the largest memory peak. */
 export function fullest(step: Step): DeviceClass {
   return step.classes.reduce((a, b) => (b.peak_memory_bytes > a.peak_memory_bytes ? b : a));
 }
 
-/** Which devices a class stands for, in words. */
+/** The title of a device class. */
 export function classTitle(own: DeviceClass): string {
-  return own.size > 1 ? `device ${own.device} and ${own.size - 1} alike` : `device ${own.device}`;
+  return own.size > 1 ? `device ${own.device} and ${own.size - 1} equal ones` : `device ${own.device}`;
 }
 
-/** What came of a strategy, as `compare --json` says it. */
+/** The result of a strategy, as in `compare --json`. */
 export interface ComparisonRow {
   solver: string;
   step_seconds: number | null;
@@ -230,13 +230,13 @@ export interface ComparisonRow {
   traffic_bytes: number | null;
   peak_memory_bytes: number | null;
   search_seconds: number;
-  /** Picoseconds if nothing overlapped. */
+  /** Step time without overlap, in picoseconds. */
   objective: number | null;
   proved_optimal: boolean;
   failure?: string;
 }
 
-export interface Limited extends ComparisonRow {
+export interface MemoryLimitRow extends ComparisonRow {
   memory_limit_bytes: number | null;
   on_front: boolean;
 }
@@ -249,21 +249,21 @@ export interface Comparison {
   device_memory_bytes: number;
   rows: ComparisonRow[];
   scaling?: { devices: number; batch: number | null; rows: ComparisonRow[] }[];
-  pareto?: Limited[];
+  pareto?: MemoryLimitRow[];
   notes: string[];
 }
 
-/** A panel before it is made. */
-export interface Part {
+/** A panel that is built later. */
+export interface PanelSpec {
   id: string;
   title: string;
   make: () => HTMLElement;
 }
 
-export interface Content {
+export interface PageContent {
   title: string;
   about: string;
-  parts: Part[];
-  /** What lies over the panels. */
+  parts: PanelSpec[];
+  /** The drawer over the panels. */
   drawer?: HTMLElement;
 }

@@ -1,6 +1,6 @@
-// The network view: rows of layers on two rails, connected by what flows between them.
+// The network view: rows of layers on two rails, connected by their data flow.
 
-import { colourOf, MOVE, wayOf, WAYS } from "./colours";
+import { colourOf, MOVE, splitKindOf, SPLIT_KINDS } from "./colours";
 import { el, legend, panel, svg } from "./dom";
 import * as show from "./format";
 import { OpCost, Report } from "./model";
@@ -35,15 +35,15 @@ export function network(report: Report, costs: OpCost[], select: (op: number) =>
 
   function box(layer: Layer, ops: number[], side: Side, left: number, width: number, top: number): HTMLElement {
     const first = ops[0]!;
-    const ways = [...new Set(ops.map((op) => wayOf(report.ops[op]!.split)))].map(colourOf);
+    const kinds = [...new Set(ops.map((op) => splitKindOf(report.ops[op]!.split)))].map(colourOf);
     const configs = [...new Set(ops.map((op) => report.plan.ops[op]!.config))];
     const name = side === "forward" ? layer.name : show.count(ops.length, "op");
     const config = configs.length > 2 ? `${configs.slice(0, 2).join(", ")}, ...` : configs.join(", ");
-    const strip = ways.map((way, at) => `${way.colour} ${(100 * at) / ways.length}% ${(100 * (at + 1)) / ways.length}%`).join(",");
+    const strip = kinds.map((kind, at) => `${kind.colour} ${(100 * at) / kinds.length}% ${(100 * (at + 1)) / kinds.length}%`).join(",");
     const spent = ops.reduce((sum, op) => sum + costs[op]!.compute + costs[op]!.comm, 0);
     const tip = (x: number, y: number) => {
       const facts = report.ops[first]!;
-      showTip(x, y, report.plan.ops[first]!.name, `${report.plan.ops[first]!.kind}: ${config}`, ways.map((way) => way.text).join("; "), tiles(facts, 72), tilesText(facts), `${show.seconds(spent)} in all`);
+      showTip(x, y, report.plan.ops[first]!.name, `${report.plan.ops[first]!.kind}: ${config}`, kinds.map((kind) => kind.text).join("; "), tiles(facts, 72), tilesText(facts), `${show.seconds(spent)} in total`);
     };
     const button = el("button", {
       type: "button", class: "layer", style: `left:${left}px;top:${top}px;width:${width}px;height:${BOX}px`,
@@ -62,7 +62,7 @@ export function network(report: Report, costs: OpCost[], select: (op: number) =>
     const middle = (row: number) => row * ROW + ROW / 2 - top;
     const next = Math.abs(edge.from - edge.to) === 1 && (edge.to > edge.from) === (edge.side === "forward");
     const wide = edge.bytes > 0 ? Math.min(2 + 1.6 * Math.log10(1 + edge.bytes / 1e5), 11) : 1.2;
-    const text = edge.bytes > 0 ? `${show.bytes(edge.bytes)} sent` : "nothing sent";
+    const text = edge.bytes > 0 ? `${show.bytes(edge.bytes)} sent` : "0 bytes sent";
     const look = { fill: "none", "stroke-width": wide.toFixed(1), class: edge.bytes > 0 ? "sent" : "kept" };
     const [a, b] = [middle(edge.from), middle(edge.to)];
     if (next) {
@@ -109,15 +109,15 @@ export function network(report: Report, costs: OpCost[], select: (op: number) =>
       if (layer.forward.length) boxes.push(box(layer, layer.forward, "forward", rails.forward.left, wide, y));
       if (layer.backward.length) boxes.push(box(layer, layer.backward, "backward", rails.backward.left, wide, y));
     }
-    // The box that has the focus keeps it when rows are drawn anew.
+    // The focused box keeps the focus when rows are redrawn.
     const focused = inner.contains(document.activeElement) ? document.activeElement?.getAttribute("style") : null;
     inner.replaceChildren(...boxes);
     if (focused) [...inner.querySelectorAll<HTMLElement>("button")].find((own) => own.getAttribute("style") === focused)?.focus({ preventScroll: true });
   }
 
   new ResizeObserver(() => draw()).observe(view);
-  const folded = folds.length ? " Blocks that repeat and do the same are shown once." : "";
+  const folded = folds.length ? " Repeated blocks with equal configs are shown once." : "";
   return panel("network", "Network",
-    `The layers from top to bottom: forward on the left${back ? ", backward and update on the right" : ""}. Lines are what flows; the wider, the more has to be sent because of it. The bar below a name is the layer's time.${folded}`,
-    legend([...WAYS, { colour: MOVE.colour, text: "sent between devices" }]), view);
+    `The layers from top to bottom: forward on the left${back ? ", backward and update on the right" : ""}. Lines are data flow; wider lines send more bytes. The bar below a name is the layer's time.${folded}`,
+    legend([...SPLIT_KINDS, { colour: MOVE.colour, text: "sent between devices" }]), view);
 }

@@ -1,4 +1,4 @@
-// Points and lines on two axes, each even or by powers of two.
+// Points and lines on two axes, linear or logarithmic (base 2).
 
 import { lineOf } from "./colours";
 import { el, svg } from "./dom";
@@ -11,17 +11,17 @@ const [LEFT, RIGHT, TOP, BOTTOM] = [102, 18, 14, 46];
 export interface Point {
   x: number;
   y: number;
-  /** What is said of it. */
+  /** The tooltip. */
   text: string;
   hollow?: boolean;
 }
 
 export interface Series {
   text: string;
-  /** Which colour, dashes and mark it has. */
+  /** The index of its colour, dashes and mark. */
   look: number;
   points: Point[];
-  /** How points are connected: straight, in steps (what holds until the next point), or not at all. */
+  /** How points are connected: by straight lines, by steps (a value holds until the next point), or not at all. */
   line: "straight" | "steps" | "none";
 }
 
@@ -34,13 +34,13 @@ export interface Axis {
   text: (value: number) => string;
 }
 
-/** An axis by powers of two, as multiples of a unit, that holds these values and some room around them. */
+/** A logarithmic axis (base 2), in multiples of a unit, around these values. */
 export function powersOfTwo(title: string, values: number[], text: (value: number) => string, unit = 1): Axis {
   const [low, high] = [Math.log2(Math.min(...values) / unit), Math.log2(Math.max(...values) / unit)];
   const room = Math.max(0.06 * (high - low), 0.1);
   const [first, last] = [Math.ceil(low - room), Math.floor(high + room)];
   let ticks = Array.from({ length: Math.max(last - first + 1, 0) }, (_, at) => unit * 2 ** (first + at));
-  // Few powers lie in a narrow range: those times one and a half go between them.
+  // A narrow range contains few powers: 1.5 times each power is added.
   if (ticks.length < 4) {
     const [least, most] = [unit * 2 ** (low - room), unit * 2 ** (high + room)];
     const between = [unit * 2 ** (first - 1), ...ticks].map((tick) => 1.5 * tick);
@@ -49,7 +49,7 @@ export function powersOfTwo(title: string, values: number[], text: (value: numbe
   return { title, from: unit * 2 ** (low - room), to: unit * 2 ** (high + room), ticks, powers: true, text };
 }
 
-/** An even axis around these values; from zero where that is not far below. */
+/** A linear axis around these values; it starts at zero if that is not far below. */
 export function even(title: string, values: number[], text: (value: number, step: number) => string): Axis {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const room = Math.max(high - low, high * 1e-3, Number.MIN_VALUE) * 0.12;
@@ -67,7 +67,7 @@ const MARKS = [
 
 function mark(look: number, x: number, y: number, hollow: boolean): SVGElement {
   const { colour } = lineOf(look);
-  // Where colours come round again, marks are others.
+  // If colours repeat, the marks differ.
   const outline = MARKS[(look + Math.floor(look / MARKS.length)) % MARKS.length];
   return svg("path", { class: "mark", d: outline, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`, fill: hollow ? "var(--paper)" : colour, stroke: colour });
 }
@@ -80,7 +80,7 @@ function path(points: [number, number][], line: Series["line"]): string {
   }).join("");
 }
 
-/** The key of a plot: colour, dashes and mark of each line. */
+/** The legend of a plot: colour, dashes and mark of each line. */
 function key(series: Series[]): HTMLElement {
   return el("ul", { class: "legend" }, ...series.map((own) => {
     const { colour, dash } = lineOf(own.look);
@@ -91,7 +91,7 @@ function key(series: Series[]): HTMLElement {
   }));
 }
 
-/** The plot; `ideal` is a faint line to compare with. */
+/** The plot; `ideal` is a thin reference line. */
 export function plot(label: string, x: Axis, y: Axis, series: Series[], ideal?: { text: string; points: [number, number][] }): HTMLElement {
   const share = (axis: Axis, value: number) => {
     const at = (own: number) => (axis.powers ? Math.log2(own) : own);
@@ -108,7 +108,7 @@ export function plot(label: string, x: Axis, y: Axis, series: Series[], ideal?: 
   for (const tick of x.ticks) {
     const text = x.text(tick);
     drawing.append(svg("line", { class: "grid", x1: px(tick), x2: px(tick), y1: TOP, y2: HEIGHT - BOTTOM }));
-    // No label lies on the one before.
+    // Labels do not overlap.
     if (px(tick) - 4 * text.length < free) continue;
     free = px(tick) + 4 * text.length + 6;
     drawing.append(svg("text", { x: px(tick), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, text));
@@ -118,14 +118,14 @@ export function plot(label: string, x: Axis, y: Axis, series: Series[], ideal?: 
   if (ideal) {
     drawing.append(svg("path", { class: "ideal", d: path(ideal.points.map(([a, b]) => [px(a), py(b)]), "straight") }));
   }
-  // The first one matters most: nothing is drawn over it.
+  // The first series is drawn last, on top.
   const order = [...series].reverse();
   for (const own of order) {
     const { colour, dash } = lineOf(own.look);
     const places = own.points.map((point): [number, number] => [px(point.x), py(point.y)]);
     if (own.line !== "none" && places.length > 1) drawing.append(svg("path", { d: path(places, own.line), stroke: colour, "stroke-dasharray": dash }));
   }
-  // Marks come last, so that no line covers them; each answers in a circle larger than itself.
+  // Marks are drawn last, so that no line covers them. The hover area is larger than the mark.
   for (const own of order) {
     own.points.forEach((point) => {
       const [left, top] = [px(point.x), py(point.y)];

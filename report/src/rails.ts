@@ -1,5 +1,5 @@
 // The network as two rails: the layers from top to bottom, forward on the left, backward and update on the right.
-// What is in which row, and what connects rows. Nothing here draws.
+// The rows and the edges between them. This file does not draw.
 
 import { findFolds, Fold, pattern } from "./fold";
 import { OpCost, Report } from "./model";
@@ -18,7 +18,7 @@ export type Row = { layer: number } | { fold: Fold; open: boolean };
 
 export type Side = "forward" | "backward";
 
-/** What flows from one row to another; bytes are what has to be sent for it. */
+/** The data flow from one row to another; `bytes` are sent for it. */
 export interface Edge {
   from: number;
   to: number;
@@ -42,7 +42,7 @@ export function foldsOf(report: Report, layers: Layer[]): Fold[] {
   return findFolds(layers.map((layer) => `${pattern(layer.name)} ${config(layer.forward)} ${config(layer.backward)}`));
 }
 
-/** The rows in sight, and for every layer the row that stands for it. */
+/** The visible rows, and the row of every layer. */
 export function rowsOf(layers: Layer[], folds: Fold[], open: Set<Fold>): { rows: Row[]; rowOf: number[] } {
   const rows: Row[] = [];
   const rowOf = new Array<number>(layers.length).fill(0);
@@ -62,12 +62,12 @@ export function rowsOf(layers: Layer[], folds: Fold[], open: Set<Fold>): { rows:
   return { rows, rowOf };
 }
 
-/** What connects rows, heaviest last so that it is drawn on top. */
+/** The edges between rows, heaviest last so that it is drawn on top. */
 export function edgesOf(report: Report, rowOf: number[]): Edge[] {
   const edges = new Map<string, Edge>();
   const add = (from: number, to: number, bytes: number) => {
     const [a, b] = [report.ops[from]!, report.ops[to]!];
-    // Activations that the backward pass reads are in the row already.
+    // Activations that the backward pass reads are in the same row.
     if ((a.phase === "forward") !== (b.phase === "forward")) return;
     const side: Side = b.phase === "forward" ? "forward" : "backward";
     const [x, y] = [rowOf[a.layer]!, rowOf[b.layer]!];

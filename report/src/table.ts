@@ -1,7 +1,7 @@
-// The table of ops: sorted by any column, searched as one types, and only what is in sight is in the page.
+// The table of ops: sortable by any column, searchable; only the visible rows are in the page.
 
 import { el, panel } from "./dom";
-import { colourOf, wayOf } from "./colours";
+import { colourOf, splitKindOf } from "./colours";
 import * as show from "./format";
 import { OpCost, Report } from "./model";
 
@@ -9,13 +9,13 @@ const ROW = 28;
 
 interface Column {
   title: string;
-  /** What it is sorted by. */
+  /** The sort key. */
   key: (op: number) => string | number;
   text: (op: number) => string;
   number?: boolean;
 }
 
-/** The table; `select` is told which op the reader wants to know more of. */
+/** The table; `select` opens the details of an op. */
 export function table(report: Report, costs: OpCost[], select: (op: number) => void): HTMLElement {
   const { ops } = report.plan;
   const facts = report.ops;
@@ -27,7 +27,7 @@ export function table(report: Report, costs: OpCost[], select: (op: number) => v
     { title: "result", key: (op) => facts[op]!.shape.reduce((a, b) => a * b, 1), text: (op) => `${facts[op]!.dtype}[${facts[op]!.shape.join(",")}]` },
     { title: "computing", number: true, key: (op) => costs[op]!.compute, text: (op) => show.seconds(costs[op]!.compute) },
     { title: "communicating", number: true, key: (op) => costs[op]!.comm, text: (op) => show.seconds(costs[op]!.comm) },
-    { title: "sent", number: true, key: (op) => costs[op]!.bytes, text: (op) => (costs[op]!.bytes ? show.bytes(costs[op]!.bytes) : "-") },
+    { title: "bytes sent", number: true, key: (op) => costs[op]!.bytes, text: (op) => (costs[op]!.bytes ? show.bytes(costs[op]!.bytes) : "-") },
   ];
   const searchable = ops.map((op, at) => `${op.name} ${op.kind} ${op.layer} ${op.config} ${facts[at]!.phase}`.toLowerCase());
   let sorted: { column: number; down: boolean } | null = null;
@@ -43,7 +43,7 @@ export function table(report: Report, costs: OpCost[], select: (op: number) => v
 
   function sortBy(column: number): void {
     const numeric = columns[column]!.number === true;
-    // First the way that is asked for most: the largest numbers, names from a to z; then the other way.
+    // First the usual order: numbers descending, names ascending; then the reverse.
     sorted = { column, down: sorted?.column === column ? !sorted.down : numeric };
     headers.forEach((header, at) => {
       if (at === column) header.setAttribute("aria-sort", sorted!.down ? "descending" : "ascending");
@@ -68,11 +68,11 @@ export function table(report: Report, costs: OpCost[], select: (op: number) => v
 
   function line(at: number): HTMLElement {
     const op = rows[at]!;
-    const way = colourOf(wayOf(facts[op]!.split));
+    const kind = colourOf(splitKindOf(facts[op]!.split));
     return el("tr", { "aria-rowindex": at + 2 }, ...columns.map((column, own) =>
       el("td", { class: column.number ? "number" : "", title: column.number ? undefined : column.text(op) },
         own === 0 ? el("button", { type: "button", class: "link", click: () => select(op) }, column.text(op))
-          : column.title === "config" ? el("span", {}, el("span", { class: "swatch", style: `background:${way.colour}`, title: way.text }), column.text(op))
+          : column.title === "config" ? el("span", {}, el("span", { class: "swatch", style: `background:${kind.colour}`, title: kind.text }), column.text(op))
             : column.text(op))));
   }
 
@@ -88,7 +88,7 @@ export function table(report: Report, costs: OpCost[], select: (op: number) => v
     body.replaceChildren(...lines);
   }
 
-  // On paper nothing scrolls.
+  // Printed pages do not scroll.
   addEventListener("beforeprint", () => draw(true));
   addEventListener("afterprint", () => draw());
   new ResizeObserver(() => draw()).observe(view);

@@ -1,16 +1,16 @@
-// A small drawing of a tensor cut into tiles: rows and columns are its two most finely cut dimensions.
+// A small drawing of a tensor's tiles. Rows and columns are its two most finely split dimensions.
 
 import { svg } from "./dom";
 import { OpFacts } from "./model";
 
 const MOST = 16;
 
-/** What is drawn, in words. */
+/** A description of the drawing. */
 export function tilesText(facts: OpFacts): string {
   const tiles = facts.parts.reduce((a, b) => a * b, 1);
   const whole = `${facts.dtype}[${facts.shape.join(",")}]`;
-  const cut = tiles > 1 ? `${whole} in ${tiles} tiles of [${facts.shape.map((size, at) => size / facts.parts[at]!).join(",")}]` : `${whole} in one piece`;
-  return [cut, facts.copies > 1 ? `${facts.copies} copies of each` : "", facts.partial > 1 ? `${facts.partial} partial results to add up` : ""].filter(Boolean).join("; ");
+  const cut = tiles > 1 ? `${whole} in ${tiles} tiles of [${facts.shape.map((size, at) => size / facts.parts[at]!).join(",")}]` : `${whole} not split`;
+  return [cut, facts.copies > 1 ? `${facts.copies} copies of each` : "", facts.partial > 1 ? `${facts.partial} partial sums` : ""].filter(Boolean).join("; ");
 }
 
 export function tiles(facts: OpFacts, size = 96): SVGElement {

@@ -1,6 +1,6 @@
 // The timeline: devices and links as tracks, the plan and data parallelism on one time axis.
 
-import { colourOf, MOVE, wayOf, WAYS } from "./colours";
+import { colourOf, MOVE, splitKindOf, SPLIT_KINDS } from "./colours";
 import { el, legend, panel, style } from "./dom";
 import * as show from "./format";
 import { Report, Step, stepTitle } from "./model";
@@ -10,7 +10,7 @@ import { AXIS, barAt, firstAfter, layOut, Row, TRACK } from "./tracks";
 const GUTTER = 118;
 const RIGHT = 12;
 
-/** What a bar is, in words: a name, and a line about it. */
+/** The name of a bar, and a line of description. */
 function describe(report: Report, step: Step, bar: number): [string, string] {
   const what = step.bars.what[bar]!;
   if (what >= 0) {
@@ -23,8 +23,8 @@ function describe(report: Report, step: Step, bar: number): [string, string] {
   return [`${move.action} ${move.tensors[0] ?? ""}${more}`, `${show.bytes(move.bytes)} sent over ${axes}`];
 }
 
-function longest(report: Report, step: Step): HTMLElement {
-  // A gang is on several tracks at once, but takes its time once.
+function criticalPath(report: Report, step: Step): HTMLElement {
+  // A collective is on several tracks, but its time counts once.
   const seen = new Set<string>();
   const parts: { name: string; duration: number; what: number }[] = [];
   let computing = 0;
@@ -50,7 +50,7 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   const { rows, titles, height } = layOut(report);
   const end = Math.max(...report.steps.map((step) => step.step_ps), 1);
   const critical = new Map(report.steps.map((step) => [step, new Set(step.bars.critical)]));
-  const ways = report.ops.map((op) => colourOf(wayOf(op.split)));
+  const kinds = report.ops.map((op) => colourOf(splitKindOf(op.split)));
   const view = { from: 0, to: end };
   const canvas = el("canvas", { tabindex: 0, role: "img", "aria-describedby": "timeline-keys", height });
   canvas.setAttribute("aria-label", `timeline: ${report.steps.map((s) => `${stepTitle(s)} takes ${show.seconds(s.step_ps / 1e12)}`).join(", ")}`);
@@ -63,7 +63,7 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   const x = (time: number) => GUTTER + (time - view.from) * scale();
   const timeAt = (px: number) => view.from + (px - GUTTER) / scale();
 
-  /** Shows a range of time, kept inside of the step and no shorter than a nanosecond. */
+  /** Shows a range of time, within the step and at least a nanosecond long. */
   function look(from: number, to: number): void {
     const length = Math.min(Math.max(to - from, 1000), end);
     view.from = Math.min(Math.max(from, 0), end - length);
@@ -146,12 +146,12 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
     for (let bar = firstAfter(row, view.from); bar < row.last && start[bar]! <= view.to; bar++) {
       const [left, right] = [x(start[bar]!), x(start[bar]! + duration[bar]!)];
       const on = path.has(bar);
-      // What is thinner than a pixel and lies on one that is taken is not seen.
+      // A bar thinner than a pixel on an occupied pixel is invisible.
       if (right < drawn + 0.5) continue;
       const from = Math.max(left, drawn);
       const wide = Math.max(right - from, 0.7);
       drawn = from + wide;
-      const colours = what[bar]! < 0 ? MOVE : row.step.name === "plan" ? ways[what[bar]!]! : { colour: "#0072b2", ink: "#fff" };
+      const colours = what[bar]! < 0 ? MOVE : row.step.name === "plan" ? kinds[what[bar]!]! : { colour: "#0072b2", ink: "#fff" };
       pen.globalAlpha = onlyCritical && !on ? 0.2 : 1;
       pen.fillStyle = colours.colour;
       pen.fillRect(from, row.y + 1, wide > 3 ? wide - 0.5 : wide, TRACK - 6);
@@ -213,7 +213,7 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   canvas.addEventListener("pointerleave", () => hideTip());
   canvas.addEventListener("dblclick", (event) => zoom(0.4, timeAt(event.clientX - canvas.getBoundingClientRect().left)));
   canvas.addEventListener("wheel", (event) => {
-    // Without a key, the wheel scrolls the page, as everywhere.
+    // Without a modifier key, the wheel scrolls the page.
     if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
     event.preventDefault();
     hideTip();
@@ -238,20 +238,20 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   const button = (text: string, label: string, click: () => void) => el("button", { type: "button", "aria-label": label, title: label, click }, text);
   const check = el("input", { type: "checkbox", id: "only-critical", change: () => { onlyCritical = check.checked; ask(); } });
   const hidden = report.steps.filter((step) => step.more_classes > 0)
-    .map((step) => `${stepTitle(step)}: ${step.more_classes} more kinds of devices are not drawn.`);
+    .map((step) => `${stepTitle(step)}: ${step.more_classes} more device classes are not drawn.`);
   return panel("timeline", "Timeline",
-    "The step as simulated, task by task. Devices that do the same at the same times are drawn once.",
+    "The simulated step, task by task. Devices with equal timelines are drawn once.",
     el("div", { class: "tools" },
       button("+", "zoom in", () => zoom(0.6)), button("−", "zoom out", () => zoom(1 / 0.6)), button("all", "show all of the step", () => look(0, end)),
       check, el("label", { for: "only-critical" }, "critical path only"), range),
     el("div", { class: "tracks" }, canvas),
     ...hidden.map((text) => el("p", { class: "about" }, text)),
-    legend([...WAYS, MOVE, { colour: "var(--ink)", text: "line below a bar: critical path" }]),
-    el("p", { class: "about", id: "timeline-keys" }, "Drag to pan; Ctrl and wheel, + and − to zoom; arrows to pan; 0 for all; click for more on an op."),
-    el("div", { class: "columns" }, ...report.steps.map((step) => longest(report, step))));
+    legend([...SPLIT_KINDS, MOVE, { colour: "var(--ink)", text: "line below a bar: critical path" }]),
+    el("p", { class: "about", id: "timeline-keys" }, "Pan: drag, arrow keys. Zoom: Ctrl and wheel, + and −. Whole step: 0. Details of an op: click."),
+    el("div", { class: "columns" }, ...report.steps.map((step) => criticalPath(report, step))));
 }
 
-/** As much of a text as there is room for. */
+/** The text, truncated to the room. */
 function fit(pen: CanvasRenderingContext2D, text: string, room: number): string {
   if (pen.measureText(text).width <= room) return text;
   let [low, high] = [0, text.length];

@@ -1,4 +1,4 @@
-// The one note that follows the pointer.
+// The tooltip that follows the pointer.
 
 import { el } from "./dom";
 
@@ -8,7 +8,7 @@ export function mountTip(): void {
   document.body.append(note);
 }
 
-/** Shows lines of text (or a drawing) beside a point of the window. */
+/** Shows lines of text or a drawing beside a point of the window. */
 export function showTip(x: number, y: number, ...lines: (string | Node)[]): void {
   note.replaceChildren(...lines.map((line, at) => (typeof line === "string" ? el("div", at === 0 ? { class: "strong" } : {}, line) : line)));
   note.hidden = false;

@@ -1,4 +1,4 @@
-// Where bars are on a timeline: rows of tracks, what is under a point, what is in sight. Nothing here draws.
+// The geometry of the timeline: rows of tracks, the bar at a point, the visible bars. This file does not draw.
 
 import { classTitle, Report, Step, stepTitle } from "./model";
 
@@ -10,10 +10,10 @@ export const AXIS = 24;
 export interface Row {
   step: Step;
   track: number;
-  /** From the top. */
+  /** Distance from the top, in pixels. */
   y: number;
   label: string;
-  /** Its bars: a range of the columns. */
+  /** Its bars: a range of indices. */
   first: number;
   last: number;
 }

@@ -1,4 +1,6 @@
-//! Tests of what we have written: links lead somewhere, chapters are in the book, and every command line is understood.
+//! Tests of documents: links lead somewhere, chapters are in the book, every command line parses, and words are the glossary's.
+
+mod words;
 
 use crate::Cli;
 use clap::Parser as _;

@@ -1,17 +1,17 @@
-//! Reading and writing the files that users name.
+//! Reads and writes the files that users name.
 //!
-//! Files are written beside their final place and moved there when complete, so that nobody ever sees
-//! half a file, whatever happens meanwhile; a name that ends in `.gz` is compressed.
+//! A file is written under a temporary name and renamed when it is complete, so that no reader ever sees half a file. A name
+//! that ends in `.gz` is compressed.
 
 use anyhow::Context;
 use flate2::{Compression, write::GzEncoder};
-use shardwright_search::format::{Problem, read_iopddl};
+use shardwright_search::format::{NamedNetwork, read_iopddl};
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 /// Reads a cost network in the contest's JSON, plain or gzip; `-` is standard input.
-pub fn read_network(path: &Path) -> anyhow::Result<Problem> {
+pub fn read_network(path: &Path) -> anyhow::Result<NamedNetwork> {
     let problem = if path == Path::new("-") {
         read_iopddl(io::stdin().lock())
     } else {
@@ -22,8 +22,8 @@ pub fn read_network(path: &Path) -> anyhow::Result<Problem> {
     problem.with_context(|| path.display().to_string())
 }
 
-/// Writes a file in one piece: to a temporary file beside it, which then takes its name. A link leads to the file that is
-/// written; what is no file (`/dev/stdout`, a named pipe) is written to as it is.
+/// Writes a temporary file in the same folder and renames it. Links are followed. Devices and pipes (`/dev/stdout`) are written
+/// directly.
 pub fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -35,7 +35,7 @@ pub fn write_atomically(
         let mut out = BufWriter::new(File::options().write(true).open(path).with_context(context)?);
         return write(&mut out).and_then(|()| out.flush()).with_context(context);
     }
-    // Where a link leads to, if it leads anywhere.
+    // The target of a link, if it exists.
     let resolved = std::fs::canonicalize(path).ok();
     let path = resolved.as_deref().unwrap_or(path);
     let folder = match path.parent() {
@@ -53,13 +53,13 @@ pub fn write_atomically(
     buffered.flush().with_context(context)?;
     drop(buffered);
     make_readable(temporary.as_file()).with_context(context)?;
-    // The name must not come to stand for contents that are not on the disk yet.
+    // The contents must be on the disk before the name refers to them.
     temporary.as_file().sync_all().with_context(context)?;
     temporary.persist(path).map_err(|error| error.error).with_context(context)?;
     Ok(())
 }
 
-/// Temporary files start out private; a result is an ordinary file.
+/// Temporary files are private; a result is readable by all.
 #[cfg(unix)]
 fn make_readable(file: &File) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;

@@ -1,18 +1,18 @@
 //! The `shardwright` command: a thin shell over the library crates.
 //!
 //! One file per subcommand in `commands/`; this file only says which exist and turns their result into an
-//! exit status: 0 done, 1 the request cannot be met, 2 bad usage or bad input.
+//! exit status: 0 done, 1 the request cannot be met, 2 bad usage or bad input, 3 no plan within the memory limit was found, and
+//! none was proved impossible.
 
 mod commands;
 #[cfg(test)]
 mod documents;
 mod files;
 mod interrupt;
-mod planning;
+mod lowered_plan;
 mod processes;
 mod progress;
 mod record;
-mod reuse;
 mod trace;
 mod weights;
 
@@ -22,7 +22,12 @@ use std::process::ExitCode;
 
 /// Finds the fastest way to split a training step over devices, proves it, shows why, and runs it.
 #[derive(Parser)]
-#[command(version, about)]
+#[command(
+    version,
+    about,
+    after_help = "Exit status: 0 done; 1 the request cannot be met; 2 bad usage or bad input; 3 no plan that fits the memory was \
+                  found, and none was proved impossible."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -52,12 +57,14 @@ enum Command {
     Licences(commands::licences::Args),
 }
 
-/// What a command that ran to its end has to say: the request was met, or it cannot be.
+/// The result of a command that ran to its end.
 pub enum Verdict {
     /// The request was met.
     Done,
-    /// The input was fine, but what was asked for does not exist (say, no plan fits the memory).
+    /// The input is valid, but the request has no answer: no plan fits the memory, for example.
     CannotBeMet,
+    /// The search ended before it found an answer, or proved that there is none.
+    NotFound,
 }
 
 fn main() -> ExitCode {
@@ -88,7 +95,8 @@ fn main() -> ExitCode {
     match verdict {
         Ok(Verdict::Done) => ExitCode::SUCCESS,
         Ok(Verdict::CannotBeMet) => ExitCode::from(1),
-        // Whoever read our output has seen enough (`| head`): that is no error.
+        Ok(Verdict::NotFound) => ExitCode::from(3),
+        // The reader of the output has closed it (`| head`): that is no error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format_args!("error: {error:#}"));
@@ -97,9 +105,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says something on standard error. Where nobody reads it any more (`2>&1 | head`), the exit status still tells.
+/// Prints a message on standard error, escaped and cut. A closed standard error (`2>&1 | head`) is ignored: the exit status
+/// remains.
 pub fn complain(text: &dyn std::fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", shardwright_request::printed(&text.to_string()));
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

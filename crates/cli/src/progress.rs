@@ -1,21 +1,21 @@
-//! The progress line of planning: what is going on, best cost, bound and gap as they improve.
+//! The progress line of planning: the current stage, or the best cost, bound and gap.
 //!
-//! Only on a terminal, and only for what takes longer than a second.
+//! Only on a terminal, and only after the first second.
 
-use crate::planning::show_seconds;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use shardwright_request::show_seconds;
 use shardwright_search::LogEntry;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-/// How long something may take before it is worth a line.
+/// The line appears after this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The line; gone when dropped.
 pub struct ProgressLine(ProgressBar);
 
 impl ProgressLine {
-    /// A line that says what is being done first.
+    /// A line with its first text.
     pub fn new(doing: &str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         let bar = match ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
@@ -36,12 +36,12 @@ impl ProgressLine {
         Self(bar)
     }
 
-    /// Says what is being done now.
+    /// Replaces the text.
     pub fn say(&self, doing: &str) {
         self.0.set_message(doing.to_string());
     }
 
-    /// Tells of an improvement.
+    /// Shows an improvement.
     pub fn improved(&self, entry: &LogEntry) {
         self.0.set_message(describe(entry));
     }

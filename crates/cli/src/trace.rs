@@ -1,7 +1,7 @@
-//! A measured run as a Chrome trace, which Perfetto opens: a process per device, with a track for what it computes and
-//! one for what it fetches from others.
+//! A measured run as a Chrome trace for Perfetto: a process per device, with a track for computing and
+//! one for communication.
 
-use crate::commands::run::Opened;
+use crate::lowered_plan::LoweredPlan;
 use serde_json::{Value, json};
 use shardwright_engine::Outcome;
 use shardwright_lower::{Instruction, Work};
@@ -12,7 +12,7 @@ const COMPUTE: u32 = 0;
 const COMMUNICATE: u32 = 1;
 
 /// Writes the trace, one event per line.
-pub fn write(out: &mut dyn Write, opened: &Opened, outcome: &Outcome) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, lowered: &LoweredPlan, outcome: &Outcome) -> io::Result<()> {
     let mut events: Vec<Value> = Vec::new();
     for device in &outcome.devices {
         let pid = device.device;
@@ -24,8 +24,8 @@ pub fn write(out: &mut dyn Write, opened: &Opened, outcome: &Outcome) -> io::Res
             );
         }
         for event in &device.events {
-            let instruction = opened.program.instruction(event.instruction);
-            let (tid, name, args) = describe(opened, instruction, DeviceId(pid));
+            let instruction = lowered.program.instruction(event.instruction);
+            let (tid, name, args) = describe(lowered, instruction, DeviceId(pid));
             events.push(json!({"ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
                 "ts": event.start * 1e6, "dur": event.seconds * 1e6}));
         }
@@ -38,8 +38,8 @@ pub fn write(out: &mut dyn Write, opened: &Opened, outcome: &Outcome) -> io::Res
 }
 
 /// Track, name and details of an instruction on a device.
-fn describe(opened: &Opened, instruction: &Instruction, device: DeviceId) -> (u32, String, Value) {
-    let (graph, program) = (&opened.request.graph, &opened.program);
+fn describe(lowered: &LoweredPlan, instruction: &Instruction, device: DeviceId) -> (u32, String, Value) {
+    let (graph, program) = (&lowered.opened.inputs.graph, &lowered.program);
     let bytes: u64 = (instruction.writes.iter())
         .filter_map(|&v| program.value(v).local_type(&program.mesh, device))
         .map(|ty| ty.bytes())
@@ -51,16 +51,16 @@ fn describe(opened: &Opened, instruction: &Instruction, device: DeviceId) -> (u3
     match &instruction.work {
         Work::Compute { op } => {
             let node = graph.node(*op);
-            let config = opened.configs[op.index()].show(&graph.rule(*op), &program.mesh);
+            let config = lowered.opened.assignment.config(*op).show(&graph.rule(*op), &program.mesh);
             let args = json!({"kind": node.op.kind(), "config": config, "bytes": bytes});
             (COMPUTE, node.name.clone(), args)
         }
-        Work::Relayout(step) => {
+        Work::Reshard(step) => {
             let axes: Vec<&str> = step.axes.iter().map(|axis| &program.mesh.axis(axis).name[..]).collect();
             let name = format!("{:?} {}", step.action, tensor());
             (COMMUNICATE, name, json!({"axes": axes, "bytes": bytes, "tensor": tensor()}))
         }
-        Work::Window { .. } => {
+        Work::HaloExchange { .. } => {
             (COMMUNICATE, format!("halo {}", tensor()), json!({"bytes": bytes, "tensor": tensor()}))
         }
     }

@@ -1,54 +1,54 @@
-//! The weights that a run starts from: those in the model's file, and seeded ones for the rest.
+//! The initial weights of a run: from the model's file, and seeded where the file has none.
 
 use serde::Serialize;
-use shardwright_frontend::onnx::{Literal, Numbers};
 use shardwright_graph::{DType, Graph, Role, TensorId, TensorType};
-use shardwright_request::Request;
-use shardwright_runtime::{Data, Value};
+use shardwright_onnx::{Literal, Numbers};
+use shardwright_request::Inputs;
+use shardwright_runtime::{Data, HostTensor};
 
-/// What a run starts from.
+/// The initial weights of a run.
 pub struct Weights {
-    /// Weights and constants whose values are known, in the order of the graph's tensors.
-    pub given: Vec<(TensorId, Value)>,
-    /// Where the model's weights come from.
+    /// Weights and constants with known values, in the order of the graph's tensors.
+    pub given: Vec<(TensorId, HostTensor)>,
+    /// How many weights come from the file.
     pub origin: Origin,
 }
 
-/// How many of a model's weights come from where.
+/// Numbers of a model's weights by their origin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Origin {
-    /// From the model's file, or files beside it.
+    /// Weights from the model's file, or files beside it.
     pub from_file: usize,
-    /// Drawn by the seed, as the file does not have them.
+    /// Weights drawn from the seed, since the file lacks them.
     pub seeded: usize,
 }
 
 impl Weights {
-    /// Reads what the model's file has.
-    pub fn of(request: &Request) -> anyhow::Result<Self> {
-        let stored = request.stored.as_ref().map(|stored| stored.load()).transpose()?.unwrap_or_default();
-        let graph = &request.graph;
+    /// Reads the weights of the model's file; all are seeded where there is no file.
+    pub fn of(inputs: &Inputs) -> anyhow::Result<Self> {
+        let stored = inputs.stored.as_ref().map(|stored| stored.load()).transpose()?.unwrap_or_default();
+        let graph = &inputs.graph;
         let given: Vec<_> =
-            stored.into_iter().map(|(t, literal)| (t, value(literal, &graph.tensor(t).ty))).collect();
+            stored.into_iter().map(|(t, literal)| (t, tensor(literal, &graph.tensor(t).ty))).collect();
         let origin = Origin::of(graph, &given);
         Ok(Self { given, origin })
     }
 }
 
 impl Origin {
-    fn of(graph: &Graph, given: &[(TensorId, Value)]) -> Self {
-        let is_weight = |(t, _): &&(TensorId, Value)| graph.tensor(*t).role == Role::Parameter;
+    fn of(graph: &Graph, given: &[(TensorId, HostTensor)]) -> Self {
+        let is_weight = |(t, _): &&(TensorId, HostTensor)| graph.tensor(*t).role == Role::Parameter;
         let from_file = given.iter().filter(is_weight).count();
         Self { from_file, seeded: graph.parameters().count() - from_file }
     }
 }
 
-/// Contents as a value of this type, which has as many elements.
-fn value(literal: Literal, ty: &TensorType) -> Value {
+/// A literal as a tensor of this type, which has as many elements.
+fn tensor(literal: Literal, ty: &TensorType) -> HostTensor {
     let data = match (ty.dtype, literal.numbers) {
         (DType::I64, Numbers::Ints(whole)) => Data::I64(whole),
         (dtype, Numbers::Ints(whole)) => Data::of_reals(dtype, whole.into_iter().map(|x| x as f64).collect()),
         (dtype, Numbers::Reals(reals)) => Data::of_reals(dtype, reals),
     };
-    Value::new(ty.shape.clone(), data)
+    HostTensor::new(ty.shape.clone(), data)
 }

@@ -1,12 +1,12 @@
-//! How far the roofline, and interpolation, are from measurements: a table per workload class, in Markdown.
+//! Errors of the roofline and of interpolation against measurements: a Markdown table, one row per workload class.
 //!
 //! usage: cargo run --release -p shardwright-cost --example roofline_errors [COSTS.json MACHINE]
 //! (default: the H200's own measurements against `h200x64`)
 //!
-//! Interpolation is judged by leaving out every eighth row and estimating it from the others.
+//! For interpolation every eighth row is left out and estimated from the others.
 
 use shardwright_cost::{CostFile, CostTable, OperatorTimes, TableText, TimeSource, roofline};
-use shardwright_graph::{Workload, WorkloadSizes};
+use shardwright_graph::{RooflineKind, Workload, WorkloadClass, WorkloadSizes};
 use shardwright_machine::Device;
 
 const HELD_OUT: usize = 8;
@@ -31,10 +31,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn print_row(table: &CostTable, device: &Device) -> Result<(), Box<dyn std::error::Error>> {
-    // The class name only lives as long as the file; the workload wants one for ever.
-    let class: &'static str = String::leak(table.class.clone());
+    let class = WorkloadClass::find(&table.class).ok_or(format!("no op has the class `{}`", table.class))?;
     let sizes = WorkloadSizes::from_slice(&[1]);
-    let base = Workload { class, dtype: table.dtype, sizes, flops: 1, bytes: 8, gemm: None };
+    let base =
+        Workload { class, dtype: table.dtype, sizes, flops: 1, bytes: 8, roofline: RooflineKind::Stream };
     let model: Vec<f64> = (0..table.len())
         .map(|i| {
             (roofline(device, &base.resized(table.row(i))).0 / table.seconds[i].max(device.launch_overhead.0))

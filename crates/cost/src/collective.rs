@@ -1,8 +1,8 @@
-//! What collectives cost: seconds by the α-β model, and the exact bytes that cross every axis.
+//! The cost of collectives: seconds by the α-β model, and the exact bytes over every axis.
 //!
-//! Every collective over a set of axes has a few algorithms, each taking `α + β · bytes`; the cheapest for the size
-//! at hand is chosen, as NCCL's tuner does. With m units of one group at a level, ring rate R (see
-//! `rates`), latency λ, n members in all, sums and maxima over the levels crossed:
+//! Every collective over a set of axes has a few algorithms, each taking `α + β · bytes`. The cheapest for the message size
+//! is chosen, as NCCL's tuner does. In the table, m is the number of a group's units at a level, R the ring rate (see
+//! `rates`), λ the latency and n the number of members. Sums and maxima are over the levels crossed:
 //!
 //! | collective | algorithm | α | β |
 //! |---|---|---|---|
@@ -19,23 +19,23 @@
 //! | | exchanges | twice all-to-all | twice all-to-all |
 //! | send, halo | direct | max λ | rate of the narrowest level |
 //!
-//! `outer` is the number of the group's units at the levels outside, `inside` its members within one unit: a flat
-//! ring visits units in order, so it crosses an outer level only between them (NCCL counts its latency the same way,
+//! `outer` is the number of the group's units at the levels outside, `inside` its members within one unit. A flat ring
+//! visits units in order, so it crosses an outer level only between them (NCCL counts its latency the same way,
 //! `src/graph/tuning.cc`). On a torus the m-1 steps of the hierarchical algorithms are those of one ring per dimension,
-//! and a tree's depth is the number of wires to the farthest unit. Phases of a hierarchical algorithm use different links and are pipelined, so the slowest
-//! level counts, not the sum: that is what makes it never worse than the flat ring. Bandwidth terms assume messages
-//! cut finely enough to keep all links busy.
+//! and a tree's depth is the number of wires to the farthest unit. Phases of a hierarchical algorithm use different
+//! links and are pipelined, so the slowest level counts, not the sum. It is therefore never worse than the flat ring.
+//! Bandwidth terms assume messages in pieces small enough to keep all links busy.
 //!
-//! Where a machine's file has measured times for a collective in groups of this size, they are taken instead.
+//! If a machine's file has measured times for a collective in groups of this size, they replace the model.
 //!
-//! **Sizes.** The byte count given is the larger side of what one device holds: before a reduce-scatter or scatter,
-//! after an all-gather or gather; the others do not change it.
+//! **Sizes.** The byte count is the larger side on one device: before a reduce-scatter or scatter, after an all-gather
+//! or gather. The other collectives do not change the size.
 
 use crate::rates::Crossings;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use shardwright_machine::{
-    AxisId, AxisSet, Bytes, Exchange, LevelId, MAX_AXES, Machine, Measured, Mesh, Seconds,
+    AxisId, AxisSet, Bytes, CollectiveKind, CollectiveMeasurement, LevelId, MAX_AXES, Machine, Mesh, Seconds,
 };
 use std::sync::{OnceLock, RwLock};
 
@@ -43,30 +43,30 @@ use std::sync::{OnceLock, RwLock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collective {
-    /// All get the sum (or maximum) of what all have.
+    /// Every member gets the sum (or maximum) over all members.
     AllReduce,
-    /// Each gets its part of the sum.
+    /// Every member gets its part of the sum.
     ReduceScatter,
-    /// All get all parts.
+    /// Every member gets all parts.
     AllGather,
-    /// Each sends a different part to each.
+    /// Every member sends a different part to each other.
     AllToAll,
-    /// One's data goes to all.
+    /// One member's data goes to all.
     Broadcast,
-    /// The sum goes to one.
+    /// The sum goes to one member.
     Reduce,
-    /// One deals its parts out to all.
+    /// One member sends each other its part.
     Scatter,
-    /// One collects the parts of all.
+    /// One member receives the parts of all.
     Gather,
     /// One member of each group sends to one other.
     Send,
-    /// Every member sends all it has to one other.
+    /// Every member sends all of its data to one other.
     Permute,
 }
 
 impl Collective {
-    /// All of them.
+    /// All collectives.
     pub const ALL: [Collective; 10] = [
         Collective::AllReduce,
         Collective::ReduceScatter,
@@ -93,19 +93,19 @@ impl Collective {
     }
 }
 
-impl From<Exchange> for Collective {
-    fn from(measured: Exchange) -> Self {
+impl From<CollectiveKind> for Collective {
+    fn from(measured: CollectiveKind) -> Self {
         match measured {
-            Exchange::AllReduce => Collective::AllReduce,
-            Exchange::ReduceScatter => Collective::ReduceScatter,
-            Exchange::AllGather => Collective::AllGather,
-            Exchange::AllToAll => Collective::AllToAll,
-            Exchange::Permute => Collective::Permute,
+            CollectiveKind::AllReduce => Collective::AllReduce,
+            CollectiveKind::ReduceScatter => Collective::ReduceScatter,
+            CollectiveKind::AllGather => Collective::AllGather,
+            CollectiveKind::AllToAll => Collective::AllToAll,
+            CollectiveKind::Permute => Collective::Permute,
         }
     }
 }
 
-/// How a collective is carried out.
+/// The algorithm of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
@@ -113,9 +113,9 @@ pub enum Algorithm {
     Ring,
     /// A binary tree per level.
     Tree,
-    /// A ring, or an exchange, per level: inner levels first, on ever smaller parts.
+    /// A ring, or an exchange, per level: inner levels first, on smaller and smaller parts.
     Hierarchical,
-    /// Straight from sender to receiver.
+    /// Directly from sender to receiver.
     Direct,
 }
 
@@ -145,20 +145,20 @@ struct Affine {
 
 const NEVER: Affine = Affine { alpha: f64::INFINITY, beta: 0.0, algorithm: Algorithm::Direct };
 
-/// All that is ever asked about one set of axes.
+/// The cost model of one set of axes.
 #[derive(Debug)]
 struct Profile {
     members: u32,
     rows: [[Affine; CHOICES]; PATTERNS],
-    /// What was measured counts instead.
-    measured: Vec<(Collective, Measured)>,
+    /// Measured times, which replace the model.
+    measured: Vec<(Collective, CollectiveMeasurement)>,
 }
 
 impl Profile {
     fn new(machine: &Machine, axes: AxisSet, absent: AxisSet) -> Profile {
         let crossings = Crossings::new(machine, axes, absent);
         let n = f64::from(crossings.members);
-        // A ring visits the units of an outer level one after the other and all of an inner level within each.
+        // A ring visits the units of an outer level in order, and all units of an inner level within each.
         let mut outer = 1.0;
         let (mut chain, mut per_level, mut tree, mut pairs, mut farthest) = (0.0, 0.0, 0.0, 0.0, 0f64);
         let (mut ring, mut hierarchical, mut deal, mut shift, mut single) = (0f64, 0f64, 0f64, 0f64, 0f64);
@@ -167,15 +167,15 @@ impl Profile {
             let units = f64::from(c.units);
             let inside = f64::from(c.inside);
             chain += (units - 1.0) * outer * c.latency;
-            per_level += c.hops * c.latency;
-            tree += c.depth * c.latency;
+            per_level += c.ring_steps * c.latency;
+            tree += c.tree_depth * c.latency;
             pairs += (units - 1.0) * inside * c.latency;
             farthest = farthest.max(c.latency);
             ring = ring.max(c.ring);
             hierarchical = hierarchical.max((units - 1.0) / units * c.ring);
             deal = deal.max((units - 1.0) * inside / n * c.ring);
-            // `exchange` counts every byte a device holds; directly, only those for members whose outermost
-            // difference is here: units * inside of n members share the outer digits.
+            // `exchange` counts every byte of a device. Direct messages cross this level only between members whose
+            // outermost difference is here: units * inside of n members share the outer digits.
             direct = direct.max(c.exchange * units * inside / n);
             staged = staged.max(c.exchange);
             shift = shift.max(c.shift);
@@ -198,7 +198,7 @@ impl Profile {
         rows[Pattern::Exchange as usize][0] = line(Algorithm::Direct, pairs, direct);
         rows[Pattern::Exchange as usize][1] = line(Algorithm::Hierarchical, per_level, staged);
         rows[Pattern::Send as usize][0] = line(Algorithm::Direct, farthest, single);
-        // A permutation may crowd one wire; sent in even parts through all members it is two exchanges.
+        // A permutation may overload one wire. Sent in even parts through all members, it is two exchanges.
         rows[Pattern::Permute as usize] = [
             line(Algorithm::Direct, farthest, shift),
             line(Algorithm::Hierarchical, 2.0 * per_level, 2.0 * staged),
@@ -209,7 +209,7 @@ impl Profile {
         Profile { members: crossings.members, rows, measured }
     }
 
-    /// The cheapest algorithm, earlier ones winning ties; or what was measured.
+    /// The measured time, or that of the cheapest algorithm, earlier ones winning ties.
     fn time(&self, kind: Collective, bytes: Bytes) -> (Algorithm, f64) {
         match self.measured.iter().find(|(measured, _)| *measured == kind) {
             Some((_, measured)) => (Algorithm::Direct, measured.at(bytes).0),
@@ -229,8 +229,8 @@ impl Profile {
     }
 }
 
-/// What was measured for groups along axes of one level.
-fn measured(machine: &Machine, axes: AxisSet) -> Vec<(Collective, Measured)> {
+/// The measured collectives of groups along axes of one level.
+fn measured(machine: &Machine, axes: AxisSet) -> Vec<(Collective, CollectiveMeasurement)> {
     let mesh = machine.mesh();
     let mut levels = axes.iter().map(|axis| mesh.axis(axis).level);
     let Some(level) = levels.next().filter(|first| levels.all(|level| level == *first)) else {
@@ -241,8 +241,8 @@ fn measured(machine: &Machine, axes: AxisSet) -> Vec<(Collective, Measured)> {
     here.map(|measured| (measured.collective.into(), measured.clone())).collect()
 }
 
-/// Bytes sent over each axis of a mesh, all devices together. A byte counts for the outermost axis on which its
-/// sender and its receiver differ: that is the link it has to cross.
+/// Bytes sent over each axis of a mesh, summed over all devices. A byte counts for the outermost axis on which its
+/// sender and receiver differ: that is the slowest link it crosses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
     axes: [u64; MAX_AXES],
@@ -277,7 +277,7 @@ impl Traffic {
         self.axes[axis.index()] = self.axes[axis.index()].saturating_add(bytes);
     }
 
-    /// Adds all of another.
+    /// Adds another traffic.
     pub fn merge(&mut self, other: &Traffic) {
         for (mine, theirs) in self.axes.iter_mut().zip(&other.axes) {
             *mine = mine.saturating_add(*theirs);
@@ -285,25 +285,25 @@ impl Traffic {
     }
 }
 
-/// The cost of communication on one mesh of one machine. Cheap to ask: every set of axes is worked out once.
+/// The cost of communication on one mesh of one machine. Queries are cheap: every set of axes is computed once.
 #[derive(Debug)]
 pub struct Comm {
     machine: Machine,
     mesh: Mesh,
-    /// By the bits of the set of axes, when no axis is absent: the usual case, read without a lock.
+    /// By the bits of the set of axes, if no axis is absent: the usual case, read without a lock.
     whole: Vec<OnceLock<Box<Profile>>>,
     /// By axes and absent axes.
     partial: RwLock<FxHashMap<(AxisSet, AxisSet), std::sync::Arc<Profile>>>,
 }
 
 impl Comm {
-    /// For the axes of a mesh of the machine: the prime one or a glued one.
+    /// The costs on a mesh of the machine, with prime or merged axes.
     pub fn new(machine: &Machine, mesh: &Mesh) -> Comm {
         let whole = (0..1usize << mesh.len()).map(|_| OnceLock::new()).collect();
         Comm { machine: machine.clone(), mesh: mesh.clone(), whole, partial: RwLock::default() }
     }
 
-    /// The mesh whose axes are meant.
+    /// The mesh of the axes.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
@@ -335,8 +335,8 @@ impl Comm {
         self.choose(collective, axes, AxisSet::EMPTY, bytes).1
     }
 
-    /// The cheapest algorithm and its time, for a tensor that lives on only one digit of the `absent` axes: the
-    /// devices at their other digits take no part and no bandwidth.
+    /// The cheapest algorithm and its time for a tensor that lives on one digit of the `absent` axes. Devices of other
+    /// digits take no part and use no bandwidth.
     pub fn choose(
         &self,
         kind: Collective,
@@ -351,7 +351,7 @@ impl Comm {
         (algorithm, Seconds(seconds))
     }
 
-    /// Time by one particular algorithm, where the collective has it.
+    /// Time by one algorithm, if the collective has it.
     pub fn seconds_by(
         &self,
         collective: Collective,
@@ -382,14 +382,14 @@ impl Comm {
         })
     }
 
-    /// How many groups along the axes take part.
+    /// Number of groups along the axes that take part.
     fn groups(&self, axes: AxisSet, absent: AxisSet) -> u128 {
         u128::from(self.mesh.group_size(self.mesh.all().minus(axes).minus(absent)))
     }
 
-    /// The exact bytes that a collective sends over each axis, all devices together, by the algorithm that
-    /// [`Comm::choose`] picks. [`Collective::Permute`] is counted as if every device had to send; re-layouts, which
-    /// know who stays put, count it themselves.
+    /// The exact bytes that a collective sends over each axis, summed over all devices, by the algorithm of
+    /// [`Comm::choose`]. [`Collective::Permute`] is counted as if every device sent; reshards know which blocks stay and
+    /// count it themselves.
     pub fn traffic(&self, kind: Collective, axes: AxisSet, absent: AxisSet, bytes: Bytes) -> Traffic {
         let mut traffic = Traffic::default();
         if axes.is_empty() {
@@ -407,19 +407,19 @@ impl Comm {
             let inner = n / outer / size;
             let level = self.mesh.axis(axis).level;
             let sent = match (kind.pattern(), algorithm) {
-                // Each of the n hops of the ring, the closing one included, leaves out one of the n parts: together
-                // the hops up to here leave out a share of the bytes, rounded down.
+                // Each of the ring's n links, the closing one included, does not carry one of the n parts. The links up
+                // to here together leave out a share of the bytes, rounded down.
                 (Pattern::AllReduce | Pattern::Half, Algorithm::Ring) => {
-                    let hops = if Some(axis) == outermost { size } else { outer * (size - 1) };
-                    let left_out = all * (before + hops) / n - all * before / n;
-                    before += hops;
-                    passes * (hops * all - left_out)
+                    let links = if Some(axis) == outermost { size } else { outer * (size - 1) };
+                    let left_out = all * (before + links) / n - all * before / n;
+                    before += links;
+                    passes * (links * all - left_out)
                 }
-                // Rings nested in rings and trees alike: every member but the first of each gets everything once.
+                // Nested rings and trees: every member but the first of each gets everything once.
                 (Pattern::AllReduce | Pattern::Half | Pattern::Fan, _) => passes * outer * (size - 1) * all,
-                // The parts for those whose outermost difference is this axis.
+                // The parts for members whose outermost difference is this axis.
                 (Pattern::Exchange, Algorithm::Direct) => (size - 1) * inner * all,
-                // Level by level, each exchange moves all that does not stay in its unit.
+                // Level by level, each exchange moves the bytes that leave their unit.
                 (Pattern::Exchange, _) => {
                     let here = |at: &AxisId| self.mesh.axis(*at).level == level;
                     let units: u128 =
@@ -440,8 +440,8 @@ impl Comm {
     }
 }
 
-/// Bytes to keep `replicas` copies of parameters in step as OptCNN counts them (ICML 2018, section 5.2 and Fig. 8):
-/// each copy sends its gradients to a parameter server and receives the parameters back.
+/// Bytes to synchronise `replicas` copies of parameters as OptCNN counts them (ICML 2018, section 5.2 and Fig. 8):
+/// each copy sends its gradients to a parameter server and receives the parameters.
 pub fn parameter_server_traffic(replicas: u64, parameters: Bytes) -> Bytes {
     Bytes(replicas.saturating_mul(2).saturating_mul(parameters.0))
 }

@@ -1,10 +1,10 @@
 //! Measured operator times: the file that `profile` and `python/profile_torch.py` write.
 //!
-//! A table per workload class and element type; a row is the workload's sizes and the time in nanoseconds. Where several devices were
-//! measured at once, how uneven they were: rows of microseconds and of thousandths of the average time, one per device.
-//! The file is input like any other: everything is checked.
+//! The file has a table per workload class and element type. A row is the workload's sizes and the time in nanoseconds.
+//! If several devices were measured at once, the key `paces` holds their speed trace: rows of microseconds and of one
+//! number per device, its time in thousandths of the average. Everything in the file is checked.
 
-use crate::paces::Paces;
+use crate::speed_trace::SpeedTrace;
 use serde::{Deserialize, Serialize};
 use shardwright_graph::{DType, Workload};
 use shardwright_machine::Seconds;
@@ -12,11 +12,11 @@ use std::collections::BTreeSet;
 
 const FORMAT: &str = "shardwright-costs";
 const VERSION: u32 = 1;
-/// More rows than any sensible measurement has; keeps look-ups and memory bounded.
+/// The most rows of all tables together; bounds memory and look-ups.
 const MAX_ROWS: usize = 1_000_000;
-/// The most sizes that a workload may have.
+/// The most sizes of a workload.
 const MAX_SIZES: usize = 16;
-/// The longest time that a row may state: an hour.
+/// The longest time of a row: an hour.
 const MAX_NANOSECONDS: u64 = 3_600_000_000_000;
 
 /// Why a cost file was refused.
@@ -30,31 +30,31 @@ pub enum CostFileError {
         "format `{format}` version {version} is not `{FORMAT}` version {VERSION}; measure again with this release"
     )]
     Format {
-        /// What the file calls itself.
+        /// The format that the file states.
         format: String,
         /// Its version.
         version: u32,
     },
-    /// A table that cannot be.
+    /// An invalid table.
     #[error("table {table} ({class} {dtype}){place}: {reason}")]
     Table {
-        /// Which table, from zero.
+        /// Index of the table, from zero.
         table: usize,
         /// Its class.
         class: String,
         /// Its element type.
         dtype: DType,
-        /// Which row, if one is to blame.
+        /// The row, if one is invalid.
         place: String,
         /// What is wrong.
         reason: String,
     },
-    /// Paces that cannot be.
+    /// An invalid speed trace.
     #[error("paces: {0}")]
-    Paces(String),
+    SpeedTrace(String),
 }
 
-/// A table as it is written.
+/// A table as written in the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableText {
@@ -66,7 +66,7 @@ pub struct TableText {
     pub rows: Vec<Vec<u64>>,
 }
 
-/// The file as it is written.
+/// The file as written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileText {
@@ -76,8 +76,8 @@ struct FileText {
     date: String,
     source: String,
     method: String,
-    #[serde(default)]
-    paces: Option<Vec<Vec<u64>>>,
+    #[serde(default, rename = "paces")]
+    speed_trace: Option<Vec<Vec<u64>>>,
     tables: Vec<TableText>,
 }
 
@@ -88,11 +88,11 @@ pub struct CostTable {
     pub class: String,
     /// The element type.
     pub dtype: DType,
-    /// How many sizes a row has.
+    /// Number of sizes of a row.
     pub arity: usize,
     /// Sizes of all rows, row after row.
     pub sizes: Vec<u64>,
-    /// Base-two logarithms of `sizes`: what distances are measured in.
+    /// Base-two logarithms of `sizes`, for distances.
     pub logs: Vec<f32>,
     /// The time of each row.
     pub seconds: Vec<f64>,
@@ -109,12 +109,12 @@ impl CostTable {
         &self.logs[i * self.arity..][..self.arity]
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.seconds.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.seconds.is_empty()
     }
@@ -159,7 +159,7 @@ impl CostTable {
         }
         rows.sort_unstable();
         if let Some(pair) = rows.windows(2).find(|p| p[0][..arity] == p[1][..arity]) {
-            return Err((None, format!("sizes {:?} are there twice", &pair[0][..arity])));
+            return Err((None, format!("sizes {:?} occur twice", &pair[0][..arity])));
         }
         let sizes: Vec<u64> = rows.iter().flat_map(|r| r[..arity].to_vec()).collect();
         Ok(Self {
@@ -184,7 +184,7 @@ impl CostTable {
     }
 }
 
-/// The sizes of a row as it is written.
+/// The sizes of a row as written: all numbers but the last.
 fn sizes(row: &[u64]) -> &[u64] {
     row.split_last().map_or(row, |(_, sizes)| sizes)
 }
@@ -194,14 +194,14 @@ fn sizes(row: &[u64]) -> &[u64] {
 pub struct CostFile {
     /// The device that was measured.
     pub device: String,
-    /// When.
+    /// The date of the measurement.
     pub date: String,
-    /// With what software.
+    /// The software that was measured.
     pub source: String,
-    /// How.
+    /// The method of measurement.
     pub method: String,
-    /// How uneven devices were, where several were measured at once.
-    pub paces: Option<Paces>,
+    /// Speed variation between devices, if several were measured at once.
+    pub speed_trace: Option<SpeedTrace>,
     tables: Vec<CostTable>,
 }
 
@@ -225,8 +225,12 @@ impl CostFile {
         if text.format != FORMAT || text.version != VERSION {
             return Err(CostFileError::Format { format: text.format, version: text.version });
         }
-        let paces = text.paces.map(Paces::from_rows).transpose().map_err(CostFileError::Paces)?;
-        Ok(Self { paces, ..Self::new([text.device, text.date, text.source, text.method], text.tables)? })
+        let trace = text.speed_trace.map(SpeedTrace::from_rows).transpose();
+        let speed_trace = trace.map_err(CostFileError::SpeedTrace)?;
+        Ok(Self {
+            speed_trace,
+            ..Self::new([text.device, text.date, text.source, text.method], text.tables)?
+        })
     }
 
     /// A file from its parts: device, date, source, method; and the tables.
@@ -254,10 +258,10 @@ impl CostFile {
                 Err((place, reason)) => return fail(place, reason),
             }
         }
-        Ok(Self { device, date, source, method, paces: None, tables: checked })
+        Ok(Self { device, date, source, method, speed_trace: None, tables: checked })
     }
 
-    /// Another file's tables with these rows added; where both know the same sizes, these count.
+    /// Another file's tables with these rows added. Where both have the same sizes, these replace the old ones.
     pub fn updating(
         known: Option<&Self>,
         header: [String; 4],
@@ -275,8 +279,8 @@ impl CostFile {
                 }
             }
         }
-        let paces = known.and_then(|known| known.paces.clone());
-        Ok(Self { paces, ..Self::new(header, all)? })
+        let speed_trace = known.and_then(|known| known.speed_trace.clone());
+        Ok(Self { speed_trace, ..Self::new(header, all)? })
     }
 
     /// Writes the file, one row per line so that differences can be read.
@@ -297,8 +301,8 @@ impl CostFile {
             };
             rows.iter().map(line).collect::<Vec<_>>().join(",\n")
         };
-        if let Some(paces) = &self.paces {
-            out += &format!("\"paces\": [\n{}],\n", lines(paces.rows().collect()));
+        if let Some(trace) = &self.speed_trace {
+            out += &format!("\"paces\": [\n{}],\n", lines(trace.rows().collect()));
         }
         out += "\"tables\": [\n";
         for (i, table) in self.tables.iter().enumerate() {
@@ -320,9 +324,7 @@ impl CostFile {
                 .iter()
                 .find(|t| t.class == class && t.dtype == workload.dtype && t.arity == workload.sizes.len())
         };
-        // Files may tell products apart by how their operands lie, or not.
-        let plain = workload.class.split_once('_').map(|(plain, _)| plain).filter(|&plain| plain == "gemm");
-        find(workload.class).or_else(|| find(plain?))
+        find(workload.class.name).or_else(|| find(workload.class.fallback?))
     }
 
     /// All tables.
@@ -334,6 +336,7 @@ impl CostFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardwright_graph::{RooflineKind, WorkloadClass};
 
     fn file(tables: &str) -> String {
         format!(
@@ -352,14 +355,14 @@ mod tests {
         assert_eq!(costs.tables()[0].exact(&[1, 4]), None);
         let uneven = text.replace("\"tables\"", "\"paces\":[[700,900,1100],[20,1000,1000]],\"tables\"");
         let uneven = CostFile::from_json(uneven.as_bytes()).unwrap();
-        assert_eq!(uneven.paces.as_ref().unwrap().devices(), 2);
+        assert_eq!(uneven.speed_trace.as_ref().unwrap().devices(), 2);
         assert_eq!(CostFile::from_json(uneven.to_json().as_bytes()).unwrap(), uneven);
         let later = CostFile::updating(Some(&uneven), ["d", "", "", ""].map(String::from), vec![]).unwrap();
-        assert_eq!(later.paces, uneven.paces, "what says nothing about paces changes nothing");
+        assert_eq!(later.speed_trace, uneven.speed_trace, "an update without a trace keeps the old one");
     }
 
     #[test]
-    fn what_was_measured_last_counts() {
+    fn later_measurements_replace_earlier_ones() {
         let known = file(r#"{"class":"gemm","dtype":"f32","rows":[[1,8,8,8,900],[1,4,4,4,700]]}"#);
         let known = CostFile::from_json(known.as_bytes()).unwrap();
         let table = |class: &str, row: &[u64]| TableText {
@@ -376,16 +379,16 @@ mod tests {
     }
 
     #[test]
-    fn files_that_do_not_tell_products_apart_answer_for_all() {
+    fn files_that_do_not_distinguish_products_cover_all() {
         let gemm = r#"{"class":"gemm","dtype":"f32","rows":[[1,4,4,4,700]]}"#;
         let both = format!(r#"{gemm},{{"class":"gemm_nt","dtype":"f32","rows":[[1,4,4,4,900]]}}"#);
         let wanted = |class| Workload {
-            class,
+            class: WorkloadClass::find(class).unwrap(),
             dtype: DType::F32,
             sizes: [1, 4, 4, 4].as_slice().into(),
             flops: 0,
             bytes: 0,
-            gemm: None,
+            roofline: RooflineKind::Stream,
         };
         let answer = |text: &str, class| {
             let costs = CostFile::from_json(file(text).as_bytes()).unwrap();
@@ -406,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_say_what_and_where() {
+    fn errors_name_the_table_and_the_row() {
         let check = |tables: &str, expected: &str| {
             let error = CostFile::from_json(file(tables).as_bytes()).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
@@ -414,7 +417,7 @@ mod tests {
         check(r#"{"class":"a","dtype":"f32","rows":[[1,0]]}"#, "row 0: a time of 0 ns");
         check(r#"{"class":"a","dtype":"f32","rows":[[1,5],[0,5]]}"#, "row 1: a size is zero");
         check(r#"{"class":"a","dtype":"f32","rows":[[1,5],[1,1,5]]}"#, "3 numbers where row 0 has 2");
-        check(r#"{"class":"a","dtype":"f32","rows":[[1,5],[1,6]]}"#, "sizes [1] are there twice");
+        check(r#"{"class":"a","dtype":"f32","rows":[[1,5],[1,6]]}"#, "sizes [1] occur twice");
         check(r#"{"class":"a","dtype":"f32","rows":[[5]]}"#, "row 0: a row is");
         check(r#"{"class":"a","dtype":"f32","rows":[[1,18446744073709551615]]}"#, "below an hour");
         check(r#"{"class":"a","dtype":"f33","rows":[]}"#, "unknown variant");
@@ -423,7 +426,7 @@ mod tests {
         check(twice, "have a table already");
         let paces = file("").replace("\"tables\"", "\"paces\":[[0,900]],\"tables\"");
         let error = CostFile::from_json(paces.as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("paces: moment 0 lasts 0"), "{error}");
+        assert!(error.contains("paces: sample 0 lasts 0"), "{error}");
         let other = CostFile::from_json(
             br#"{"format":"x","version":1,"device":"","date":"","source":"","method":"","tables":[]}"#,
         );

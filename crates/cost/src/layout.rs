@@ -1,38 +1,31 @@
-//! How a tensor lies on a mesh: one [`Placement`] per axis.
+//! The layout of a tensor on a mesh: one [`Placement`] per axis.
 //!
-//! Several axes may shard one dimension; then the outermost axis is the major one, so device digits in axis order
-//! are the block number. A [`Layout`] always means this canonical order. On the way from one layout to another the
-//! axes of a dimension may stand in another order for a while: that is an [`Arrangement`].
+//! If several axes shard one dimension, the outermost axis is the major one, so that device digits in axis order form
+//! the block number. A [`Layout`] always means this canonical order. Between the steps of a reshard the axes of a
+//! dimension may have another order: that is an [`Arrangement`].
 
+use shardwright_graph::Block;
+pub use shardwright_graph::Reduction;
 use shardwright_machine::{AxisId, AxisSet, DeviceId, MAX_AXES, Mesh};
-use std::fmt;
+use std::{fmt, ops::Range};
 
-/// The most dimensions a tensor may have. Enough for anything in sight; keeps cache keys flat.
+/// The most dimensions of a tensor. Fixed, so that cache keys need no allocation.
 pub const MAX_DIMS: usize = 8;
 
-/// How partial results are put together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reduction {
-    /// Added up.
-    Sum,
-    /// The largest wins.
-    Max,
-}
-
-/// What one mesh axis does to a tensor.
+/// The placement of a tensor along one mesh axis. The *digit* of a device is its position along the axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Placement {
-    /// Every digit holds the same.
+    /// Every digit holds the same data.
     Replicated,
     /// Every digit holds a full-sized part; the tensor is their reduction.
     Partial(Reduction),
     /// Every digit holds its block of this dimension.
     Shard(u8),
-    /// Only this digit holds anything.
+    /// Only this digit holds the tensor.
     Absent(u16),
 }
 
-/// Packed placements: one comparison, one hash, no branches on the way.
+/// Placements are packed into 16 bits, so that comparison and hash need no branches.
 const SHARD: u16 = 16;
 const ABSENT: u16 = 256;
 
@@ -56,7 +49,7 @@ fn unpack(code: u16) -> Placement {
     }
 }
 
-/// How a tensor lies on a mesh, canonical order. Copied freely: 42 bytes.
+/// The layout of a tensor on a mesh, in canonical order. 42 bytes, cheap to copy.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Layout {
     codes: [u16; MAX_AXES],
@@ -64,12 +57,13 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The same on every device of a mesh with so many axes.
+    /// Replicated on a mesh with this number of axes.
     pub fn replicated(axes: usize) -> Layout {
+        debug_assert!(axes <= MAX_AXES, "no mesh has {axes} axes");
         Layout { codes: [0; MAX_AXES], len: axes.min(MAX_AXES) as u8 }
     }
 
-    /// From one placement per axis, outermost first.
+    /// A layout of one placement per axis, outermost first.
     pub fn new(placements: &[Placement]) -> Layout {
         let mut layout = Layout::replicated(placements.len());
         for (at, &placement) in placements.iter().enumerate().take(MAX_AXES) {
@@ -78,14 +72,14 @@ impl Layout {
         layout
     }
 
-    /// The same with another placement on one axis.
+    /// The layout with another placement on one axis.
     #[must_use]
     pub fn with(mut self, axis: AxisId, placement: Placement) -> Layout {
         self.codes[axis.index()] = pack(placement);
         self
     }
 
-    /// What an axis does.
+    /// The placement along an axis.
     pub fn get(&self, axis: AxisId) -> Placement {
         unpack(self.codes[axis.index()])
     }
@@ -100,7 +94,7 @@ impl Layout {
         self.len == 0
     }
 
-    /// The axes that a condition holds for.
+    /// The axes whose placement meets a condition.
     pub fn axes_where(&self, holds: impl Fn(Placement) -> bool) -> AxisSet {
         self.codes_where(|code| holds(unpack(code)))
     }
@@ -115,9 +109,15 @@ impl Layout {
         AxisSet(codes.fold(0, |bits, (at, &code)| bits | u32::from(holds(code)) << at))
     }
 
-    /// The axes of which only one digit holds anything.
+    /// The axes of which only one digit holds the tensor.
     pub fn absent(&self) -> AxisSet {
         self.codes_where(|code| code >= ABSENT)
+    }
+
+    /// Whether a device holds a block: it has the digit of every axis that is absent elsewhere.
+    pub fn is_on(&self, mesh: &Mesh, device: DeviceId) -> bool {
+        let present = |axis| self.get(axis) == Placement::Absent(mesh.digit(device, axis) as u16);
+        self.absent().iter().all(present)
     }
 }
 
@@ -145,14 +145,14 @@ pub struct TensorShape {
     bytes: u64,
 }
 
-/// Why a layout or a shape cannot be.
+/// Why a layout or a shape is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
     /// More dimensions than supported.
     #[error("a tensor of {rank} dimensions: at most {MAX_DIMS} are supported")]
     TooManyDims {
-        /// How many.
+        /// Its dimensions.
         rank: usize,
     },
     /// More bytes than 64 bits can count.
@@ -164,7 +164,7 @@ pub enum LayoutError {
         element_bytes: u32,
     },
     /// The layout is for another mesh.
-    #[error("a layout of {layout} axes on a mesh of {mesh}")]
+    #[error("a layout of {layout} axes does not fit a mesh of {mesh} axes")]
     WrongMesh {
         /// Axes of the layout.
         layout: usize,
@@ -172,7 +172,7 @@ pub enum LayoutError {
         mesh: usize,
     },
     /// A dimension that the tensor does not have.
-    #[error("axis {axis} shards dimension {dim} of a tensor of {rank}")]
+    #[error("axis {axis} shards dimension {dim} of a tensor of {rank} dimensions")]
     NoSuchDim {
         /// The axis.
         axis: String,
@@ -182,29 +182,29 @@ pub enum LayoutError {
         rank: u8,
     },
     /// A digit that the axis does not have.
-    #[error("axis {axis} has no digit {digit}: it has {size}")]
+    #[error("axis {axis} of size {size} has no digit {digit}")]
     NoSuchDigit {
         /// The axis.
         axis: String,
         /// The digit.
         digit: u16,
-        /// How many there are.
+        /// The axis's size.
         size: u32,
     },
-    /// Partial sums come from operators only.
-    #[error("the tensor cannot be made a partial reduction along axis {axis}: it is not one already")]
+    /// A reshard to a partial placement. Partial sums come from operators only.
+    #[error("no reshard makes the tensor a partial reduction along axis {axis}: it is not one before")]
     CannotBecomePartial {
         /// The axis.
         axis: String,
     },
-    /// A dimension cannot be cut into equal blocks.
-    #[error("dimension {dim} of size {size} cannot be cut into {parts} equal blocks")]
+    /// A dimension that cannot be split into equal blocks.
+    #[error("dimension {dim} of size {size} cannot be split into {parts} equal blocks")]
     Indivisible {
         /// The dimension.
         dim: u8,
         /// Its size.
         size: u64,
-        /// How many blocks the layout wants.
+        /// Number of blocks in the layout.
         parts: u64,
     },
 }
@@ -236,10 +236,11 @@ impl TensorShape {
 
     /// Size of a dimension; 1 beyond the last.
     pub fn dim(&self, dim: u8) -> u64 {
+        debug_assert!(usize::from(dim) < MAX_DIMS, "no tensor has dimension {dim}");
         self.dims[usize::from(dim) % MAX_DIMS]
     }
 
-    /// Whether a layout makes sense for this shape on a mesh: dimensions and digits exist, blocks are equal.
+    /// Checks a layout of this shape on a mesh: dimensions and digits exist, blocks are equal.
     pub fn check(&self, mesh: &Mesh, layout: &Layout) -> Result<(), LayoutError> {
         if layout.len() != mesh.len() {
             return Err(LayoutError::WrongMesh { layout: layout.len(), mesh: mesh.len() });
@@ -324,7 +325,7 @@ impl Arrangement {
         Arrangement { layout: *layout, rank }
     }
 
-    /// What each axis does.
+    /// The placement along each axis.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -344,13 +345,13 @@ impl Arrangement {
         list
     }
 
-    /// Sets the placement of axes that do not shard afterwards.
+    /// Sets the placement of an axis that no longer shards.
     pub(crate) fn set(&mut self, axis: AxisId, placement: Placement) {
         self.layout = self.layout.with(axis, placement);
         self.rank[axis.index()] = 0;
     }
 
-    /// Makes axes the minor-most ones of a dimension, in the order given.
+    /// Adds axes at the minor end of a dimension, in the given order.
     pub(crate) fn append(&mut self, dim: u8, axes: impl Iterator<Item = AxisId>) {
         let next = self.layout.shards(dim).len() as u8;
         for (rank, axis) in (next..).zip(axes) {
@@ -359,7 +360,7 @@ impl Arrangement {
         }
     }
 
-    /// The same with everything along these axes put together: they are the minor-most ones of what they shard.
+    /// The arrangement after an all-gather along these axes, which must be the minor-most ones of their dimensions.
     pub fn gathered(mut self, axes: AxisSet) -> Arrangement {
         axes.iter().for_each(|axis| self.set(axis, Placement::Replicated));
         self
@@ -372,32 +373,45 @@ impl Arrangement {
         }
     }
 
-    /// The same with other names for the dimensions.
-    pub(crate) fn rename(&self, name: impl Fn(u8) -> u8) -> Arrangement {
+    /// The arrangement with other numbers for the dimensions.
+    pub(crate) fn renumber(&self, number: impl Fn(u8) -> u8) -> Arrangement {
         let mut layout = self.layout;
         for code in &mut layout.codes[..usize::from(layout.len)] {
             if let Placement::Shard(dim) = unpack(*code) {
-                *code = pack(Placement::Shard(name(dim)));
+                *code = pack(Placement::Shard(number(dim)));
             }
         }
         Arrangement { layout, rank: self.rank }
     }
 
-    /// Lets two axes change places.
+    /// Swaps two axes.
     pub(crate) fn swap(&mut self, a: AxisId, b: AxisId) {
         let (at, bt) = (self.layout.get(a), self.layout.get(b));
         self.layout = self.layout.with(a, bt).with(b, at);
         self.rank.swap(a.index(), b.index());
     }
 
-    /// The block of a dimension that a device holds, counted in blocks of this arrangement.
+    /// The number of the block of a dimension that a device holds.
     pub fn block(&self, mesh: &Mesh, device: DeviceId, dim: u8) -> u64 {
         self.list(dim).iter().fold(0, |block, axis| {
             block * u64::from(mesh.axis(axis).size) + u64::from(mesh.digit(device, axis))
         })
     }
 
-    /// Into how many blocks a dimension is cut.
+    /// The range of a dimension of this size that a device holds, in positions of the whole tensor.
+    pub fn range(&self, mesh: &Mesh, device: DeviceId, dim: u8, size: u64) -> Range<u64> {
+        let length = size / self.parts(mesh, dim).max(1);
+        let start = self.block(mesh, device, dim) * length;
+        start..start + length
+    }
+
+    /// The block of a tensor of this shape that a device holds; none where the tensor is absent from it.
+    pub fn device_block(&self, mesh: &Mesh, device: DeviceId, shape: &[u64]) -> Option<Block> {
+        let range = |(dim, &size): (usize, &u64)| self.range(mesh, device, dim as u8, size);
+        self.layout.is_on(mesh, device).then(|| shape.iter().enumerate().map(range).collect())
+    }
+
+    /// Number of blocks of a dimension.
     pub fn parts(&self, mesh: &Mesh, dim: u8) -> u64 {
         u64::from(mesh.group_size(self.layout.shards(dim)))
     }

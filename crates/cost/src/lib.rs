@@ -1,9 +1,9 @@
-//! What things cost on a machine: collectives and re-layouts in seconds and exact bytes.
+//! The cost model: seconds and exact bytes of collectives, reshards and ops on a machine.
 //!
-//! [`Comm`] prices collectives over any set of mesh axes by the α-β model, sharing links among all that use them
-//! at once. [`Layout`] says how a tensor lies on the mesh, and [`Relayouts`] finds the cheapest sequence of steps
-//! from one layout to another. [`OperatorTimes`] says how long an op takes, measured or by the
-//! roofline, and [`Lifetimes`] what memory holds when.
+//! [`Comm`] prices collectives over any set of mesh axes by the α-β model; groups that use a link at once share it.
+//! [`Layout`] describes a tensor's layout on the mesh, and [`Resharder`] finds the cheapest path of steps from one
+//! layout to another. [`OperatorTimes`] gives the time of an op, measured or by the roofline. [`Lifetimes`] gives the
+//! memory in use over time.
 //!
 //! ```
 //! use shardwright_cost::{Collective, Comm};
@@ -21,53 +21,54 @@
 //! ```
 //!
 //! ```
-//! use shardwright_cost::{Action, Layout, Placement::{Replicated, Shard}, Relayouts, TensorShape};
+//! use shardwright_cost::{Action, Layout, Placement::{Replicated, Shard}, Resharder, TensorShape};
 //! use shardwright_machine::builtin;
 //!
-//! // Activations, split by rows over two devices, wanted split by columns.
+//! // Activations, sharded by rows over two devices, to be sharded by columns.
 //! let machine = builtin("flat:2")?;
-//! let relayouts = Relayouts::new(&machine, machine.mesh());
-//! let tensor = relayouts.tensor(TensorShape::new(&[256, 1024], 4)?);
-//! let way = relayouts.find(&tensor, &Layout::new(&[Shard(0)]), &Layout::new(&[Shard(1)]))?;
-//! assert_eq!(way.steps[0].action, Action::AllToAll);
+//! let resharder = Resharder::new(&machine, machine.mesh());
+//! let tensor = resharder.tensor(TensorShape::new(&[256, 1024], 4)?);
+//! let path = resharder.find(&tensor, &Layout::new(&[Shard(0)]), &Layout::new(&[Shard(1)]))?;
+//! assert_eq!(path.steps[0].action, Action::AllToAll);
 //! // Each device holds half of the MiB and sends half of that.
-//! assert_eq!(way.traffic.total().0, 2 * (1 << 20) / 4);
+//! assert_eq!(path.traffic.total().0, 2 * (1 << 20) / 4);
 //!
-//! // For cost tables: all times from one layout, looked up one by one.
-//! let times = relayouts.times(&tensor, &Layout::new(&[Shard(0)]))?;
+//! // For cost tables: the times from one layout to many.
+//! let times = resharder.times(&tensor, &Layout::new(&[Shard(0)]))?;
 //! assert!(times.to(&Layout::new(&[Replicated]))? > times.to(&Layout::new(&[Shard(1)]))?);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod arrangement_graph;
+mod cache;
+mod candidate_steps;
+mod canonical_dims;
 pub mod collective;
 mod cost_file;
-mod directed;
-mod frame;
-mod glue;
+mod directed_search;
 pub mod layout;
 mod memory;
-mod moves;
+mod merged_axes;
 mod operator_time;
-mod paces;
 mod rates;
-pub mod relayout;
+pub mod reshard;
+pub mod reshard_step;
+pub mod reshard_tree;
 mod roofline;
-mod rows;
-mod space;
-mod spread;
-pub mod step;
+mod speed_trace;
+mod time_rows;
 mod workloads;
 
 pub use collective::{Algorithm, Collective, Comm, Traffic, parameter_server_traffic};
 pub use cost_file::{CostFile, CostFileError, CostTable, TableText};
 pub use layout::{Arrangement, Layout, LayoutError, MAX_DIMS, Placement, Reduction, TensorShape};
-pub use memory::{Lifetimes, MemoryUse, Peak};
-pub use operator_time::{Estimate, OperatorTimes, Tally, TimeSource, WrongDevice};
-pub use paces::{Moment, Paces};
-pub use relayout::{Relayout, Relayouts, Tensor, Times};
-pub use roofline::roofline;
-pub use spread::{Branch, spread_traffic};
-pub use step::{Action, Step};
+pub use memory::Lifetimes;
+pub use operator_time::{Estimate, OperatorTimes, TimeSource, TimeSourceCounts, WrongDevice};
+pub use reshard::{ReshardPath, ReshardTensor, ReshardTimes, Resharder};
+pub use reshard_step::{Action, ReshardStep};
+pub use reshard_tree::{ReshardBranch, ReshardTree};
+pub use roofline::{peak_rate, roofline};
+pub use speed_trace::{SpeedSample, SpeedTrace};
 pub use workloads::{Sample, WorkloadSet};
 
 #[cfg(test)]

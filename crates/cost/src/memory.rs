@@ -1,73 +1,20 @@
-//! Memory over time: which tensors are alive when, and what the peak is made of, on one device.
+//! Lifetimes of tensors in the graph's order.
 //!
-//! Time is the position in the graph's schedule. Weights, optimizer state, constants and data live all step
-//! long; what an op makes lives from it to its last reader. An updated weight takes its predecessor's place
-//! (optimizers work in place), and a view (a reshape) lives in the tensor that it looks at. How many bytes of
-//! each tensor a device holds depends on the plan and is asked of the caller.
+//! Time is the position in the graph's schedule. Weights, optimizer state, constants and data live for the whole step;
+//! the result of an op lives from the op to its last reader. An updated weight replaces the old one in place, as
+//! optimizers do. A view (say, a reshape) lives in the memory of its source tensor.
 
-use shardwright_graph::{Graph, OpId, Role, TensorId};
-use shardwright_machine::Bytes;
+use shardwright_graph::{Graph, OpId, TensorId};
 use std::ops::Range;
 
-/// When each tensor's memory is held, and whose memory it is.
+/// The interval in which each tensor's memory is held.
 #[derive(Clone, Debug)]
 pub struct Lifetimes {
-    /// Per tensor: positions in the schedule, or empty for tensors that live in another's memory.
+    /// Per tensor: positions in the schedule; empty for tensors that live in another tensor's memory.
     intervals: Vec<Range<u32>>,
-    /// Per tensor: the first position at which nobody needs it any more, neither itself nor through a view.
+    /// Per tensor: the first position after its last use, direct or through a view.
     ends: Vec<u32>,
     steps: u32,
-}
-
-/// What memory is used for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Weights.
-    pub parameters: Bytes,
-    /// Gradients.
-    pub gradients: Bytes,
-    /// What the optimizer keeps.
-    pub optimizer_state: Bytes,
-    /// Results of forward ops, kept for their readers or for the backward pass.
-    pub activations: Bytes,
-    /// Data, labels, constants.
-    pub inputs: Bytes,
-    /// What the running op needs for itself.
-    pub workspace: Bytes,
-}
-
-impl MemoryUse {
-    /// All of it.
-    pub fn total(&self) -> Bytes {
-        let parts = [
-            self.parameters,
-            self.gradients,
-            self.optimizer_state,
-            self.activations,
-            self.inputs,
-            self.workspace,
-        ];
-        Bytes(parts.iter().fold(0u64, |sum, b| sum.saturating_add(b.0)))
-    }
-
-    fn of_role(&mut self, role: Role) -> &mut Bytes {
-        match role {
-            Role::Parameter => &mut self.parameters,
-            Role::Gradient => &mut self.gradients,
-            Role::OptimizerState => &mut self.optimizer_state,
-            Role::Activation => &mut self.activations,
-            Role::Input | Role::Constant => &mut self.inputs,
-        }
-    }
-}
-
-/// The fullest moment of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peak {
-    /// The op that runs then.
-    pub at: OpId,
-    /// What the memory holds.
-    pub held: MemoryUse,
 }
 
 impl Lifetimes {
@@ -85,7 +32,7 @@ impl Lifetimes {
         for t in &graph.outputs {
             intervals[t.index()].end = steps;
         }
-        // Views lend their lifetime to what they look at, last view first so that chains add up.
+        // A view extends the lifetime of its source. The last view comes first, so that chains of views add up.
         for node in graph.ops.iter().rev().filter(|n| n.op.operator().is_view()) {
             let (from, to) = (node.inputs[0].index(), node.outputs[0].index());
             intervals[from].end = intervals[from].end.max(intervals[to].end);
@@ -100,68 +47,22 @@ impl Lifetimes {
         Self { intervals, ends, steps }
     }
 
-    /// When a tensor's own memory is held; empty if it lives in another tensor's.
+    /// The interval in which a tensor's own memory is held; empty if it lives in another tensor's.
     pub fn interval(&self, tensor: TensorId) -> Range<u32> {
         self.intervals[tensor.index()].clone()
     }
 
-    /// How long a copy that an op reads is held: while the op runs, or, where the op only looks at it in another
-    /// way, as long as anybody needs that view.
+    /// The interval in which an op's copy of an operand is held: while the op runs or, for a view, until the view's last
+    /// use.
     pub fn reading(&self, graph: &Graph, op: OpId) -> Range<u32> {
         let node = graph.node(op);
         let end = if node.op.operator().is_view() { self.ends[node.outputs[0].index()] } else { op.0 + 1 };
         op.0..end
     }
 
-    /// How many positions the schedule has.
+    /// Number of positions in the schedule.
     pub fn steps(&self) -> u32 {
         self.steps
-    }
-
-    /// Bytes held while each op runs. `bytes` says how much of a tensor the device holds.
-    pub fn profile(
-        &self,
-        graph: &Graph,
-        bytes: impl Fn(TensorId) -> Bytes,
-        workspace: impl Fn(OpId) -> Bytes,
-    ) -> Vec<MemoryUse> {
-        let mut change: Vec<MemoryUse> = vec![MemoryUse::default(); self.steps as usize];
-        let mut ends: Vec<Vec<TensorId>> = vec![Vec::new(); self.steps as usize + 1];
-        let mut starts = ends.clone();
-        for t in graph.tensor_ids() {
-            let interval = self.interval(t);
-            if !interval.is_empty() {
-                starts[interval.start as usize].push(t);
-                ends[interval.end as usize].push(t);
-            }
-        }
-        let mut now = MemoryUse::default();
-        for (i, held) in change.iter_mut().enumerate() {
-            for &t in &ends[i] {
-                let part = now.of_role(graph.tensor(t).role);
-                part.0 = part.0.saturating_sub(bytes(t).0);
-            }
-            for &t in &starts[i] {
-                let part = now.of_role(graph.tensor(t).role);
-                part.0 = part.0.saturating_add(bytes(t).0);
-            }
-            *held = MemoryUse { workspace: workspace(OpId::new(i)), ..now };
-        }
-        change
-    }
-
-    /// The fullest moment; none for a graph without ops.
-    pub fn peak(
-        &self,
-        graph: &Graph,
-        bytes: impl Fn(TensorId) -> Bytes,
-        workspace: impl Fn(OpId) -> Bytes,
-    ) -> Option<Peak> {
-        let profile = self.profile(graph, bytes, workspace);
-        // The first of equals, so that the answer does not depend on the iteration.
-        let (i, held) =
-            profile.into_iter().enumerate().max_by_key(|(i, m)| (m.total(), std::cmp::Reverse(*i)))?;
-        Some(Peak { at: OpId::new(i), held })
     }
 }
 
@@ -169,7 +70,7 @@ impl Lifetimes {
 mod tests {
     use super::*;
     use shardwright_graph::{
-        DType, GraphBuilder, Init, Optimizer, Real, TensorType,
+        DType, GraphBuilder, Init, Optimizer, Real, Role, TensorType,
         ops::{Contract, Reduce, Reshape, Unary, UnaryFn},
         train,
     };
@@ -191,10 +92,6 @@ mod tests {
         b.finish()
     }
 
-    fn whole(graph: &Graph) -> impl Fn(TensorId) -> Bytes + '_ {
-        |t| Bytes(graph.tensor(t).ty.bytes())
-    }
-
     fn tensor(graph: &Graph, name: &str) -> TensorId {
         graph.tensor_ids().find(|&t| graph.tensor(t).name == name).unwrap()
     }
@@ -211,29 +108,5 @@ mod tests {
         let loss = g.tensor(tensor(&g, "loss")).producer.unwrap().0;
         assert_eq!(z.end, loss + 1, "what the view's reader needs");
         assert!(lives.interval(g.carries[0].new).is_empty(), "updates happen in place");
-    }
-
-    #[test]
-    fn the_peak_is_what_is_counted_by_hand() {
-        let none = |_| Bytes(0);
-        let g = graph(&Optimizer::sgd(0.1));
-        let profile = Lifetimes::of(&g).profile(&g, whole(&g), none);
-        assert!(profile.iter().all(|m| m.parameters == Bytes(256) && m.inputs == Bytes(128)));
-        let peak = Lifetimes::of(&g).peak(&g, whole(&g), none).unwrap();
-        // While the square's gradient is computed: y, the incoming and the outgoing gradient, and the loss.
-        assert_eq!(peak.held.activations, Bytes(128 + 4));
-        assert_eq!(peak.held.gradients, Bytes(128 + 128));
-        assert_eq!(peak.held.total(), Bytes(256 + 128 + 132 + 256));
-        let adam = graph(&Optimizer::adam(0.1));
-        let peak = Lifetimes::of(&adam).peak(&adam, whole(&adam), none).unwrap();
-        assert_eq!(peak.held.optimizer_state, Bytes(512));
-    }
-
-    #[test]
-    fn workspace_counts_at_its_op_only() {
-        let g = graph(&Optimizer::sgd(0.1));
-        let profile = Lifetimes::of(&g).profile(&g, whole(&g), |op| Bytes(if op.0 == 1 { 77 } else { 0 }));
-        let with: Vec<u64> = profile.iter().map(|m| m.workspace.0).take(3).collect();
-        assert_eq!(with, [0, 77, 0]);
     }
 }

@@ -1,5 +1,5 @@
-//! How long an op takes on a device: measured where it was measured, interpolated where measurements are
-//! dense enough, by the roofline otherwise; and which of the three it was.
+//! The time of an op on a device, and its source: a measurement, an interpolation of nearby measurements, or the
+//! roofline.
 
 use crate::{
     cost_file::{CostFile, CostTable},
@@ -9,32 +9,32 @@ use shardwright_graph::Workload;
 use shardwright_machine::{Device, Seconds};
 use std::collections::BTreeMap;
 
-/// Measurements farther away than this (root of summed squared base-two logarithms) say nothing.
+/// Measurements farther away than this are ignored. The distance is Euclidean in base-two logarithms of sizes.
 const REACH: f32 = 1.5;
-/// How many of the nearest measurements are averaged.
+/// Number of nearest measurements that are averaged.
 const NEIGHBOURS: usize = 4;
 
-/// Where a time comes from.
+/// The source of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TimeSource {
     /// Measured for exactly these sizes.
     Measured,
-    /// Measured for sizes nearby, carried over by the roofline's ratio.
+    /// Measured for nearby sizes, scaled by the ratio of rooflines.
     Interpolated,
     /// The roofline alone.
     Roofline,
 }
 
-/// A time and where it comes from.
+/// A time and its source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// The time.
     pub seconds: Seconds,
-    /// Where it comes from.
+    /// Its source.
     pub source: TimeSource,
 }
 
-/// Measurements of one device say nothing about another.
+/// The cost file is of another device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the costs were measured on `{measured}`, but the machine's device is `{device}`; measure that one, or leave the costs out"
@@ -54,7 +54,7 @@ pub struct OperatorTimes<'a> {
 }
 
 impl<'a> OperatorTimes<'a> {
-    /// Times by the roofline alone, or by measurements first.
+    /// Times by the roofline alone, or by measurements first if there are any.
     pub fn new(device: &'a Device, costs: Option<&'a CostFile>) -> Result<Self, WrongDevice> {
         match costs {
             Some(c) if !c.device.eq_ignore_ascii_case(&device.name) => {
@@ -64,27 +64,28 @@ impl<'a> OperatorTimes<'a> {
         }
     }
 
-    /// How long a workload takes.
+    /// The time of a workload.
     pub fn estimate(&self, workload: &Workload) -> Estimate {
         let model = roofline(self.device, workload);
-        let floor = |seconds: Seconds| seconds.max(self.device.launch_overhead);
+        let at_least_launch = |seconds: Seconds| seconds.max(self.device.launch_overhead);
         let Some(table) = self.costs.and_then(|c| c.table(workload)) else {
             return Estimate { seconds: model, source: TimeSource::Roofline };
         };
         if let Some(seconds) = table.exact(&workload.sizes) {
-            return Estimate { seconds: floor(seconds), source: TimeSource::Measured };
+            return Estimate { seconds: at_least_launch(seconds), source: TimeSource::Measured };
         }
         match interpolate(table, workload, |nearby| roofline(self.device, nearby)) {
             Some(ratio) => {
-                Estimate { seconds: floor(Seconds(model.0 * ratio)), source: TimeSource::Interpolated }
+                let seconds = at_least_launch(Seconds(model.0 * ratio));
+                Estimate { seconds, source: TimeSource::Interpolated }
             }
             None => Estimate { seconds: model, source: TimeSource::Roofline },
         }
     }
 }
 
-/// How much slower than its model a workload is, judged by the nearest measurements: the average of their
-/// ratios in logarithms, weighted by the inverse square of the distance.
+/// The ratio of a workload's time to its model: the geometric mean of the nearest measurements' ratios, weighted by the
+/// inverse square of their distance.
 fn interpolate(table: &CostTable, workload: &Workload, model: impl Fn(&Workload) -> Seconds) -> Option<f64> {
     let logs: smallvec::SmallVec<[f32; 12]> = workload.sizes.iter().map(|&s| (s as f32).log2()).collect();
     let mut nearest: [(f32, usize); NEIGHBOURS] = [(f32::INFINITY, usize::MAX); NEIGHBOURS];
@@ -106,19 +107,19 @@ fn interpolate(table: &CostTable, workload: &Workload, model: impl Fn(&Workload)
     (weights > 0.0).then(|| (sum / weights).exp())
 }
 
-/// How many times each source was used, per class: what a plan reports about its costs.
+/// Number of uses of each time source, per workload class. A plan reports them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct TimeSourceCounts {
     counts: BTreeMap<(&'static str, TimeSource), u64>,
 }
 
-impl Tally {
+impl TimeSourceCounts {
     /// Counts one use.
     pub fn record(&mut self, workload: &Workload, source: TimeSource) {
-        *self.counts.entry((workload.class, source)).or_default() += 1;
+        *self.counts.entry((workload.class.name, source)).or_default() += 1;
     }
 
-    /// How many times a source was used, over all classes.
+    /// Uses of a source, over all classes.
     pub fn total(&self, source: TimeSource) -> u64 {
         self.counts.iter().filter(|((_, s), _)| *s == source).map(|(_, n)| n).sum()
     }
@@ -133,13 +134,13 @@ impl Tally {
 mod tests {
     use super::*;
     use crate::cost_file::TableText;
-    use shardwright_graph::{DType, WorkloadSizes};
+    use shardwright_graph::{DType, RooflineKind, WorkloadClass, WorkloadSizes};
     use shardwright_machine::builtin;
 
     fn gemm(sizes: [u64; 4]) -> Workload {
+        let (class, roofline) = (WorkloadClass::find("gemm").unwrap(), RooflineKind::Stream);
         let none = WorkloadSizes::new();
-        Workload { class: "gemm", dtype: DType::F32, sizes: none, flops: 0, bytes: 0, gemm: None }
-            .resized(&sizes)
+        Workload { class, dtype: DType::F32, sizes: none, flops: 0, bytes: 0, roofline }.resized(&sizes)
     }
 
     /// Measurements that are exactly `factor` times the roofline.
@@ -183,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tally_counts_by_source() {
-        let mut tally = Tally::default();
-        tally.record(&gemm([1, 1, 1, 1]), TimeSource::Roofline);
-        tally.record(&gemm([1, 2, 1, 1]), TimeSource::Roofline);
-        tally.record(&gemm([1, 2, 1, 1]), TimeSource::Measured);
-        assert_eq!((tally.total(TimeSource::Roofline), tally.total(TimeSource::Interpolated)), (2, 0));
+    fn counts_are_kept_by_source() {
+        let mut counts = TimeSourceCounts::default();
+        counts.record(&gemm([1, 1, 1, 1]), TimeSource::Roofline);
+        counts.record(&gemm([1, 2, 1, 1]), TimeSource::Roofline);
+        counts.record(&gemm([1, 2, 1, 1]), TimeSource::Measured);
+        assert_eq!((counts.total(TimeSource::Roofline), counts.total(TimeSource::Interpolated)), (2, 0));
         assert_eq!(
-            tally.counts().collect::<Vec<_>>(),
+            counts.counts().collect::<Vec<_>>(),
             [("gemm", TimeSource::Measured, 1), ("gemm", TimeSource::Roofline, 2)]
         );
     }

@@ -1,12 +1,12 @@
-//! A second opinion for tests: every step that the meaning of layouts allows, by brute force, on tiny meshes.
+//! Brute force over all legal reshard steps on tiny meshes, as an independent check in tests.
 //!
-//! The search in `relayout` considers few, goal-directed moves. Here every subset of axes may do anything
-//! legal at any time, and shortest paths are computed between all arrangements. Both must agree.
+//! The searches of `reshard` consider few candidate steps. Here every subset of axes may take any legal step at any
+//! time, and shortest paths are computed between all arrangements. Both must agree.
 
 use crate::collective::{Collective, Comm};
 use crate::layout::{Arrangement, AxisList, Layout, Placement, Reduction, TensorShape};
-use crate::relayout::Relayouts;
-use crate::step::{local_bytes, permuted};
+use crate::reshard::Resharder;
+use crate::reshard_step::{local_bytes, permuted};
 use shardwright_machine::{AxisId, AxisSet, Bytes, Machine, builtin};
 use std::collections::BTreeMap;
 
@@ -28,20 +28,20 @@ fn orders(axes: AxisSet) -> Vec<Vec<AxisId>> {
     all
 }
 
-struct World<'a> {
+struct BruteForce<'a> {
     comm: &'a Comm,
     shape: TensorShape,
     all: Vec<Arrangement>,
 }
 
-/// Which placements besides replicated and sharded take part.
+/// The placements that take part besides replicated and sharded.
 #[derive(Clone, Copy, PartialEq)]
 enum With {
     Partial,
     PartialAndAbsent,
 }
 
-impl World<'_> {
+impl BruteForce<'_> {
     fn placements(rank: u8, with: With) -> Vec<Placement> {
         let mut all = vec![Placement::Replicated, Placement::Partial(Reduction::Sum)];
         all.extend((0..rank).map(Placement::Shard));
@@ -64,7 +64,7 @@ impl World<'_> {
         all.iter().map(|placements| Layout::new(placements)).collect()
     }
 
-    fn new(comm: &Comm, shape: TensorShape, with: With) -> World<'_> {
+    fn new(comm: &Comm, shape: TensorShape, with: With) -> BruteForce<'_> {
         let mesh = comm.mesh();
         let mut all = Vec::new();
         for layout in Self::layouts(mesh.len(), shape.rank(), with) {
@@ -87,7 +87,7 @@ impl World<'_> {
             }
             all.extend(some);
         }
-        World { comm, shape, all }
+        BruteForce { comm, shape, all }
     }
 
     /// The cheapest single step from one arrangement to another, if there is one.
@@ -109,13 +109,13 @@ impl World<'_> {
         if only_owners && ranks.clone().all(|dim| a.parts(mesh, dim) == b.parts(mesh, dim)) {
             offer(price(Collective::Permute, permuted(a, b), before));
         }
-        // Otherwise one kind of change for all changed axes; what they leave or join, they leave or join at the
-        // minor end, and the rest keeps its order.
+        // Otherwise one kind of change for all changed axes. They leave and join dimensions at the minor end, and the
+        // other axes keep their order.
         let kinds: Vec<(Placement, Placement)> = changed.iter().map(|x| (la.get(x), lb.get(x))).collect();
         let Some(&(from, to)) = kinds.first() else {
             return best;
         };
-        // Digits and dimensions may differ, not what is done.
+        // Digits and dimensions may differ, but not the action.
         let digitless = |p: Placement| match p {
             Placement::Absent(_) => Placement::Absent(0),
             Placement::Shard(_) => Placement::Shard(0),
@@ -142,7 +142,7 @@ impl World<'_> {
             (Partial(_), Absent(_)) => price(Collective::Reduce, changed, before),
             (Shard(_), Replicated) => price(Collective::AllGather, changed, after),
             (Shard(_), Absent(_)) => price(Collective::Gather, changed, after),
-            // Between the same two dimensions, or it is not an even exchange.
+            // Between the same two dimensions; otherwise it is not an even exchange.
             (Shard(_), Shard(_)) if kinds.iter().all(|&k| k == (from, to)) => {
                 price(Collective::AllToAll, changed, before)
             }
@@ -188,29 +188,32 @@ impl World<'_> {
     }
 }
 
-/// Compares both searches with brute force for every pair of layouts; gives the goal-directed one's worst ratio and
-/// the share of pairs where it misses.
+/// Compares both searches with brute force for every pair of layouts. Returns the goal-directed search's worst ratio and
+/// the share of pairs where it misses the optimum.
 fn compare(machine: &Machine, dims: &[u64], with: With) -> (f64, f64) {
-    let relayouts = Relayouts::new(machine, machine.mesh());
+    let resharder = Resharder::new(machine, machine.mesh());
     let shape = TensorShape::new(dims, 4).unwrap();
-    let tensor = relayouts.tensor(shape);
-    let world = World::new(relayouts.comm(), shape, with);
+    let tensor = resharder.tensor(shape);
+    let brute_force = BruteForce::new(resharder.comm(), shape, with);
     let (mut pairs, mut missed, mut worst) = (0, 0, 1f64);
-    for ((from, to), &brute) in &world.distances() {
-        let found = relayouts.seconds(&tensor, from, to);
+    for ((from, to), &brute) in &brute_force.distances() {
+        let found = resharder.seconds(&tensor, from, to);
         if brute.is_infinite() {
-            assert!(found.is_err(), "{from:?} -> {to:?} cannot be");
+            assert!(found.is_err(), "{from:?} -> {to:?} is impossible");
             continue;
         }
-        let (found, directed) = (found.unwrap().0, relayouts.directed(&tensor, from, to));
+        let (found, directed) = (found.unwrap().0, resharder.directed(&tensor, from, to));
         if with == With::Partial {
             assert!((found - brute).abs() <= brute * 1e-9, "{from:?} -> {to:?}: {found} is not {brute}");
         }
-        let way = relayouts.find(&tensor, from, to).unwrap();
-        assert!((way.seconds.0 - found).abs() <= found * 1e-9, "{from:?} -> {to:?}: {found} is not {way:?}");
+        let path = resharder.find(&tensor, from, to).unwrap();
+        assert!(
+            (path.seconds.0 - found).abs() <= found * 1e-9,
+            "{from:?} -> {to:?}: {found} is not {path:?}"
+        );
         let directed: f64 = directed.iter().map(|step| step.seconds.0).sum();
         assert!(directed >= brute * (1.0 - 1e-9), "{from:?} -> {to:?}: {directed} beats brute force {brute}");
-        // What goes from one to another goes straight; brute force may let others help.
+        // Between digits the search sends directly; brute force may use other devices.
         let straight = |axis: AxisId| matches!((from.get(axis), to.get(axis)), (Placement::Absent(a), Placement::Absent(b)) if a != b);
         if machine.mesh().all().iter().any(straight) {
             continue;

@@ -1,35 +1,33 @@
-//! How fast one group of devices can push bytes through each level while all other groups do the same.
+//! Bandwidth of one group of devices at each level while all other groups communicate too.
 //!
-//! This is where sharing is decided. In a parallel program every group along a set of axes runs its collective at
-//! the same time, so a link that several groups cross is divided among them: four GPUs of a node that each talk to
-//! their counterpart in the next node get a quarter of the node's one network card; with a card per GPU they get
-//! one each; below a PCIe switch they share its uplink. The result is a [`Crossing`] per level: seconds per byte for
-//! the three traffic patterns that collectives are made of. Algorithms are put together from them in
-//! [`crate::collective`]; nothing here knows what a collective is.
+//! This module decides how links are shared. In a parallel program every group along a set of axes runs its collective
+//! at the same time, so the groups that cross a link divide its bandwidth. Four GPUs of a node that each talk to their
+//! counterpart in the next node get a quarter of the node's one network card. With a card per GPU they get one each.
+//! Below a PCIe switch they share its uplink. The result is a [`LevelCrossing`] per level: seconds per byte for the
+//! traffic patterns of collectives. [`crate::collective`] combines them into algorithms.
 //!
-//! What is not modelled: traffic of *other* operations at the same time (the simulator's business), and inner links
-//! crossed on the way to an outer port (a GPU's PCIe lane towards the network card), which are faster than the port
-//! on every machine described so far.
+//! Two effects are not modelled. Traffic of *other* operations at the same time is left to the simulator. Inner links
+//! towards an outer port (a GPU's PCIe lanes towards the network card) are faster than the port on every machine
+//! described so far.
 
 use shardwright_machine::{AxisSet, MAX_LEVELS, Machine, Topology};
 
-/// A level that a set of axes crosses.
+/// The rates of one level that a set of axes crosses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Crossing {
+pub(crate) struct LevelCrossing {
     /// Units of this level in one group.
     pub units: u32,
     /// Members of one group inside one unit.
     pub inside: u32,
-    /// Seconds from unit to unit for a message of no size.
+    /// Seconds from unit to unit for an empty message.
     pub latency: f64,
-    /// Steps of a ring through the units; on a torus, of one ring per dimension after the other.
-    pub hops: f64,
-    /// Steps from one unit to all, doubling at each; on a torus, wires to the farthest.
-    pub depth: f64,
-    /// Seconds per byte that every group passes from unit to neighbouring unit around a ring of its units.
+    /// Steps of a ring through the units; on a torus, the sum over one ring per dimension.
+    pub ring_steps: f64,
+    /// Depth of a binary tree over the units; on a torus, wires to the farthest unit.
+    pub tree_depth: f64,
+    /// Seconds per byte that every group passes around a ring of its units.
     pub ring: f64,
-    /// Seconds per byte that every device exchanges evenly with the counterparts of its unit in the others,
-    /// counting the byte whether or not it stays at home.
+    /// Seconds per byte that every device exchanges evenly with its counterparts in all units, its own share included.
     pub exchange: f64,
     /// Seconds per byte that every active device sends to one other unit.
     pub shift: f64,
@@ -40,18 +38,18 @@ pub(crate) struct Crossing {
 /// The crossings of one set of axes, outermost level first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crossings {
-    list: [Option<Crossing>; MAX_LEVELS],
+    list: [Option<LevelCrossing>; MAX_LEVELS],
     /// Devices in one group.
     pub members: u32,
 }
 
 impl Crossings {
-    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Crossing> + Clone {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &LevelCrossing> + Clone {
         self.list.iter().flatten()
     }
 
-    /// Works out the crossings of a set of prime axes, when the tensor is absent from all but one digit of some
-    /// others (whose remaining devices are idle and leave the links alone).
+    /// The crossings of a set of prime axes. The tensor lives on one digit of the `absent` axes only; the devices of their
+    /// other digits are idle and use no bandwidth.
     pub(crate) fn new(machine: &Machine, axes: AxisSet, absent: AxisSet) -> Crossings {
         let mesh = machine.mesh();
         let size = |of: &dyn Fn(usize) -> bool, within: AxisSet| -> u32 {
@@ -68,12 +66,12 @@ impl Crossings {
             }
             let inside = size(&|at| level_of(at) > l, axes);
             let per_unit = size(&|at| level_of(at) > l, active);
-            let geometry = Geometry {
+            let geometry = LevelGeometry {
                 count: f64::from(level.count),
                 units: f64::from(units),
                 groups: f64::from(per_unit / inside),
                 per_unit: f64::from(per_unit),
-                // Ports without an active device stay dark.
+                // Ports without an active device carry nothing.
                 port_rate: level.link.effective_bandwidth().0 * f64::from(level.link.ports.min(per_unit)),
             };
             let mut rates = match &level.link.topology {
@@ -81,8 +79,8 @@ impl Crossings {
                 Topology::Memory => geometry.memory(),
                 Topology::FullyConnected => geometry.fully_connected(),
                 Topology::Torus { dims, wrap } => {
-                    let lines: Vec<Line> = (0..dims.len())
-                        .map(|dim| Line::new(machine, l, dim, axes, dims[dim], wrap[dim]))
+                    let lines: Vec<TorusLine> = (0..dims.len())
+                        .map(|dim| TorusLine::new(machine, l, dim, axes, dims[dim], wrap[dim]))
                         .collect();
                     geometry.torus(&lines)
                 }
@@ -94,7 +92,8 @@ impl Crossings {
                         let below = |at: usize| level_of(at) > l || (level_of(at) == l && dim_of(at) >= t);
                         let here = |at: usize| level_of(at) == l && dim_of(at) >= t;
                         let units_below = size(&here, axes);
-                        // Above the socket only what crosses sockets; below it, without peer-to-peer, everything.
+                        // Uplinks above the socket carry only traffic between sockets. Below it, without
+                        // peer-to-peer, they carry all traffic.
                         let staged = !peer_to_peer && t > 1;
                         if units_below == units && !staged {
                             continue;
@@ -103,7 +102,7 @@ impl Crossings {
                         let devices = f64::from(size(&below, active));
                         let members = f64::from(size(&below, axes));
                         let groups = devices / members;
-                        // Staged, every unit below sends its own stream up; direct, a group crosses once.
+                        // Staged, every unit below sends its own stream up. Direct, a group crosses once.
                         let streams =
                             if staged { f64::from(size(&here, active)) * geometry.groups } else { groups };
                         let leaving =
@@ -126,7 +125,7 @@ impl Crossings {
 }
 
 /// The numbers of one level that every topology needs.
-struct Geometry {
+struct LevelGeometry {
     /// Units of the level.
     count: f64,
     /// Units in one group.
@@ -139,14 +138,24 @@ struct Geometry {
     port_rate: f64,
 }
 
-impl Geometry {
-    fn rates(&self, ring: f64, exchange: f64, shift: f64, single: f64) -> Crossing {
-        // Where every unit is one step from every other.
-        let (hops, depth) = (self.units - 1.0, self.units.log2().ceil());
-        Crossing { units: 0, inside: 0, latency: 0.0, hops, depth, ring, exchange, shift, single }
+impl LevelGeometry {
+    fn rates(&self, ring: f64, exchange: f64, shift: f64, single: f64) -> LevelCrossing {
+        // For levels where every unit is one step from every other.
+        let (ring_steps, tree_depth) = (self.units - 1.0, self.units.log2().ceil());
+        LevelCrossing {
+            units: 0,
+            inside: 0,
+            latency: 0.0,
+            ring_steps,
+            tree_depth,
+            ring,
+            exchange,
+            shift,
+            single,
+        }
     }
 
-    fn switch(&self) -> Crossing {
+    fn switch(&self) -> LevelCrossing {
         let per_byte = 1.0 / self.port_rate;
         let leaving = (self.units - 1.0) / self.units;
         self.rates(
@@ -157,15 +166,15 @@ impl Geometry {
         )
     }
 
-    /// Every byte of a result is written, from whomever it comes: there is no share that stays where it is.
-    fn memory(&self) -> Crossing {
+    /// In shared memory every byte of a result is written, also the device's own share.
+    fn memory(&self) -> LevelCrossing {
         let switch = self.switch();
         let whole = self.units / (self.units - 1.0);
         self.rates(switch.ring * whole, switch.exchange * whole, switch.shift, switch.single)
     }
 
-    /// Of a unit's wires only those to units of its own group are of use; one peer means one wire.
-    fn fully_connected(&self) -> Crossing {
+    /// A unit uses only its wires to units of its own group; one peer means one wire.
+    fn fully_connected(&self) -> LevelCrossing {
         let switch = self.switch();
         let wires = self.count - 1.0;
         let unused = wires / (self.units - 1.0);
@@ -177,10 +186,10 @@ impl Geometry {
         )
     }
 
-    /// Rings run along every dimension at once, so their rates add up; an exchange goes dimension by dimension and
-    /// waits for the fullest wire.
-    fn torus(&self, lines: &[Line]) -> Crossing {
-        // One way along one dimension.
+    /// Rings run along all dimensions at once, so their rates add up. An exchange goes dimension by dimension, and its
+    /// busiest wire determines the time.
+    fn torus(&self, lines: &[TorusLine]) -> LevelCrossing {
+        // Bandwidth in one direction of one dimension.
         let wire = self.port_rate / lines.len() as f64 / 2.0;
         let used = || lines.iter().filter(|line| line.units > 1.0);
         let ring_rate: f64 = used().map(|line| line.ring_share() * wire).sum();
@@ -192,26 +201,31 @@ impl Geometry {
             self.per_unit * shift,
             self.groups * shift,
         );
-        let far = |line: &Line| if line.closed { (line.extent / 2.0).floor() } else { line.extent - 1.0 };
-        Crossing { hops: used().map(|line| line.units - 1.0).sum(), depth: used().map(far).sum(), ..rates }
+        let far =
+            |line: &TorusLine| if line.closed { (line.extent / 2.0).floor() } else { line.extent - 1.0 };
+        LevelCrossing {
+            ring_steps: used().map(|line| line.units - 1.0).sum(),
+            tree_depth: used().map(far).sum(),
+            ..rates
+        }
     }
 }
 
-/// The part of a group that lies along one dimension of a torus.
-struct Line {
+/// The members of a group along one dimension of a torus.
+struct TorusLine {
     /// Members along the dimension.
     units: f64,
-    /// Positions from the first member to the end of the stretch that its groups interleave in.
+    /// Length of the segment in which the group interleaves with others, in positions.
     extent: f64,
-    /// Largest step between members, in positions.
+    /// Largest distance between neighbouring members, in positions.
     stride: f64,
-    /// The group goes all the way round a closed ring.
+    /// Whether the group spans a closed ring.
     closed: bool,
 }
 
-impl Line {
-    fn new(machine: &Machine, level: usize, dim: usize, axes: AxisSet, size: u32, wrap: bool) -> Line {
-        let mut line = Line { units: 1.0, extent: 1.0, stride: 1.0, closed: false };
+impl TorusLine {
+    fn new(machine: &Machine, level: usize, dim: usize, axes: AxisSet, size: u32, wrap: bool) -> TorusLine {
+        let mut line = TorusLine { units: 1.0, extent: 1.0, stride: 1.0, closed: false };
         let mut position = 1.0;
         for (at, axis) in machine.mesh().axes().iter().enumerate().rev() {
             if axis.level.index() != level || axis.dim as usize != dim {
@@ -229,15 +243,15 @@ impl Line {
         line
     }
 
-    /// How many one-way wires' worth of bandwidth a ring along this line has. Closed: both ways round, shared by
-    /// the groups that interleave. Open: out one way and back the other, so one.
+    /// Bandwidth of a ring along this line, in one-way wires. A closed ring uses both directions, shared by the groups
+    /// that interleave. An open line goes out in one direction and back in the other, so it counts once.
     fn ring_share(&self) -> f64 {
         let share = self.units / self.extent;
         if self.closed { 2.0 * share } else { share }
     }
 
-    /// Bytes over the fullest one-way wire when every device exchanges one byte evenly with its group: in the
-    /// middle of a line half the members talk to the other half; a closed ring halves that.
+    /// Bytes over the busiest one-way wire when every device exchanges one byte evenly with its group. In the middle of a
+    /// line, half of the members send to the other half; a closed ring halves the load.
     fn exchange_load(&self) -> f64 {
         let halves = (self.units / 2.0).floor() * (self.units / 2.0).ceil();
         let open = halves / self.units * (self.extent / self.units);

@@ -1,27 +1,29 @@
-//! Operator time from a device's data sheet: the roofline, with what keeps real kernels below it.
+//! Operator time from a device's data sheet: the roofline, and the losses that keep real kernels below it.
 //!
-//! time = max(launch, arithmetic, memory), where
-//! - launch is the time between two kernels that follow each other at once; filling and draining a kernel takes
-//!   a multiple of it, which comes on top of the other two;
-//! - memory is bytes over bandwidth, at the share of it that streaming kernels reach;
-//! - arithmetic, for matrix products and convolutions, is that of the best tiling: the result is cut into
-//!   tiles (and the depth into slices), each core works off its share of whole tiles, and smaller tiles run
-//!   at a smaller share of peak. Small or thin matrices are slower because they fill tiles or cores badly.
-//!   For other ops it is flops over the vector rate.
+//! time = max(launch, start + max(arithmetic, memory)), where
+//! - launch is the time between two consecutive kernels;
+//! - start is the time to fill and drain a kernel, a multiple of the launch time;
+//! - memory is bytes over the share of bandwidth that streaming kernels reach;
+//! - arithmetic of matrix products and convolutions is the time of the best tiling. The result is cut into tiles and
+//!   the depth into slices; each core computes its share of whole tiles; smaller tiles reach a smaller share of peak.
+//!   Small or thin matrices are slower because they fill tiles or cores badly;
+//! - arithmetic of other ops is flops over the rate of the vector units.
 //!
-//! A 3x3 convolution of stride 1 in single precision may also be computed by Winograd's minimal filtering
-//! F(4x4, 3x3) (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", arXiv 1509.09308, section 4),
-//! which libraries pick where it is faster: inputs, weights and results are transformed to tiles of 6x6, in which the
-//! convolution is 36 matrix products with a quarter of the multiplications, for several times the memory traffic.
+//! Libraries may compute a 3x3 convolution of stride 1 in single precision by Winograd's minimal filtering
+//! F(4x4, 3x3) (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", arXiv 1509.09308, section 4).
+//! Inputs, weights and results are transformed to tiles of 6x6 points, on which the convolution is 36 matrix products.
+//! They need a quarter of the multiplications, for several times the memory traffic.
+//!
+//! The model of an op follows from its workload's [`RooflineKind`]; no op kind is named here.
 
-use shardwright_graph::{DType, Gemm, Workload};
+use shardwright_graph::{AttentionPass, ConvolutionPass, DType, Filter3x3, Gemm, RooflineKind, Workload};
 use shardwright_machine::{Device, Precision, Seconds};
 
-/// Tiles of a result, and the share of peak at which a core works on one. Fitted to an H200's measured
-/// products and convolutions (docs/costs.md).
+/// Tiles of a result, and the share of peak that a core reaches on one. Fitted to an H200's measured products and
+/// convolutions (docs/costs.md).
 const TILES: [(u64, u64, f64); 5] =
     [(256, 128, 0.80), (128, 128, 0.74), (128, 64, 0.62), (64, 64, 0.48), (32, 32, 0.24)];
-/// Slices of the depth that different cores may work on.
+/// Slices of the depth that different cores may compute.
 const DEPTH_SLICES: [u64; 5] = [1, 2, 4, 8, 16];
 /// Depth is padded to a multiple of this.
 const DEPTH_STEP: u64 = 16;
@@ -31,16 +33,14 @@ const STREAM_START: f64 = 0.4;
 const GEMM_START: f64 = 1.0;
 /// The same for a convolution, which often comes with kernels that rearrange its operands.
 const CONV_START: f64 = 2.4;
-/// What a convolution reaches of the rate of the matrix product that it amounts to, on ordinary arithmetic units
-/// and on matrix units, which its operands have to be rearranged for.
+/// The rate of a convolution over the rate of its matrix product, on vector units.
 const CONV_SHARE: f64 = 0.7;
+/// The same on matrix units, for which operands are rearranged.
 const CONV_SHARE_MATRIX_UNITS: f64 = 0.28;
-/// Results per side of a Winograd tile, and points per side after the transformation.
+/// Results per side of a Winograd tile.
 const WINOGRAD_TILE: u64 = 4;
+/// Points per side of a Winograd tile after the transformation.
 const WINOGRAD_POINTS: u64 = 6;
-/// What Winograd's products reach of the rate of ordinary ones: forwards, for the gradient by the input, and for
-/// the gradient by the weight. Fitted like the others.
-const WINOGRAD_SHARES: [f64; 3] = [0.45, 0.3, 0.6];
 /// Time to fill and drain its kernels: three transformations and the products.
 const WINOGRAD_START: f64 = 4.0;
 /// The share of memory bandwidth that a convolution reaches.
@@ -62,31 +62,40 @@ fn precision(dtype: DType) -> Precision {
 
 /// Flops per second at which a device computes in an element type. A device that does not state a rate for
 /// doubles is taken to need 32 times as long as for singles, as consumer cards do.
-fn peak(device: &Device, dtype: DType) -> f64 {
+pub fn peak_rate(device: &Device, dtype: DType) -> f64 {
     let stated = device.peak.get_or_wider(precision(dtype)).map(|rate| rate.0);
     stated.or(device.peak.f32.map(|rate| rate.0 / 32.0)).unwrap_or(f64::INFINITY)
 }
 
-/// How long an op takes on a device, by its data sheet.
+/// The time of an op on a device, by its data sheet.
 pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
-    let peak = peak(device, workload.dtype);
+    let peak = peak_rate(device, workload.dtype);
     let vector = device.peak.f32.map_or(peak, |rate| rate.0.min(peak));
     let memory = |share: f64| workload.bytes as f64 / (share * device.memory_bandwidth.0);
-    let (busy, start) = match &workload.gemm {
+    // Only matrix units load vectors of 16-bit floats.
+    let loads_vectors = workload.dtype.bytes() == 2 && peak > 2.0 * vector;
+    let product_seconds = |product: &Gemm| {
+        let share = if loads_vectors { unaligned_share(product.align) } else { 1.0 };
+        gemm_seconds(product, peak, u64::from(device.cores)) / share
+    };
+    let (busy, start) = match &workload.roofline {
         // Vector units compute 16-bit floats at the rate of singles.
-        None => ((workload.flops as f64 / (VECTOR_SHARE * vector)).max(memory(MEMORY_SHARE)), STREAM_START),
-        Some(gemm) => {
-            let product = gemm_seconds(gemm, peak, u64::from(device.cores));
-            if workload.class.starts_with("conv") {
-                let share = if peak > 2.0 * vector { CONV_SHARE_MATRIX_UNITS } else { CONV_SHARE };
-                let plain = ((product / share).max(memory(CONV_MEMORY_SHARE)), CONV_START);
-                let total = |(busy, start): (f64, f64)| busy + start * device.launch_overhead.0;
-                match winograd(workload, peak, device) {
-                    Some(busy) if total((busy, WINOGRAD_START)) < total(plain) => (busy, WINOGRAD_START),
-                    _ => plain,
-                }
-            } else {
-                (product.max(memory(MEMORY_SHARE)), GEMM_START)
+        RooflineKind::Stream => {
+            ((workload.flops as f64 / (VECTOR_SHARE * vector)).max(memory(MEMORY_SHARE)), STREAM_START)
+        }
+        RooflineKind::Product(product) => (product_seconds(product).max(memory(MEMORY_SHARE)), GEMM_START),
+        RooflineKind::Attention { product, pass } => {
+            let arithmetic = product_seconds(product) / attention_share(*pass);
+            (arithmetic.max(memory(MEMORY_SHARE)), GEMM_START)
+        }
+        RooflineKind::Convolution { product, pass, filter_3x3 } => {
+            let share = if peak > 2.0 * vector { CONV_SHARE_MATRIX_UNITS } else { CONV_SHARE };
+            let plain = ((product_seconds(product) / share).max(memory(CONV_MEMORY_SHARE)), CONV_START);
+            let total = |(busy, start): (f64, f64)| busy + start * device.launch_overhead.0;
+            let filter = filter_3x3.filter(|_| workload.dtype == DType::F32);
+            match filter.map(|filter| winograd(workload, *pass, filter, peak, device)) {
+                Some(busy) if total((busy, WINOGRAD_START)) < total(plain) => (busy, WINOGRAD_START),
+                _ => plain,
             }
         }
     };
@@ -94,31 +103,63 @@ pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
     Seconds((busy + start * launch).max(launch))
 }
 
-/// How long a convolution takes by Winograd's algorithm, without filling and draining; `None` where it does not
-/// apply. For the gradient by the weight the roles of results and weights are exchanged, which leaves as many points.
-fn winograd(workload: &Workload, peak: f64, device: &Device) -> Option<f64> {
-    // Samples, groups, channels in and out, height, width, kernel, strides.
-    let &[n, 1, c, o, h, w, 3, 3, 1, 1] = &workload.sizes[..] else { return None };
-    if workload.dtype != DType::F32 {
-        return None;
+/// The rate of fused attention over that of a product of as many flops: exponentials wait for products and products for
+/// exponentials. FlashAttention-3 on an H100 (Shah et al., arXiv 2407.08608, figures 5 and 6): 0.6 of peak forwards, 0.5
+/// backwards, where a product reaches 0.8.
+fn attention_share(pass: AttentionPass) -> f64 {
+    match pass {
+        AttentionPass::Forward => 0.75,
+        AttentionPass::Backward => 0.62,
     }
-    let tiles = n * h.div_ceil(WINOGRAD_TILE) * w.div_ceil(WINOGRAD_TILE);
+}
+
+/// The rate of a product of 16-bit floats whose contiguous sizes have an alignment, over that of an aligned one. Measured on an
+/// H200 in bf16 (8192 x 8192 x 4096, each of the sizes one, two and four larger): 780 TFLOP/s aligned, 255 to 280 with a size that is only
+/// even or a multiple of four, 89 to 149 with an odd one. Rows that are not contiguous cost nothing, and f32 is indifferent.
+fn unaligned_share(align: u64) -> f64 {
+    match align {
+        8.. => 1.0,
+        2..8 => 0.34,
+        _ => 0.17,
+    }
+}
+
+/// The rate of Winograd's products over that of ordinary ones. Fitted like the tiles.
+fn winograd_share(pass: ConvolutionPass) -> f64 {
+    match pass {
+        ConvolutionPass::Forward => 0.45,
+        ConvolutionPass::InputGradient => 0.3,
+        ConvolutionPass::WeightGradient => 0.6,
+    }
+}
+
+/// The time of a convolution by Winograd's algorithm, without filling and draining. The gradient by the weight exchanges
+/// the roles of results and weights, which leaves the number of points as it is.
+fn winograd(
+    workload: &Workload,
+    pass: ConvolutionPass,
+    filter: Filter3x3,
+    peak: f64,
+    device: &Device,
+) -> f64 {
+    let Filter3x3 { samples, inputs: c, outputs: o, height, width } = filter;
+    let tiles = samples * height.div_ceil(WINOGRAD_TILE) * width.div_ceil(WINOGRAD_TILE);
     let batch = WINOGRAD_POINTS * WINOGRAD_POINTS;
-    let products = |m, n, k| Gemm { batch, m, n, k, steps: 1 };
-    let (products, share) = match workload.class {
-        "conv" => (products(tiles, o, c), WINOGRAD_SHARES[0]),
-        "conv_grad_input" => (products(tiles, c, o), WINOGRAD_SHARES[1]),
-        _ => (products(o, c, tiles), WINOGRAD_SHARES[2]),
+    let (m, n, k) = match pass {
+        ConvolutionPass::Forward => (tiles, o, c),
+        ConvolutionPass::InputGradient => (tiles, c, o),
+        ConvolutionPass::WeightGradient => (o, c, tiles),
     };
+    let (products, share) = (Gemm { batch, m, n, k, steps: 1, align: Gemm::ALIGNED }, winograd_share(pass));
     let arithmetic = gemm_seconds(&products, peak, u64::from(device.cores)) / share;
     let (tiles, c, o) = (tiles as f64, c as f64, o as f64);
     let points = (tiles * c + tiles * o + c * o) * (batch * workload.dtype.bytes()) as f64;
     let stream = |bytes: f64| bytes / (MEMORY_SHARE * device.memory_bandwidth.0);
-    // The transformations read what is given and write points or the reverse, and the products move the points.
-    Some(stream(workload.bytes as f64 + points) + arithmetic.max(stream(points)))
+    // The transformations move operands, result and points; the products move the points once more.
+    stream(workload.bytes as f64 + points) + arithmetic.max(stream(points))
 }
 
-/// The best tiling's time for a matrix product.
+/// The time of a matrix product under its best tiling.
 fn gemm_seconds(gemm: &Gemm, peak: f64, cores: u64) -> f64 {
     let per_core = peak / cores as f64;
     let mut best = f64::INFINITY;
@@ -140,13 +181,17 @@ fn gemm_seconds(gemm: &Gemm, peak: f64, cores: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardwright_graph::WorkloadSizes;
+    use shardwright_graph::{WorkloadClass, WorkloadSizes};
     use shardwright_machine::builtin;
 
+    fn workload(class: &str, dtype: DType, sizes: &[u64]) -> Workload {
+        let class = WorkloadClass::find(class).unwrap();
+        let (none, roofline) = (WorkloadSizes::new(), RooflineKind::Stream);
+        Workload { class, dtype, sizes: none, flops: 0, bytes: 0, roofline }.resized(sizes)
+    }
+
     fn gemm(dtype: DType, sizes: [u64; 4]) -> Workload {
-        let none =
-            Workload { class: "gemm", dtype, sizes: WorkloadSizes::new(), flops: 0, bytes: 0, gemm: None };
-        none.resized(&sizes)
+        workload("gemm", dtype, &sizes)
     }
 
     #[test]
@@ -170,15 +215,7 @@ mod tests {
         let machine = builtin("p100x16").unwrap();
         let device = &machine.spec().device;
         let rate = |sizes: [u64; 10]| {
-            let none = Workload {
-                class: "conv",
-                dtype: DType::F32,
-                sizes: WorkloadSizes::new(),
-                flops: 0,
-                bytes: 0,
-                gemm: None,
-            };
-            let work = none.resized(&sizes);
+            let work = workload("conv", DType::F32, &sizes);
             work.flops as f64 / roofline(device, &work).0 / 10.6e12
         };
         assert!((1.0..2.0).contains(&rate([32, 1, 256, 256, 56, 56, 3, 3, 1, 1])));
@@ -186,6 +223,21 @@ mod tests {
         assert!(rate([32, 1, 256, 256, 56, 56, 1, 1, 1, 1]) < 0.8, "kernel");
         assert!(rate([32, 2, 128, 128, 56, 56, 3, 3, 1, 1]) < 0.8, "groups");
         assert!(rate([1, 1, 64, 64, 7, 7, 3, 3, 1, 1]) < 0.2, "too small");
+    }
+
+    /// FlashAttention-3's figures 5 and 6: about 600 and 500 TFLOP/s for heads of 128 on an H100, whose peak is the H200's.
+    #[test]
+    fn fused_attention_runs_at_its_published_share_of_peak() {
+        let machine = builtin("h200x64").unwrap();
+        let device = &machine.spec().device;
+        let rate = |class: &str, sizes: [u64; 6]| {
+            let work = workload(class, DType::Bf16, &sizes);
+            work.flops as f64 / roofline(device, &work).0 / 989.5e12
+        };
+        let causal = [8, 4, 8192, 4097, 128, 128];
+        assert!((0.5..0.65).contains(&rate("attention", causal)));
+        assert!((0.4..0.55).contains(&rate("attention_grad", causal)));
+        assert!(rate("attention", [8, 4, 1, 8192, 128, 128]) < 0.05, "one query per head is bound by memory");
     }
 
     #[test]
@@ -203,17 +255,33 @@ mod tests {
     }
 
     #[test]
+    fn unaligned_sizes_run_at_a_fraction_of_the_rate() {
+        let machine = builtin("h200x64").unwrap();
+        let device = &machine.spec().device;
+        let rate = |class: &str, dtype, sizes: [u64; 4]| {
+            let work = workload(class, dtype, &sizes);
+            work.flops as f64 / roofline(device, &work).0
+        };
+        // GPT-2's logits: measured 89 and 722 TFLOP/s.
+        let ratio = |odd, even| {
+            rate("gemm_nt", DType::Bf16, [1, 8192, odd, 768])
+                / rate("gemm_nt", DType::Bf16, [1, 8192, even, 768])
+        };
+        assert!((0.12..0.25).contains(&ratio(50257, 50304)), "{}", ratio(50257, 50304));
+        assert!((0.28..0.45).contains(&ratio(50258, 50304)), "{}", ratio(50258, 50304));
+        let rows = rate("gemm", DType::Bf16, [1, 8191, 8192, 4096])
+            / rate("gemm", DType::Bf16, [1, 8192, 8192, 4096]);
+        assert!(rows > 0.95, "rows are not contiguous: {rows}");
+        let single = rate("gemm_nt", DType::F32, [1, 8192, 50257, 768])
+            / rate("gemm_nt", DType::F32, [1, 8192, 50304, 768]);
+        assert!(single > 0.95, "f32 does not mind: {single}");
+    }
+
+    #[test]
     fn nothing_is_faster_than_its_launch() {
         let machine = builtin("h200x64").unwrap();
         let device = &machine.spec().device;
-        let tiny = Workload {
-            class: "binary",
-            dtype: DType::F32,
-            sizes: WorkloadSizes::from_slice(&[12]),
-            flops: 1,
-            bytes: 12,
-            gemm: None,
-        };
+        let tiny = Workload { flops: 1, ..workload("binary", DType::F32, &[12]) };
         assert_eq!(roofline(device, &tiny), device.launch_overhead);
     }
 }

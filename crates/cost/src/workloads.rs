@@ -1,20 +1,20 @@
-//! Which workloads are worth measuring: what the ops of given graphs become under splits.
+//! Workloads worth measuring: those of the ops of given graphs, whole and split.
 
 use shardwright_graph::{DType, FactorIndex, Graph, Op, OpId, Region, TensorType, Workload};
 use std::collections::BTreeMap;
 
-/// A workload with an op that makes it: what a kernel is run on to measure it.
+/// A workload with an op that has it, so that a kernel can be run to measure it.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// What is measured.
+    /// The workload to measure.
     pub workload: Workload,
-    /// An op that amounts to it.
+    /// An op of this workload.
     pub op: Op,
-    /// The op's inputs.
+    /// Types of the op's inputs.
     pub inputs: Vec<TensorType>,
 }
 
-/// How many points of a curve over a single size are worth measuring.
+/// The most measurements of a class with a single size: they lie on a curve.
 const CURVE_POINTS: usize = 64;
 
 /// The key that measurements are stored by.
@@ -27,8 +27,8 @@ pub struct WorkloadSet {
 }
 
 impl WorkloadSet {
-    /// Adds what every op of a graph becomes when one or two of its factors are split over up to
-    /// `max_devices` devices, each by a power of two that divides it.
+    /// Adds the workloads of every op of a graph: whole, and with one or two factors split over up to `max_devices`
+    /// devices, each by a power of two that divides it.
     pub fn add_graph(&mut self, graph: &Graph, max_devices: u64) {
         let mut seen = std::collections::BTreeSet::new();
         for id in graph.op_ids() {
@@ -45,9 +45,8 @@ impl WorkloadSet {
         let rule = graph.rule(id);
         let (inputs, outputs) = (graph.input_types(id), graph.output_types(id));
         let splits: Vec<(FactorIndex, u64)> = (0..rule.factors.len())
-            .filter(|&f| !rule.factors[f].whole)
             .flat_map(|f| powers_of_two(max_devices).skip(1).map(move |parts| (f as FactorIndex, parts)))
-            .filter(|&(f, parts)| rule.factors[f as usize].size.is_multiple_of(parts))
+            .filter(|&(f, parts)| rule.factors[f as usize].divides_into(parts))
             .collect();
         let mut add = |chosen: &[(FactorIndex, u64)]| {
             let mut region = Region::whole(&rule, &inputs, &outputs);
@@ -62,7 +61,7 @@ impl WorkloadSet {
                 .collect();
             if let Ok(results) = op.operator().infer(&types) {
                 let workload = op.workload(&types, &results);
-                let key = (workload.class, workload.dtype, workload.sizes.to_vec());
+                let key = (workload.class.name, workload.dtype, workload.sizes.to_vec());
                 self.samples.entry(key).or_insert(Sample { workload, op, inputs: types });
             }
         };
@@ -75,8 +74,8 @@ impl WorkloadSet {
         }
     }
 
-    /// At most `per_table` workloads of each class and element type, spread evenly over those there are. Of
-    /// classes with a single size fewer suffice: they lie on a curve.
+    /// At most `per_table` workloads of each class and element type, evenly spaced. Classes with a single size need
+    /// fewer: they lie on a curve.
     pub fn thinned(&self, per_table: usize) -> Vec<&Sample> {
         let mut tables: BTreeMap<(&str, DType), Vec<&Sample>> = BTreeMap::new();
         for ((class, dtype, _), sample) in &self.samples {
@@ -95,7 +94,7 @@ impl WorkloadSet {
         kept
     }
 
-    /// How many distinct workloads there are.
+    /// The number of distinct workloads.
     pub fn len(&self) -> usize {
         self.samples.len()
     }

@@ -1,10 +1,10 @@
-//! Collectives against values worked out by hand, and the laws that they obey.
+//! Collectives against values computed by hand, and the laws that they obey.
 
 use proptest::prelude::*;
 use shardwright_cost::{Algorithm, Collective, Comm, parameter_server_traffic};
 use shardwright_machine::{
-    AxisId, AxisSet, Bytes, Exchange, LevelId, Machine, Measured, Point, Seconds, builtin, builtin_names,
-    parse,
+    AxisId, AxisSet, Bytes, CollectiveKind, CollectiveMeasurement, LevelId, Machine, MeasuredTime, Seconds,
+    builtin, builtin_names, parse,
 };
 
 const GPU: &[u32] = &[2, 3];
@@ -31,7 +31,7 @@ fn close(got: f64, expected: f64) {
     assert!((got - expected).abs() <= 1e-9 * expected.abs().max(1e-12), "{got} is not {expected}");
 }
 
-/// Checks the time of one algorithm against a value worked out by hand.
+/// Checks the time of one algorithm against a value computed by hand.
 #[track_caller]
 fn by(machine: &Machine, kind: Collective, algorithm: Algorithm, axes: &[u32], bytes: u64, seconds: f64) {
     let comm = Comm::new(machine, machine.mesh());
@@ -50,7 +50,7 @@ const US: f64 = 1e-6;
 #[test]
 fn all_reduce_within_a_node() {
     let m = easy(1, "topology = \"switch\"");
-    // Ring of 4: six hops of 1 us, and 2 * 3/4 of 40 MB at 40 GB/s.
+    // Ring of 4: six steps of 1 us, and 2 * 3/4 of 40 MB at 40 GB/s.
     by(&m, Collective::AllReduce, Algorithm::Ring, GPU, 40 * MB, 6.0 * US + 1.5e-3);
     by(&m, Collective::AllReduce, Algorithm::Hierarchical, GPU, 40 * MB, 6.0 * US + 1.5e-3);
     // Tree: two levels up and down, everything twice.
@@ -95,7 +95,7 @@ fn all_reduce_between_nodes_shares_the_nodes_port() {
 fn all_reduce_over_everything() {
     let m = easy(1, "topology = \"switch\"");
     let all = &[0, 1, 2, 3];
-    // One ring through 16 GPUs crosses each port once: 2 * 15/16 at 8 GB/s. Of the 15 hops of a pass 3 leave a node.
+    // One ring through 16 GPUs crosses each port once: 2 * 15/16 at 8 GB/s. Of the 15 steps of a pass 3 leave a node.
     let alpha = 2.0 * (3.0 * 10.0 + 12.0) * US;
     by(&m, Collective::AllReduce, Algorithm::Ring, all, 8 * MB, alpha + 2.0 * 15.0 / 16.0 * 1e-3);
     // Hierarchical: each GPU all-reduces its quarter between nodes at a quarter of the port: 2 * 3/4 at 8 GB/s;
@@ -154,7 +154,7 @@ fn one_to_all_and_back_by_hand() {
     takes(&m, Collective::Send, NODE, 4 * MB, 10.0 * US + 2e-3);
     // One group only: the whole port.
     takes(&m, Collective::Send, &[0, 1, 2, 3], 8 * MB, 10.0 * US + 1e-3);
-    // Every GPU sends all it has.
+    // Every GPU sends all of its data.
     takes(&m, Collective::Permute, &[0, 1, 2, 3], 8 * MB, 10.0 * US + 4e-3);
     takes(&m, Collective::Permute, GPU, 40 * MB, 1.0 * US + 1e-3);
 }
@@ -163,7 +163,7 @@ fn one_to_all_and_back_by_hand() {
 fn idle_devices_leave_the_port_to_others() {
     let m = easy(1, "topology = \"switch\"");
     let comm = Comm::new(&m, m.mesh());
-    // Only one GPU of each node holds the tensor: it has the port for itself.
+    // Only one GPU of each node holds the tensor, so it has the whole port.
     let (_, seconds) = comm.choose(Collective::AllGather, set(NODE), set(GPU), Bytes(8 * MB));
     close(seconds.0, 30.0 * US + 0.75e-3);
     let traffic = comm.traffic(Collective::AllGather, set(NODE), set(GPU), Bytes(8 * MB));
@@ -174,9 +174,9 @@ fn idle_devices_leave_the_port_to_others() {
 fn a_halo_goes_to_the_neighbours_only() {
     let m = easy(1, "topology = \"switch\"");
     let comm = Comm::new(&m, m.mesh());
-    // Both ways out of every GPU at 40 GB/s.
+    // In both directions out of every GPU at 40 GB/s.
     close(comm.halo_seconds(set(GPU), Bytes(20 * MB), Bytes(20 * MB)).0, 1.0 * US + 1e-3);
-    // Across nodes: four groups, both ways, one port.
+    // Across nodes: four groups, both directions, one port.
     close(comm.halo_seconds(set(NODE), Bytes(MB), Bytes(MB)).0, 10.0 * US + 1e-3);
     // Two parts: one neighbour each, full duplex.
     close(comm.halo_seconds(set(&[3]), Bytes(40 * MB), Bytes(20 * MB)).0, 1.0 * US + 1e-3);
@@ -194,13 +194,13 @@ fn fully_connected_pairs_have_one_wire() {
 }
 
 #[test]
-fn in_shared_memory_what_a_device_has_is_copied_too() {
+fn in_shared_memory_a_devices_own_part_is_copied_too() {
     let m = easy(1, "topology = \"memory\"");
-    // All of the result is written, however many it comes from.
+    // The whole result is written, for any number of sources.
     takes(&m, Collective::AllGather, GPU, 40 * MB, 3.0 * US + 1e-3);
     takes(&m, Collective::AllGather, &[3], 40 * MB, 1.0 * US + 1e-3);
     takes(&m, Collective::AllToAll, &[3], 40 * MB, 1.0 * US + 1e-3);
-    // So one gathering among four beats two among two.
+    // So one all-gather among four beats two among two.
     let comm = Comm::new(&m, m.mesh());
     let gather = |axes: &[u32], bytes| comm.seconds(Collective::AllGather, set(axes), Bytes(bytes)).0;
     assert!(gather(GPU, 40 * MB) < gather(&[2], 20 * MB) + gather(&[3], 40 * MB));
@@ -209,28 +209,28 @@ fn in_shared_memory_what_a_device_has_is_copied_too() {
 #[test]
 fn a_ring_is_shared_by_the_groups_that_interleave() {
     let m = easy(1, "topology = \"ring\"");
-    // Once round, both ways: 2 x 20 GB/s.
+    // Around the ring in both directions: 2 x 20 GB/s.
     takes(&m, Collective::AllGather, GPU, 40 * MB, 3.0 * US + 0.75e-3);
     // Neighbours (0 1) (2 3): one wire between them, 20 GB/s.
     takes(&m, Collective::AllGather, &[3], 40 * MB, 1.0 * US + 1e-3);
-    // (0 2) (1 3): both ways round, but two groups on every wire: 20 GB/s.
+    // (0 2) (1 3): both directions, but two groups on every wire: 20 GB/s.
     takes(&m, Collective::AllGather, &[2], 40 * MB, 1.0 * US + 1e-3);
-    // All-to-all on a ring of 4: average distance 1 of 4 places (0 1 2 1), half each way, 20 GB/s wires.
+    // All-to-all on a ring of 4: average distance 1 of 4 places (0 1 2 1), half in each direction, 20 GB/s wires.
     takes(&m, Collective::AllToAll, GPU, 40 * MB, 3.0 * US + 0.5 * 40e6 / 20e9);
 }
 
 #[test]
 fn torus_dimensions_add_up() {
     let m = builtin("v5e-256").unwrap();
-    // 200 GB/s * 0.9 over two dimensions, two ways: 45 GB/s a wire.
+    // 200 GB/s * 0.9 over two dimensions in two directions: 45 GB/s a wire.
     let all: Vec<u32> = (0..8).collect();
     let (row, half_row): (&[u32], &[u32]) = (&[4, 5, 6, 7], &[5, 6, 7]);
     by(&m, Collective::AllGather, Algorithm::Hierarchical, row, 90 * MB, 15.0 * US + 15.0 / 16.0 * 1e-3);
     by(&m, Collective::AllGather, Algorithm::Hierarchical, half_row, 45 * MB, 7.0 * US + 7.0 / 8.0 * 1e-3);
     by(&m, Collective::AllGather, Algorithm::Hierarchical, &all, 180 * MB, 30.0 * US + 255.0 / 256.0 * 1e-3);
-    // Small messages take the shortest way: 8 + 8 wires to the farthest chip, and back.
+    // Small messages take the shortest route: 8 + 8 wires to the farthest chip, and back.
     takes(&m, Collective::AllReduce, &all, 0, 2.0 * 16.0 * US);
-    // All-to-all along a row of 16: a quarter of the row on average, half each way.
+    // All-to-all along a row of 16: a quarter of the row on average, half in each direction.
     by(&m, Collective::AllToAll, Algorithm::Direct, row, 45 * MB, 15.0 * US + 2.0 * 1e-3);
 }
 
@@ -262,7 +262,7 @@ fn data_parallel_gradients_cost_twice_the_weights_less_one_part() {
         let comm = Comm::new(&m, m.mesh());
         let weights = 138_357_544 * 4;
         let traffic = comm.traffic(Collective::AllReduce, m.mesh().all(), AxisSet::EMPTY, Bytes(weights));
-        // 2 (n-1)/n |W| per device, so 2 (n-1) |W| in all, whatever the algorithm and the rounding of parts.
+        // 2 (n-1)/n |W| per device, so 2 (n-1) |W| in total, for any algorithm and rounding of parts.
         assert_eq!(traffic.total(), Bytes(2 * (n - 1) * weights), "{name}");
     }
 }
@@ -336,8 +336,8 @@ proptest! {
         }
     }
 
-    /// On a level where all units are equally far apart, it does not matter which of its axes is used, nor in
-    /// which order two are.
+    /// On a level where all units are equally far apart, neither the choice of an axis nor the order of two axes
+    /// matters.
     #[test]
     fn axes_of_one_level_commute(which in 0usize..3, bytes in (0u64..1 << 30).prop_map(|b| b * 64)) {
         let m = builtin(["p100x16", "h100x64", "flat:16"][which]).unwrap();
@@ -354,14 +354,14 @@ proptest! {
                 let other_way = comm.seconds(Collective::ReduceScatter, b, Bytes(bytes)).0
                     + comm.seconds(Collective::ReduceScatter, a, Bytes(bytes / 2)).0;
                 prop_assert_eq!(one_way, other_way);
-                // One step over both is no slower either, but for the latency of its longer ring.
+                // One step over both is no slower either, except for the latency of its longer ring.
                 let together = comm.seconds(Collective::ReduceScatter, a.union(b), Bytes(bytes)).0;
                 prop_assert!(together <= one_way * (1.0 + 1e-12) + 4e-6, "{together} {one_way}");
             }
         }
     }
 
-    /// Rings, trees and levels send the same number of bytes; only where they cross differs.
+    /// Rings, trees and hierarchies send the same number of bytes; only the axes that they cross differ.
     #[test]
     fn totals_do_not_depend_on_the_algorithm(which in 0usize..13, bits in 1u32.., bytes in 0u64..1 << 32) {
         let m = builtin(&machines()[which]).unwrap();
@@ -376,17 +376,17 @@ proptest! {
         }
     }
 
-    /// A glued axis costs what its prime axes cost together.
+    /// A merged axis costs as much as its prime axes together.
     #[test]
     fn coarse_axes_cost_the_same(which in 0usize..13, bytes in 0u64..1 << 40) {
         let m = builtin(&machines()[which]).unwrap();
         let coarse = m.mesh().per_level();
-        let (fine, glued) = (Comm::new(&m, m.mesh()), Comm::new(&m, &coarse));
+        let (fine, merged) = (Comm::new(&m, m.mesh()), Comm::new(&m, &coarse));
         for axis in coarse.all().iter() {
             for kind in Collective::ALL {
                 let primes = coarse.primes(AxisSet::of(axis));
                 prop_assert_eq!(
-                    glued.seconds(kind, AxisSet::of(axis), Bytes(bytes)),
+                    merged.seconds(kind, AxisSet::of(axis), Bytes(bytes)),
                     fine.seconds(kind, primes, Bytes(bytes))
                 );
             }
@@ -395,26 +395,26 @@ proptest! {
 }
 
 #[test]
-fn what_was_measured_counts_instead() {
+fn measured_times_replace_the_model() {
     let mut spec = easy(1, "topology = \"switch\"").spec().clone();
-    let point = |bytes, seconds| Point { bytes: Bytes(bytes), seconds: Seconds(seconds) };
+    let point = |bytes, seconds| MeasuredTime { bytes: Bytes(bytes), seconds: Seconds(seconds) };
     let points = vec![point(MB, 100.0 * US), point(4 * MB, 700.0 * US)];
     let level = String::from("gpu");
     spec.measured = vec![
-        Measured {
+        CollectiveMeasurement {
             level: level.clone(),
-            collective: Exchange::AllGather,
+            collective: CollectiveKind::AllGather,
             members: 4,
             points: points.clone(),
         },
-        Measured { level, collective: Exchange::Permute, members: 2, points },
+        CollectiveMeasurement { level, collective: CollectiveKind::Permute, members: 2, points },
     ];
     let m = Machine::new(spec).unwrap();
     takes(&m, Collective::AllGather, GPU, MB, 100.0 * US);
     takes(&m, Collective::AllGather, GPU, 2 * MB, 300.0 * US);
     takes(&m, Collective::AllGather, GPU, 10, 100.0 * US);
     takes(&m, Collective::AllGather, GPU, 40 * MB, 7000.0 * US);
-    // Other collectives, other groups and groups across levels are as their links are.
+    // Other collectives, other groups and groups across levels keep the model of their links.
     let plain = easy(1, "topology = \"switch\"");
     let (with, without) = (Comm::new(&m, m.mesh()), Comm::new(&plain, plain.mesh()));
     for (kind, axes) in [
@@ -425,6 +425,6 @@ fn what_was_measured_counts_instead() {
     ] {
         assert_eq!(with.seconds(kind, axes, Bytes(MB)), without.seconds(kind, axes, Bytes(MB)));
     }
-    // Halos are sent as permutations are.
+    // Halo exchanges cost as much as permutations.
     close(with.halo_seconds(set(&[3]), Bytes(MB), Bytes(2 * MB)).0, 300.0 * US);
 }

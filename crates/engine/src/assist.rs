@@ -1,20 +1,20 @@
-//! Scheduling assistants: devices of one process hand over work that is ready to each other while a step runs.
+//! Scheduling assistants: devices of one process steal ready tasks from each other while a step runs.
 //!
-//! The rule is the simulator's, with measured times. Every device has a desk: work that is ready, work that others have asked
-//! it to do, results that others have made for it, and a [`Forecast`] of when it will be through, given how long its kernels
-//! have taken compared with the plan. A device that will be later than planned, before it begins a kernel, asks others that have been
-//! faster to run those that they would be done with earlier, as long as they would still be less late; and one that has
-//! nothing to do looks at the desks of the others for such work. As long as all are about equally fast, nothing moves, nor where a
-//! [`Trial`] has shown that it does not pay. Kernels read
-//! operands where they lie: within a process, moving work moves no data. The kernels and what they read are the
-//! same wherever they run, and so are the numbers.
+//! The rule is the simulator's ([`shardwright_assist`]), with measured times. Every device has a [`DeviceQueue`]: its ready
+//! tasks, tasks that other devices pushed to it, results that thieves computed for it, and a [`Forecast`] of its lateness.
+//! A late device pushes ready tasks to faster devices before it begins a kernel. An idle device pulls tasks from the queues of
+//! late ones. In both cases the thief must finish the task earlier and stay less late than its victim. Nothing moves while all
+//! devices are about equally fast, or where a [`StealTrial`] has shown that stealing does not pay.
+//!
+//! Kernels read operands where they lie: within a process a stolen task moves no data. Kernel and operands
+//! are the same on every device, and so are the numbers.
 
 use crate::buffer::Buffer;
 use crate::fabric::Fabric;
-use crate::prepare::{Job, Prepared};
-use crate::trial::Trial;
+use crate::prepare::{Job, TaskGraph};
+use crate::trial::StealTrial;
+use shardwright_assist::{Forecast, PlannedTask, WINDOW};
 use shardwright_lower::InstructionId;
-use shardwright_place::{Forecast, Planned};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -22,124 +22,134 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// How many of the tasks that wait at a desk are looked at.
-const WINDOW: usize = 8;
+/// Nanoseconds that stealing a task costs: two notifications, and cold caches on the thief.
+const STEAL_COST: u64 = 10_000;
 
-/// Nanoseconds that it takes to hand over a task and its results: two bells, and caches that are cold.
-const HANDING_OVER: u64 = 10_000;
+/// The planned start and duration of every instruction, per device and instruction, in nanoseconds; none where the device
+/// does not take part.
+pub struct PlannedSchedule(pub Vec<Vec<Option<PlannedTask>>>);
 
-/// When the plan has devices do what: per device and instruction, in nanoseconds.
-pub struct Guide(pub Vec<Vec<Option<Planned>>>);
-
-impl Guide {
-    fn planned(&self, device: u32, instruction: InstructionId) -> Option<Planned> {
+impl PlannedSchedule {
+    fn planned(&self, device: u32, instruction: InstructionId) -> Option<PlannedTask> {
         *self.0.get(device as usize)?.get(instruction.index())?
     }
 }
 
-/// A task that is ready, with all that is needed to run it elsewhere.
-pub struct Offer {
-    /// What it reads.
+/// A ready task with everything that another device needs to run it.
+pub struct ReadyTask {
+    /// Its operands.
     pub reads: SmallVec<[Arc<Buffer>; 4]>,
     /// The training step that it belongs to.
     pub step: u64,
 }
 
-/// A task of another device.
-pub struct Taken {
-    /// Whose it is.
+/// A task that another device runs for its owner.
+pub struct StolenTask {
+    /// The device whose task it is.
     pub owner: u32,
-    /// Which of its tasks.
+    /// Its number in the owner's program.
     pub task: u32,
-    /// What it needs.
-    pub offer: Offer,
+    /// Its operands.
+    pub ready: ReadyTask,
 }
 
-/// What another device made.
-pub struct Returned {
-    /// The task.
+/// The results of a stolen task.
+pub struct TaskResult {
+    /// The task's number in its owner's program.
     pub task: u32,
-    /// What it wrote.
-    pub made: SmallVec<[Arc<Buffer>; 2]>,
-    /// Whose memory that is.
-    pub helper: u32,
+    /// The buffers that it wrote.
+    pub writes: SmallVec<[Arc<Buffer>; 2]>,
+    /// The device that ran it and whose pool the buffers belong to.
+    pub thief: u32,
 }
 
-struct Desk {
-    ready: BTreeMap<u32, Offer>,
-    asked: VecDeque<Taken>,
-    returned: Vec<Returned>,
+/// The queue of one device, which all devices of the process may look into.
+struct DeviceQueue {
+    /// The device's ready tasks, by number.
+    ready: BTreeMap<u32, ReadyTask>,
+    /// Tasks that other devices pushed to it.
+    pushed: VecDeque<StolenTask>,
+    /// Results of its own tasks that thieves ran.
+    results: Vec<TaskResult>,
+    /// Buffers of its pool that came back from owners of stolen tasks.
     spare: Vec<Arc<Buffer>>,
     forecast: Forecast,
-    /// When the step began, and when the present kernel is predicted to be over, on the clock of all.
+    /// When the device's step began, in nanoseconds of the pool's clock.
     began: u64,
+    /// The predicted end of its current kernel, on the same clock; 0 while it runs none.
     free: u64,
-    /// Nanoseconds that what is ready, and what others have asked for, was planned to take.
+    /// Planned nanoseconds of `ready` and `pushed` together.
     queued: u64,
-    /// Whether the device has stopped.
+    /// Whether the device has stopped and takes no more tasks.
     closed: bool,
 }
 
-impl Desk {
-    /// When the device is predicted to be done with its present kernel, from the beginning of its step.
+impl DeviceQueue {
+    fn new(plan: &DevicePlan) -> Self {
+        Self {
+            ready: BTreeMap::new(),
+            pushed: VecDeque::new(),
+            results: Vec::new(),
+            spare: Vec::new(),
+            forecast: Forecast::new(&plan.tasks),
+            began: 0,
+            free: 0,
+            queued: 0,
+            closed: false,
+        }
+    }
+
+    /// The predicted end of the current kernel, in nanoseconds from the beginning of the device's step.
     fn present(&self, now: u64) -> u64 {
         self.free.max(now).saturating_sub(self.began)
     }
 }
 
-/// One device's part of the plan.
-struct Part {
-    pieces: Vec<Planned>,
-    /// Per task: its place among the pieces; none where it always stays.
-    place: Vec<Option<u32>>,
+/// One device's part of the planned schedule.
+struct DevicePlan {
+    /// Its compute tasks, in the order of their starts.
+    tasks: Vec<PlannedTask>,
+    /// Per task of its program: the position in `tasks`; none for tasks that cannot be stolen.
+    position: Vec<Option<u32>>,
 }
 
-/// All desks of a process.
-pub struct Floor<'a> {
-    /// What devices do.
-    pub prepared: &'a Prepared,
+impl DevicePlan {
+    fn new(task_graph: &TaskGraph, schedule: &PlannedSchedule, device: u32) -> Self {
+        let tasks = &task_graph.devices[device as usize].tasks;
+        let mut planned: Vec<(PlannedTask, usize)> = (tasks.iter().enumerate())
+            .filter(|(_, task)| matches!(task.job, Job::Compute(_)))
+            .filter_map(|(at, task)| Some((schedule.planned(device, task.instruction)?, at)))
+            .collect();
+        planned.sort_by_key(|(task, at)| (task.start, *at));
+        let mut position = vec![None; tasks.len()];
+        planned.iter().enumerate().for_each(|(nth, (_, at))| position[*at] = Some(nth as u32));
+        Self { tasks: planned.into_iter().map(|(task, _)| task).collect(), position }
+    }
+}
+
+/// The queues of all devices of a process.
+pub struct StealPool<'a> {
+    /// The programs of all devices.
+    pub task_graph: &'a TaskGraph,
     devices: Range<u32>,
-    parts: Vec<Part>,
-    desks: Vec<Mutex<Desk>>,
+    plans: Vec<DevicePlan>,
+    queues: Vec<Mutex<DeviceQueue>>,
     clock: Instant,
-    /// Whether work may move, and what decides that.
+    /// Whether tasks may be stolen in this step, as `trial` decided.
     open: AtomicBool,
-    trial: Mutex<Trial>,
+    trial: Mutex<StealTrial>,
 }
 
-impl<'a> Floor<'a> {
-    /// For these devices, which share a process.
-    pub fn new(prepared: &'a Prepared, guide: &Guide, devices: Range<u32>) -> Self {
-        let part = |device: u32| {
-            let tasks = &prepared.devices[device as usize].tasks;
-            let mut planned: Vec<(Planned, usize)> = (tasks.iter().enumerate())
-                .filter(|(_, task)| matches!(task.job, Job::Compute(_)))
-                .filter_map(|(at, task)| Some((guide.planned(device, task.instruction)?, at)))
-                .collect();
-            planned.sort_by_key(|(piece, at)| (piece.start, *at));
-            let mut place = vec![None; tasks.len()];
-            planned.iter().enumerate().for_each(|(nth, (_, at))| place[*at] = Some(nth as u32));
-            Part { pieces: planned.into_iter().map(|(piece, _)| piece).collect(), place }
-        };
-        let parts: Vec<Part> = devices.clone().map(part).collect();
-        let desk = |part: &Part| {
-            Mutex::new(Desk {
-                ready: BTreeMap::new(),
-                asked: VecDeque::new(),
-                returned: Vec::new(),
-                spare: Vec::new(),
-                forecast: Forecast::new(&part.pieces),
-                began: 0,
-                free: 0,
-                queued: 0,
-                closed: false,
-            })
-        };
+impl<'a> StealPool<'a> {
+    /// The pool of these devices, which share a process.
+    pub fn new(task_graph: &'a TaskGraph, schedule: &PlannedSchedule, devices: Range<u32>) -> Self {
+        let plans: Vec<DevicePlan> =
+            devices.clone().map(|device| DevicePlan::new(task_graph, schedule, device)).collect();
         Self {
-            prepared,
+            task_graph,
             devices,
-            desks: parts.iter().map(desk).collect(),
-            parts,
+            queues: plans.iter().map(|plan| Mutex::new(DeviceQueue::new(plan))).collect(),
+            plans,
             clock: Instant::now(),
             open: AtomicBool::new(false),
             trial: Mutex::default(),
@@ -150,210 +160,220 @@ impl<'a> Floor<'a> {
         self.clock.elapsed().as_nanos() as u64
     }
 
-    fn part(&self, device: u32) -> &Part {
-        &self.parts[(device - self.devices.start) as usize]
+    fn plan(&self, device: u32) -> &DevicePlan {
+        &self.plans[(device - self.devices.start) as usize]
     }
 
-    fn desk(&self, device: u32) -> MutexGuard<'_, Desk> {
-        let desk = &self.desks[(device - self.devices.start) as usize];
-        desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self, device: u32) -> MutexGuard<'_, DeviceQueue> {
+        let queue = &self.queues[(device - self.devices.start) as usize];
+        queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nanoseconds that a task was planned to take; none if it always stays where it is.
+    /// Planned nanoseconds of a task; none if it cannot be stolen.
     pub fn planned(&self, device: u32, task: u32) -> Option<u64> {
-        let part = self.part(device);
-        part.place[task as usize].map(|place| part.pieces[place as usize].duration)
+        let plan = self.plan(device);
+        plan.position[task as usize].map(|position| plan.tasks[position as usize].duration)
     }
 
-    /// A device begins a step.
+    /// Planned nanoseconds of a task in a queue. The caller has queued only tasks that can be stolen.
+    fn planned_time(&self, owner: u32, task: u32) -> u64 {
+        let planned = self.planned(owner, task);
+        debug_assert!(planned.is_some(), "task {task} of device {owner} is queued without a planned time");
+        // Without a planned time a task would count as free, which only makes predictions worse.
+        planned.unwrap_or(0)
+    }
+
+    /// Begins a device's step.
     pub fn begin_step(&self, device: u32, step: u64) {
-        let pieces = &self.part(device).pieces;
-        let mut desk = self.desk(device);
-        // The first step asks for memory: its times say little.
+        let tasks = &self.plan(device).tasks;
+        let mut queue = self.queue(device);
+        // The first step allocates memory: its times say little about the device.
         if step <= 1 {
-            desk.forecast = Forecast::new(pieces);
+            queue.forecast = Forecast::new(tasks);
         } else {
-            desk.forecast.restart(pieces);
+            queue.forecast.restart(tasks);
         }
-        // Work that others asked for before the step began is still to be done.
-        let asked: u64 = desk.asked.iter().filter_map(|taken| self.planned(taken.owner, taken.task)).sum();
-        desk.forecast.promise(asked);
-        desk.queued = asked;
+        // Tasks that were pushed before the step began are still ahead.
+        let pushed: u64 =
+            queue.pushed.iter().map(|stolen| self.planned_time(stolen.owner, stolen.task)).sum();
+        queue.forecast.promise(pushed);
+        queue.queued = pushed;
         let now = self.now();
         if device == self.devices.start {
             let mut trial = self.trial.lock().unwrap_or_else(PoisonError::into_inner);
-            self.open.store(trial.step(step, now - desk.began), Ordering::Relaxed);
+            self.open.store(trial.step(step, now - queue.began), Ordering::Relaxed);
         }
-        (desk.began, desk.free) = (now, 0);
+        (queue.began, queue.free) = (now, 0);
     }
 
-    /// A task of a device is ready.
-    pub fn offer(&self, device: u32, task: u32, offer: Offer) {
-        let mut desk = self.desk(device);
-        desk.queued += self.planned(device, task).unwrap_or(0);
-        desk.ready.insert(task, offer);
+    /// Queues a ready task of a device. It must have a planned time ([`Self::planned`]).
+    pub fn offer(&self, device: u32, task: u32, ready: ReadyTask) {
+        let planned = self.planned_time(device, task);
+        let mut queue = self.queue(device);
+        queue.queued += planned;
+        queue.ready.insert(task, ready);
     }
 
-    /// The first task that is ready at a device and before `end`.
+    /// The first ready task of a device with a number below `end`.
     pub fn first(&self, device: u32, end: u32) -> Option<u32> {
-        self.desk(device).ready.keys().next().copied().filter(|&task| task < end)
+        self.queue(device).ready.keys().next().copied().filter(|&task| task < end)
     }
 
-    /// A device is about to run a task of its own; false where somebody else has taken it.
+    /// Begins one of a device's own tasks on the device itself; false where a thief has taken it.
     pub fn begin(&self, device: u32, task: u32) -> bool {
-        let (now, planned) = (self.now(), self.planned(device, task).unwrap_or(0));
-        let mut desk = self.desk(device);
-        if desk.ready.remove(&task).is_none() {
+        let now = self.now();
+        let mut queue = self.queue(device);
+        if queue.ready.remove(&task).is_none() {
             return false;
         }
-        self.begun(&mut desk, device, task);
-        desk.free = now + desk.forecast.scaled(planned);
+        self.record_begin(&mut queue, device, task);
+        queue.free = now + queue.forecast.scaled(self.planned_time(device, task));
         true
     }
 
-    fn begun(&self, desk: &mut Desk, device: u32, task: u32) {
-        let part = self.part(device);
-        if let Some(place) = part.place[task as usize] {
-            let planned = part.pieces[place as usize].duration;
-            desk.forecast.begin(place as usize, planned);
-            desk.queued = desk.queued.saturating_sub(planned);
+    fn record_begin(&self, queue: &mut DeviceQueue, device: u32, task: u32) {
+        let plan = self.plan(device);
+        if let Some(position) = plan.position[task as usize] {
+            let planned = plan.tasks[position as usize].duration;
+            queue.forecast.begin(position as usize, planned);
+            queue.queued = queue.queued.saturating_sub(planned);
         }
     }
 
-    /// A device has run a task.
-    pub fn done(&self, device: u32, owner: u32, task: u32, took: u64) {
-        let planned = self.planned(owner, task).unwrap_or(0);
-        let mut desk = self.desk(device);
-        desk.forecast.done(planned, took);
-        desk.free = 0;
+    /// Records that a device has run a task of `owner` in `measured` nanoseconds.
+    pub fn done(&self, device: u32, owner: u32, task: u32, measured: u64) {
+        let planned = self.planned_time(owner, task);
+        let mut queue = self.queue(device);
+        queue.forecast.done(planned, measured);
+        queue.free = 0;
     }
 
-    /// What of a device's desk others might do: tasks, when they would be over, and how long they were planned to take.
-    fn candidates(&self, desk: &Desk, owner: u32, now: u64) -> SmallVec<[(u32, u64, u64); WINDOW]> {
-        let mut end = desk.began + desk.present(now);
-        let tasks = desk.ready.keys().take(WINDOW);
+    /// The tasks of a queue that may be stolen: number, predicted end on the owner, planned time.
+    fn candidates(&self, queue: &DeviceQueue, owner: u32, now: u64) -> SmallVec<[(u32, u64, u64); WINDOW]> {
+        let mut end = queue.began + queue.present(now);
+        let tasks = queue.ready.keys().take(WINDOW);
         let ends = tasks.filter_map(|&task| {
             let planned = self.planned(owner, task)?;
-            end += desk.forecast.scaled(planned);
+            end += queue.forecast.scaled(planned);
             Some((task, end, planned))
         });
         ends.collect()
     }
 
-    /// Of the tasks that wait at the desks of owners that are late, the one that a helper gains most with: whose, which, and who.
-    fn best(&self, owners: Range<u32>, helpers: Range<u32>) -> Option<(u32, u32, u32)> {
+    /// The steal with the largest gain among these victims and thieves: victim, task, thief.
+    fn best(&self, victims: Range<u32>, thieves: Range<u32>) -> Option<(u32, u32, u32)> {
         if !self.open.load(Ordering::Relaxed) {
             return None;
         }
         let now = self.now();
         let mut best: Option<(u64, (u32, u32, u32))> = None;
-        for owner in owners {
+        for victim in victims {
             let (late, candidates) = {
-                let desk = self.desk(owner);
-                (desk.forecast.standing(desk.present(now)), self.candidates(&desk, owner, now))
+                let queue = self.queue(victim);
+                (queue.forecast.status(queue.present(now)), self.candidates(&queue, victim, now))
             };
             if late.lateness <= 0 || candidates.is_empty() {
                 continue;
             }
-            for helper in helpers.clone().filter(|&helper| helper != owner) {
-                let desk = self.desk(helper);
-                let present = desk.present(now);
-                let standing = desk.forecast.standing(present);
-                let available = desk.began + present + desk.forecast.scaled(desk.queued);
-                for &(task, end, planned) in candidates.iter().filter(|_| !desk.closed) {
-                    let takes = desk.forecast.scaled(planned);
-                    let gain = end.saturating_sub(available + takes + HANDING_OVER);
-                    if gain > best.map_or(0, |(known, _)| known) && standing.should_help(&late, takes) {
-                        best = Some((gain, (owner, task, helper)));
+            for thief in thieves.clone().filter(|&thief| thief != victim) {
+                let queue = self.queue(thief);
+                let present = queue.present(now);
+                let status = queue.forecast.status(present);
+                let available = queue.began + present + queue.forecast.scaled(queue.queued);
+                for &(task, end, planned) in candidates.iter().filter(|_| !queue.closed) {
+                    let duration = queue.forecast.scaled(planned);
+                    let gain = end.saturating_sub(available + duration + STEAL_COST);
+                    if gain > best.map_or(0, |(gain, _)| gain) && status.should_steal_from(&late, duration) {
+                        best = Some((gain, (victim, task, thief)));
                     }
                 }
             }
         }
-        best.map(|(_, found)| found)
+        best.map(|(_, steal)| steal)
     }
 
-    /// A device that is late asks another to run one of the tasks that are ready at its desk; whether there was one.
-    pub fn hand_over(&self, owner: u32, fabric: &Fabric) -> bool {
-        let Some((_, task, helper)) = self.best(owner..owner + 1, self.devices.clone()) else { return false };
-        let Some(taken) = self.take(owner, task) else { return true };
-        let mut desk = self.desk(helper);
-        if desk.closed {
-            drop(desk);
-            self.put_back(taken);
+    /// Pushes a ready task of a late device to a thief; returns whether there was one to push.
+    pub fn push(&self, owner: u32, fabric: &Fabric) -> bool {
+        let Some((_, task, thief)) = self.best(owner..owner + 1, self.devices.clone()) else { return false };
+        let Some(stolen) = self.take(owner, task) else { return true };
+        let mut queue = self.queue(thief);
+        if queue.closed {
+            drop(queue);
+            self.put_back(stolen);
             return false;
         }
-        let planned = self.planned(owner, task).unwrap_or(0);
-        desk.forecast.promise(planned);
-        desk.queued += planned;
-        desk.asked.push_back(taken);
-        drop(desk);
-        fabric.bell(helper).ring();
+        let planned = self.planned_time(owner, task);
+        queue.forecast.promise(planned);
+        queue.queued += planned;
+        queue.pushed.push_back(stolen);
+        drop(queue);
+        fabric.notifier(thief).notify();
         true
     }
 
-    /// Takes a task from a desk, if it is still there.
-    fn take(&self, owner: u32, task: u32) -> Option<Taken> {
-        let mut desk = self.desk(owner);
-        let offer = desk.ready.remove(&task)?;
-        self.begun(&mut desk, owner, task);
-        Some(Taken { owner, task, offer })
+    /// Takes a task out of its owner's queue; none where it is gone.
+    fn take(&self, owner: u32, task: u32) -> Option<StolenTask> {
+        let mut queue = self.queue(owner);
+        let ready = queue.ready.remove(&task)?;
+        self.record_begin(&mut queue, owner, task);
+        Some(StolenTask { owner, task, ready })
     }
 
-    fn put_back(&self, Taken { owner, task, offer }: Taken) {
-        let planned = self.planned(owner, task).unwrap_or(0);
-        let mut desk = self.desk(owner);
-        // It counts as begun already: what is still ahead is counted as if promised.
-        desk.forecast.promise(planned);
-        desk.queued += planned;
-        desk.ready.insert(task, offer);
+    fn put_back(&self, StolenTask { owner, task, ready }: StolenTask) {
+        let planned = self.planned_time(owner, task);
+        let mut queue = self.queue(owner);
+        // The forecast counts it as begun. A promise of the same time puts it back among the work ahead.
+        queue.forecast.promise(planned);
+        queue.queued += planned;
+        queue.ready.insert(task, ready);
     }
 
-    /// Work for a device that has nothing to do at the moment: what waits at the desk of one that is late.
-    pub fn work_for(&self, helper: u32) -> Option<Taken> {
-        let (owner, task, _) = self.best(self.devices.clone(), helper..helper + 1)?;
-        let taken = self.take(owner, task)?;
-        let mut desk = self.desk(helper);
-        desk.free = self.now() + desk.forecast.scaled(self.planned(owner, task).unwrap_or(0));
-        Some(taken)
+    /// Steals a task for an idle device from the queue of a late one.
+    pub fn pull(&self, thief: u32) -> Option<StolenTask> {
+        let (owner, task, _) = self.best(self.devices.clone(), thief..thief + 1)?;
+        let stolen = self.take(owner, task)?;
+        let mut queue = self.queue(thief);
+        queue.free = self.now() + queue.forecast.scaled(self.planned_time(owner, task));
+        Some(stolen)
     }
 
-    /// What others have asked a device to do.
-    pub fn asked(&self, helper: u32) -> Option<Taken> {
+    /// The first task that others pushed to a device.
+    pub fn pushed(&self, thief: u32) -> Option<StolenTask> {
         let now = self.now();
-        let mut desk = self.desk(helper);
-        let taken = desk.asked.pop_front()?;
-        let planned = self.planned(taken.owner, taken.task).unwrap_or(0);
-        desk.forecast.redeem(planned);
-        desk.queued = desk.queued.saturating_sub(planned);
-        desk.free = now + desk.forecast.scaled(planned);
-        Some(taken)
+        let mut queue = self.queue(thief);
+        let stolen = queue.pushed.pop_front()?;
+        let planned = self.planned_time(stolen.owner, stolen.task);
+        queue.forecast.redeem(planned);
+        queue.queued = queue.queued.saturating_sub(planned);
+        queue.free = now + queue.forecast.scaled(planned);
+        Some(stolen)
     }
 
-    /// Gives a result to the one whose task it was.
-    pub fn give(&self, owner: u32, returned: Returned, fabric: &Fabric) {
-        self.desk(owner).returned.push(returned);
-        fabric.bell(owner).ring();
+    /// Gives the result of a stolen task to its owner.
+    pub fn give(&self, owner: u32, result: TaskResult, fabric: &Fabric) {
+        self.queue(owner).results.push(result);
+        fabric.notifier(owner).notify();
     }
 
-    /// What others have made for a device since it last looked.
-    pub fn collect(&self, device: u32) -> Vec<Returned> {
-        std::mem::take(&mut self.desk(device).returned)
+    /// The results that thieves have computed for a device since its last call.
+    pub fn collect(&self, device: u32) -> Vec<TaskResult> {
+        std::mem::take(&mut self.queue(device).results)
     }
 
-    /// A buffer that a helper lent is no longer needed.
-    pub fn give_spare(&self, helper: u32, buffer: Arc<Buffer>) {
-        self.desk(helper).spare.push(buffer);
+    /// Gives a buffer back to the thief whose pool it belongs to.
+    pub fn give_spare(&self, thief: u32, buffer: Arc<Buffer>) {
+        self.queue(thief).spare.push(buffer);
     }
 
-    /// Buffers that have come back to a device.
+    /// The buffers that have come back to a device since its last call.
     pub fn spares(&self, device: u32) -> Vec<Arc<Buffer>> {
-        std::mem::take(&mut self.desk(device).spare)
+        std::mem::take(&mut self.queue(device).spare)
     }
 
-    /// A device stops, unless it is still asked for something; whether it does.
+    /// Closes a device's queue unless tasks are still pushed to it; returns whether it is closed.
     pub fn close(&self, device: u32) -> bool {
-        let mut desk = self.desk(device);
-        desk.closed = desk.asked.is_empty();
-        desk.closed
+        let mut queue = self.queue(device);
+        queue.closed = queue.pushed.is_empty();
+        queue.closed
     }
 }

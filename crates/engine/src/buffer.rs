@@ -1,14 +1,14 @@
-//! Memory for tensors: aligned buffers that many may read and one may write, and the pool that hands them out.
+//! Memory for tensors: aligned buffers that many devices may read and one may write, and the pool that reuses them.
 //!
-//! A buffer is shared by counting references. Whoever holds the only one may write, which the compiler checks; so
-//! a device that has given its result to others gets the memory back exactly when the last of them has read it.
+//! A buffer is shared by reference counting. The holder of the only reference may write, which the compiler checks. A device
+//! that has given its result to others can reuse the memory once the last of them has read it.
 
 use half::{bf16, f16};
 use shardwright_graph::{DType, TensorType};
-use shardwright_runtime::{Data, Elements, ElementsMut, Value};
+use shardwright_runtime::{Data, Elements, ElementsMut, HostTensor};
 use std::sync::Arc;
 
-/// One cache line: what buffers are made of, so that every buffer starts on one.
+/// One cache line. Buffers consist of lines, so every buffer starts on a cache line boundary.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -24,17 +24,22 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// At least so many bytes, all zero.
+    /// A buffer of at least `bytes` bytes, all zero.
     pub fn zeroed(bytes: usize) -> Self {
         Self { lines: vec![Line([0; 64]); bytes.div_ceil(64)] }
     }
 
-    /// How many bytes there are: the number asked for, rounded up to whole cache lines.
+    /// A copy of another buffer.
+    pub fn copy_of(other: &Self) -> Self {
+        Self { lines: other.lines.clone() }
+    }
+
+    /// Number of bytes: the requested number, rounded up to whole cache lines.
     pub fn len(&self) -> usize {
         self.lines.len() * 64
     }
 
-    /// Whether there are none.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
@@ -44,7 +49,7 @@ impl Buffer {
         bytemuck::cast_slice(&self.lines)
     }
 
-    /// The bytes, to be written.
+    /// The bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.lines)
     }
@@ -54,7 +59,7 @@ impl Buffer {
         &bytemuck::cast_slice(&self.lines)[..count]
     }
 
-    /// The first `count` elements of a type, to be written.
+    /// The first `count` elements of a type, for writing.
     pub fn slice_mut<T: bytemuck::Pod>(&mut self, count: usize) -> &mut [T] {
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..count]
     }
@@ -87,8 +92,8 @@ impl Buffer {
         }
     }
 
-    /// A copy of the tensor of this type that lies here.
-    pub fn to_value(&self, ty: &TensorType) -> Value {
+    /// A copy of the tensor of this type in the buffer.
+    pub fn to_tensor(&self, ty: &TensorType) -> HostTensor {
         let data = match self.elements(ty) {
             Elements::F32(x) => Data::F32(x.to_vec()),
             Elements::F64(x) => Data::F64(x.to_vec()),
@@ -98,11 +103,11 @@ impl Buffer {
             Elements::I64(x) => Data::I64(x.to_vec()),
             Elements::Bool(x) => Data::Bool(x.to_vec()),
         };
-        Value::new(ty.shape.clone(), data)
+        HostTensor::new(ty.shape.clone(), data)
     }
 
-    /// Writes a tensor here, which must fit.
-    pub fn write(&mut self, value: &Value) {
+    /// Writes a tensor, which must fit.
+    pub fn write(&mut self, value: &HostTensor) {
         let bytes: &[u8] = match value.data() {
             Data::F32(x) => bytemuck::cast_slice(x),
             Data::F64(x) => bytemuck::cast_slice(x),
@@ -116,34 +121,76 @@ impl Buffer {
     }
 }
 
-/// Buffers that one device uses again and again: after the first steps, memory is no longer asked for.
-#[derive(Default)]
+/// The memory of one device: its buffers, those in use and those that wait for reuse.
+///
+/// Released buffers are kept for results of the same size, as long as all buffers together fit the budget. Beyond it
+/// they are freed.
 pub struct Pool {
-    /// Given back, though others may still be reading; by size, smallest first.
+    /// Buffers that were given back, smallest first. Other devices may still read them.
     idle: Vec<Arc<Buffer>>,
+    /// Bytes of all buffers.
     held: u64,
+    peak: u64,
+    budget: u64,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self::within(u64::MAX)
+    }
 }
 
 impl Pool {
-    /// A buffer of at least so many bytes and unspecified content, which nobody else holds.
+    /// A pool that frees idle buffers before it holds more than `budget` bytes.
+    pub fn within(budget: u64) -> Self {
+        Self { idle: Vec::new(), held: 0, peak: 0, budget }
+    }
+
+    /// A buffer of at least `bytes` bytes and unspecified content, with no other holder.
     pub fn take(&mut self, bytes: usize) -> Arc<Buffer> {
         let bytes = bytes.div_ceil(64) * 64;
-        // A buffer may be an eighth larger than needed: enough to serve similar sizes, too little to waste much.
-        let most = bytes + bytes / 8;
         let first = self.idle.partition_point(|b| b.len() < bytes);
-        let fitting = self.idle[first..].iter_mut().take_while(|b| b.len() <= most);
-        let found = fitting.enumerate().find_map(|(at, b)| Arc::get_mut(b).map(|_| first + at));
-        match found {
-            Some(at) => self.idle.remove(at),
+        let mut same_size = self.idle[first..].iter_mut().take_while(|b| b.len() == bytes);
+        match same_size.position(|b| Arc::get_mut(b).is_some()) {
+            Some(at) => self.idle.remove(first + at),
             None => {
-                self.held += bytes as u64;
+                self.add(bytes);
                 Arc::new(Buffer::zeroed(bytes))
             }
         }
     }
 
-    /// Takes a buffer back, for use once nobody reads it any more. One that several values share may be given back
-    /// for each of them.
+    /// Counts a buffer of this many bytes that the device holds from now on.
+    pub fn add(&mut self, bytes: usize) {
+        self.make_room(bytes as u64);
+        self.held += bytes as u64;
+        self.peak = self.peak.max(self.held);
+    }
+
+    /// Counts memory that a kernel holds while it runs.
+    pub fn add_workspace(&mut self, bytes: u64) {
+        self.make_room(bytes);
+        self.peak = self.peak.max(self.held.saturating_add(bytes));
+    }
+
+    /// Frees idle buffers until `bytes` more fit the budget, or none is left: the smallest one that is enough, else the
+    /// largest.
+    fn make_room(&mut self, bytes: u64) {
+        loop {
+            let over = self.held.saturating_add(bytes).saturating_sub(self.budget);
+            if over == 0 {
+                return;
+            }
+            let free: Vec<usize> =
+                (0..self.idle.len()).filter(|&at| Arc::get_mut(&mut self.idle[at]).is_some()).collect();
+            let enough = free.iter().copied().find(|&at| self.idle[at].len() as u64 >= over);
+            let Some(at) = enough.or(free.last().copied()) else { return };
+            self.held -= self.idle.remove(at).len() as u64;
+        }
+    }
+
+    /// Takes a buffer back, for reuse once its last reader has dropped it. A buffer that several values share may be given
+    /// back once for each of them.
     pub fn give(&mut self, buffer: Arc<Buffer>) {
         let at = self.idle.partition_point(|b| b.len() < buffer.len());
         let mut same_size = self.idle[at..].iter().take_while(|b| b.len() == buffer.len());
@@ -152,9 +199,9 @@ impl Pool {
         }
     }
 
-    /// Bytes that this pool has asked the system for.
-    pub fn held(&self) -> u64 {
-        self.held
+    /// The most bytes that this pool has held at once.
+    pub fn peak(&self) -> u64 {
+        self.peak
     }
 }
 
@@ -174,7 +221,7 @@ mod tests {
         assert_ne!(second.bytes().as_ptr(), address, "still being read");
         drop(reader);
         assert_eq!(pool.take(1010).bytes().as_ptr(), address, "same cache lines");
-        assert_eq!(pool.held(), 2048);
+        assert_eq!(pool.peak(), 2048);
     }
 
     #[test]
@@ -189,11 +236,21 @@ mod tests {
     }
 
     #[test]
-    fn buffers_much_larger_than_needed_are_left_for_others() {
-        let mut pool = Pool::default();
-        let large = pool.take(1 << 20);
+    fn idle_buffers_of_other_sizes_are_freed_where_the_budget_needs_their_memory() {
+        let mut pool = Pool::within(1 << 20);
+        let large = pool.take(1 << 19);
+        let small = pool.take(1 << 10);
         pool.give(large);
-        assert_eq!(pool.take(64).len(), 64);
-        assert_eq!(pool.take((1 << 20) - 64).len(), 1 << 20);
+        pool.give(small);
+        let address = pool.idle[1].bytes().as_ptr();
+        assert_eq!(pool.take(1 << 18).len(), 1 << 18);
+        assert_eq!(pool.idle.len(), 2, "there is room for all three");
+        let next = pool.take(1 << 19);
+        assert_eq!(next.bytes().as_ptr(), address, "the same size is reused");
+        pool.give(next);
+        assert_eq!(pool.take((1 << 19) + 64).len(), (1 << 19) + 64);
+        assert_eq!(pool.idle.len(), 1, "the large one made room");
+        pool.add_workspace(1 << 17);
+        assert!(pool.peak() <= 1 << 20);
     }
 }

@@ -1,121 +1,209 @@
-//! Parallel against serial: how far a run is from the serial program, and how far rounding alone may take it.
+//! Compares a parallel run with the serial program, and bounds the difference that rounding explains.
 //!
-//! A parallel program adds in another order, so it rounds otherwise, and training amplifies that: hardly where layers are
-//! few, a million times and more where norms over few samples follow each other, since they divide by what is nearly
-//! nothing, and by what is left of gradients that cancel out where Adam divides them by their own size. How much a program
-//! amplifies is measured where it matters: the serial program is run once more, from weights and data whose last bits were
-//! changed, and a tensor may differ by so many times what that changes in it.
+//! A parallel program adds in another order, so it rounds differently, and training amplifies that. With few layers the
+//! amplification is small. Consecutive norms over few samples amplify a million times and more, since they divide by nearly
+//! zero; so does Adam, which divides gradients that cancel out by their own size. Where a tensor differs too much, the
+//! amplification in that tensor is measured: the serial program runs again with the last bits of weights, data and all sums
+//! changed ([`Serial::nudge`]). A tensor may differ by some times the change that this causes in it.
+//!
+//! Two differences are compared, the largest of all elements and the root mean square. Under Adam, rounding moves an element
+//! whose gradient is nearly zero as far as a mistake would; but only a mistake moves most elements.
+//!
+//! NaN and infinity are no rounding: they have to be where the serial program has them.
 
-use crate::outcome::{Outcome, relative_error};
+use crate::outcome::{Outcome, relative_errors};
 use crate::run::Options;
 use shardwright_graph::{DType, Graph};
 use shardwright_runtime::{RunError, Serial};
-use std::cell::OnceCell;
+use std::cell::RefCell;
 use std::time::Instant;
 
-/// How many times as far as one change of last bits at the start the rounding of all ops in all steps may lead.
-const MORE_ROUNDING: f64 = 10.0;
+/// Most difference by rounding in all ops and steps, relative to the change caused by changed last bits: of the largest
+/// difference, and of the root mean square, which varies less.
+const ROUNDING_FACTORS: [f64; 2] = [10.0, 4.0];
+/// Most serial runs with changed last bits. One run suffices for most programs; where gradients cancel out, a run may
+/// happen to change little.
+const MOST_NUDGED_RUNS: u64 = 4;
+/// A tolerance above this hides real mistakes.
+const WEAK_TOLERANCE: f64 = 0.05;
 
-/// The serial program's run that parallel ones are held against.
+/// The serial run that parallel runs are compared with.
 pub struct Check<'g> {
     graph: &'g Graph,
     options: Options<'g>,
-    expected: Expected,
-    /// What changes with the last bits; found out when it is needed.
-    changes: OnceCell<Vec<f64>>,
+    serial: SerialRun,
+    /// Relative changes caused by changed last bits, per nudged run; computed when first needed.
+    changes: RefCell<Vec<Vec<[f64; 2]>>>,
 }
 
-/// What a serial run gave.
-struct Expected {
+/// The results of a serial run.
+struct SerialRun {
     losses: Vec<f64>,
-    /// In the order of the graph's carries.
+    /// Final values of the carried tensors, in the order of the graph's carries.
     finals: Vec<Vec<f64>>,
     step_seconds: Vec<f64>,
 }
 
-/// How far a run is from the serial one.
+/// The difference between a run and the serial one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// The largest of all, relative as [`relative_error`] says.
-    pub max_relative_error: f64,
-    /// What is farthest beyond, or closest to, what rounding explains: `loss` or a tensor's name.
+    /// The tensor with the largest error relative to its tolerance: `loss` or a tensor's name.
     pub worst: String,
-    /// Its difference.
+    /// Its relative error ([`crate::relative_error`]), or the root mean square if that exceeds its tolerance by more.
     pub error: f64,
-    /// What rounding explains of it.
+    /// The relative error of it that rounding explains.
     pub tolerance: f64,
-    /// How many steps' losses are the serial ones bit by bit, from the first.
+    /// Number of steps from the first whose losses equal the serial ones bit by bit.
     pub bitwise_steps: usize,
+    /// A tensor with NaN or infinity where the serial program has another number, or the other way round.
+    pub misplaced: Option<String>,
+    /// How little the comparison means, where it means little: one sentence each.
+    pub weaknesses: Vec<String>,
 }
 
 impl Difference {
-    /// Whether rounding explains all of it.
+    /// Whether rounding explains the difference.
     pub fn is_rounding(&self) -> bool {
-        self.error.is_finite() && self.error <= self.tolerance
+        self.misplaced.is_none() && self.error <= self.tolerance
+    }
+}
+
+/// One compared tensor.
+struct Compared<'n> {
+    name: &'n str,
+    /// The largest relative error, and the root mean square.
+    errors: [f64; 2],
+    /// Whether NaN and infinity are at other places.
+    misplaced: bool,
+    /// Whether both have NaN or infinity, at the same places.
+    infinite: bool,
+}
+
+impl<'n> Compared<'n> {
+    fn new(name: &'n str, actual: &[f64], expected: &[f64]) -> Self {
+        let differs =
+            |(a, e): (&f64, &f64)| !(a.is_finite() && e.is_finite() || a.is_nan() && e.is_nan() || a == e);
+        let misplaced = actual.len() != expected.len() || actual.iter().zip(expected).any(differs);
+        let infinite = expected.iter().any(|e| !e.is_finite());
+        Self { name, errors: relative_errors(actual, expected), misplaced, infinite }
     }
 }
 
 impl<'g> Check<'g> {
     /// Runs the serial program.
     pub fn new(graph: &'g Graph, options: Options<'g>) -> Result<Self, RunError> {
-        let expected = Expected::of(graph, options, false)?;
-        Ok(Self { graph, options, expected, changes: OnceCell::new() })
+        let serial = SerialRun::of(graph, options, None)?;
+        Ok(Self { graph, options, serial, changes: RefCell::new(Vec::new()) })
     }
 
-    /// How long each of its steps took.
+    /// Seconds of each step of the serial run.
     pub fn step_seconds(&self) -> &[f64] {
-        &self.expected.step_seconds
+        &self.serial.step_seconds
     }
 
-    /// Compares losses and everything that is carried over.
+    /// Compares losses and all carried tensors.
     pub fn compare(&self, outcome: &Outcome) -> Result<Difference, RunError> {
         let plain = plain_tolerance(self.graph);
-        let expected = &self.expected;
-        let mut found: Vec<(&str, f64)> = vec![("loss", relative_error(&outcome.losses, &expected.losses))];
+        let expected = &self.serial;
+        let mut all = vec![Compared::new("loss", &outcome.losses, &expected.losses)];
         for (at, carry) in self.graph.carries.iter().enumerate() {
             let value = outcome.finals.iter().find(|(tensor, _)| *tensor == carry.old);
-            let error = value.map_or(f64::INFINITY, |(_, value)| {
-                relative_error(&value.to_f64_vec(), &expected.finals[at])
-            });
-            found.push((&self.graph.tensor(carry.old).name, error));
+            let value = value.map_or_else(Vec::new, |(_, value)| value.to_f64_vec());
+            all.push(Compared::new(&self.graph.tensor(carry.old).name, &value, &expected.finals[at]));
         }
         let same = |(a, b): &(&f64, &f64)| a.to_bits() == b.to_bits();
         let mut answer = Difference {
-            max_relative_error: found.iter().map(|(_, error)| *error).fold(0.0, f64::max),
             worst: "loss".into(),
             error: 0.0,
             tolerance: plain,
             bitwise_steps: outcome.losses.iter().zip(&expected.losses).take_while(same).count(),
+            misplaced: all.iter().find(|tensor| tensor.misplaced).map(|tensor| tensor.name.to_string()),
+            weaknesses: Vec::new(),
         };
-        for (at, (name, error)) in found.into_iter().enumerate() {
-            let tolerance = if error > plain { self.amplified(at)?.max(plain) } else { plain };
-            // Multiplied, since the answer's error may be zero.
-            if error * answer.tolerance > answer.error * tolerance {
-                answer = Difference { worst: name.into(), error, tolerance, ..answer };
+        let mut weak = Vec::new();
+        for (at, tensor) in all.iter().enumerate() {
+            let tolerances = self.tolerances(at, tensor.errors, plain)?;
+            if tolerances[1] > WEAK_TOLERANCE {
+                weak.push(tensor.name);
+            }
+            for (error, tolerance) in tensor.errors.into_iter().zip(tolerances) {
+                // Multiplied out, since the answer's error may be zero.
+                if error * answer.tolerance > answer.error * tolerance {
+                    answer = Difference { worst: tensor.name.into(), error, tolerance, ..answer };
+                }
             }
         }
+        answer.weaknesses = self.weaknesses(&all, &weak);
         Ok(answer)
     }
 
-    /// What rounding explains of a difference: the losses' (0), or of what is carried over.
-    fn amplified(&self, at: usize) -> Result<f64, RunError> {
-        Ok(MORE_ROUNDING * self.changes()?[at])
+    /// Why a comparison means little.
+    fn weaknesses(&self, all: &[Compared<'_>], weak: &[&str]) -> Vec<String> {
+        let mut weaknesses = Vec::new();
+        let losses = &self.serial.losses;
+        if losses.len() > 1 && losses.windows(2).all(|pair| pair[0].to_bits() == pair[1].to_bits()) {
+            weaknesses.push(
+                "the loss never changes, so the run checks little: are there weights, and gradients?".into(),
+            );
+        }
+        if let Some(infinite) = all.iter().find(|tensor| tensor.infinite && !tensor.misplaced) {
+            let count = all.iter().filter(|tensor| tensor.infinite).count();
+            weaknesses.push(format!(
+                "NaN or infinity in {count} of {} tensors ({} is the first), as in the serial program: these numbers are not \
+                 compared",
+                all.len(),
+                infinite.name
+            ));
+        }
+        if let [first, ..] = weak {
+            weaknesses.push(format!(
+                "rounding alone changes {} of {} tensors by over {:.0}% ({first} is the first), so mistakes in them would \
+                 pass: run in f64, or with more samples",
+                weak.len(),
+                all.len(),
+                WEAK_TOLERANCE * 100.0
+            ));
+        }
+        weaknesses
     }
 
-    /// By how much the losses and each of what is carried over change in the serial program itself, when the last bits of
-    /// all that it starts from change.
-    pub fn changes(&self) -> Result<&[f64], RunError> {
-        if let Some(known) = self.changes.get() {
-            return Ok(known);
+    /// The relative errors that rounding explains, of the losses at 0 and of the carried tensors after it. Runs the serial
+    /// program with changed last bits until the errors are explained or the runs are used up.
+    fn tolerances(&self, at: usize, errors: [f64; 2], plain: f64) -> Result<[f64; 2], RunError> {
+        let mut tolerances = [plain; 2];
+        let explained =
+            |tolerances: &[f64; 2]| errors.iter().zip(tolerances).all(|(error, most)| error <= most);
+        for run in 0..MOST_NUDGED_RUNS {
+            if explained(&tolerances) || errors[0].is_infinite() {
+                break;
+            }
+            let changes = self.changes(run, at)?;
+            for i in 0..2 {
+                // A change to NaN says nothing about the size of a difference.
+                if changes[i].is_finite() {
+                    tolerances[i] = tolerances[i].max(ROUNDING_FACTORS[i] * changes[i]);
+                }
+            }
         }
-        let (nudged, expected) = (Expected::of(self.graph, self.options, true)?, &self.expected);
-        let finals = nudged.finals.iter().zip(&expected.finals).map(|(a, b)| relative_error(a, b));
-        let changes = [relative_error(&nudged.losses, &expected.losses)].into_iter().chain(finals).collect();
-        Ok(self.changes.get_or_init(|| changes))
+        Ok(tolerances)
+    }
+
+    /// The relative changes of the losses (at 0) or of a carried tensor in one run of the serial program with changed last
+    /// bits: the largest, and the root mean square.
+    pub fn changes(&self, run: u64, at: usize) -> Result<[f64; 2], RunError> {
+        let mut known = self.changes.borrow_mut();
+        while known.len() as u64 <= run {
+            let seed = self.options.seed.wrapping_add(known.len() as u64);
+            let (nudged, expected) = (SerialRun::of(self.graph, self.options, Some(seed))?, &self.serial);
+            let finals = nudged.finals.iter().zip(&expected.finals).map(|(a, b)| relative_errors(a, b));
+            let losses = relative_errors(&nudged.losses, &expected.losses);
+            known.push([losses].into_iter().chain(finals).collect());
+        }
+        Ok(known[run as usize][at])
     }
 }
 
-/// What the rounding of a few steps comes to where nothing amplifies it.
+/// The relative error that rounding explains in a few steps where nothing amplifies it.
 fn plain_tolerance(graph: &Graph) -> f64 {
     let floats = graph.tensors.iter().map(|t| t.ty.dtype).filter(|dtype| dtype.is_float());
     let of = |dtype| match dtype {
@@ -126,14 +214,14 @@ fn plain_tolerance(graph: &Graph) -> f64 {
     floats.map(of).fold(1e-10, f64::max)
 }
 
-impl Expected {
-    fn of(graph: &Graph, options: Options<'_>, nudged: bool) -> Result<Self, RunError> {
+impl SerialRun {
+    fn of(graph: &Graph, options: Options<'_>, nudges: Option<u64>) -> Result<Self, RunError> {
         let mut serial = Serial::new(graph, options.seed, &[]);
         for (tensor, value) in options.given {
             serial.set(*tensor, value.clone())?;
         }
-        if nudged {
-            serial.nudge(options.seed);
+        if let Some(seed) = nudges {
+            serial.nudge(seed);
         }
         let (mut losses, mut step_seconds) = (Vec::new(), Vec::new());
         for _ in 0..options.steps {

@@ -1,15 +1,16 @@
-//! What connects the devices: a slot for every message of a step, a bell for every device, one alarm for all.
+//! The connections between devices: a slot for every message of a step, a notifier for every device, one stop signal for all.
 //!
-//! Devices of one process pass references to buffers. What goes to another process is packed and sent by its
-//! [`Remote`]; what comes from one is put into the same slots, so that devices need not know.
+//! Devices of one process pass references to buffers. [`RemoteProcesses`] packs and sends messages to other processes. Messages
+//! from other processes go into the same slots, so a receiver need not distinguish them.
 
-use crate::bell::{Alarm, Bell};
 use crate::buffer::Buffer;
-use crate::remote::Remote;
+use crate::notifier::{Notifier, StopSignal};
+use crate::remote::RemoteProcesses;
 use crate::slot::Slot;
 use crate::walk::Walk;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A message that one device sends to another once in every step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,22 +19,22 @@ pub struct Edge {
     pub from: u32,
     /// The receiver.
     pub to: u32,
-    /// What the receiver needs of it.
+    /// Bytes that the receiver needs of it.
     pub bytes: u64,
 }
 
-/// Which devices share a process: equal runs of them, as far as that goes.
+/// Assigns devices to processes, in contiguous ranges whose lengths differ by at most one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
-    /// How many devices there are.
+pub struct ProcessMap {
+    /// Number of devices.
     pub devices: u32,
-    /// How many processes: from one to the number of devices.
+    /// Number of processes, from one to the number of devices.
     pub processes: u32,
 }
 
-impl Placement {
+impl ProcessMap {
     /// The devices of a process.
-    pub fn of(&self, process: u32) -> Range<u32> {
+    pub fn devices_of(&self, process: u32) -> Range<u32> {
         let start =
             |process: u32| (u64::from(self.devices) * u64::from(process) / u64::from(self.processes)) as u32;
         start(process)..start(process + 1)
@@ -41,7 +42,10 @@ impl Placement {
 
     /// The process of a device.
     pub fn process(&self, device: u32) -> u32 {
-        (0..self.processes).find(|&process| self.of(process).contains(&device)).unwrap_or(0)
+        let process = (0..self.processes).find(|&process| self.devices_of(process).contains(&device));
+        debug_assert!(process.is_some(), "device {device} of {}", self.devices);
+        // Only an unknown device is in no process; its messages then stay in the first one.
+        process.unwrap_or(0)
     }
 
     /// Whether two devices share a process.
@@ -50,44 +54,47 @@ impl Placement {
     }
 }
 
-/// How a message is packed that leaves the process.
+/// How a message to another process is packed.
 #[derive(Clone, Debug)]
 pub struct Packing {
-    /// From the sender's buffer to what is sent.
+    /// From the sender's buffer to the message.
     pub walk: Walk,
     /// Bytes per element.
     pub size: usize,
 }
 
-/// What connects the devices of this process with each other, and with those of others.
+/// Connects the devices of this process with each other and with those of other processes.
 pub struct Fabric {
     edges: Vec<Edge>,
     slots: Vec<Slot>,
-    bells: Vec<Bell>,
+    /// Per message: whether the receiver is done with the sender's buffer.
+    released: Vec<AtomicBool>,
+    notifiers: Vec<Notifier>,
     /// Raised when a device fails.
-    pub alarm: Alarm,
-    /// Whether there are more devices than cores, so that spinning would take time from those that work.
+    pub stop: StopSignal,
+    /// Whether there are more devices than cores, so that spinning would take time from working devices.
     crowded: bool,
-    /// The other processes.
-    remote: Option<Remote>,
+    /// The other processes; none where all devices are in this one.
+    remote: Option<RemoteProcesses>,
 }
 
 impl Fabric {
-    /// For so many devices and these messages, all in this process.
+    /// The fabric of `devices` devices with these messages, all in this process.
     pub fn new(devices: usize, edges: Vec<Edge>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             slots: edges.iter().map(|_| Slot::default()).collect(),
-            bells: (0..devices).map(|_| Bell::default()).collect(),
+            released: edges.iter().map(|_| AtomicBool::new(true)).collect(),
+            notifiers: (0..devices).map(|_| Notifier::default()).collect(),
             edges,
-            alarm: Alarm::default(),
+            stop: StopSignal::default(),
             crowded: devices > cores,
             remote: None,
         }
     }
 
-    /// The same with other processes, to which `remote` leads.
-    pub fn with_remote(mut self, remote: Remote) -> Self {
+    /// The same, connected with other processes.
+    pub fn with_remote(mut self, remote: RemoteProcesses) -> Self {
         self.remote = Some(remote);
         self
     }
@@ -97,66 +104,85 @@ impl Fabric {
         &self.edges
     }
 
-    /// A device's bell.
-    pub fn bell(&self, device: u32) -> &Bell {
-        &self.bells[device as usize]
+    /// A device's notifier.
+    pub fn notifier(&self, device: u32) -> &Notifier {
+        &self.notifiers[device as usize]
     }
 
-    /// Sends a message; false where the last one along this edge was not taken yet.
+    /// Sends a message; false where the last one along this edge has not been received yet.
     pub fn send(&self, edge: u32, buffer: &Arc<Buffer>, packing: Option<&Packing>) -> bool {
         match (packing, &self.remote) {
             (Some(packing), Some(remote)) => remote.send(edge, self.edges[edge as usize], buffer, packing),
-            _ => self.deliver(edge, buffer),
+            _ => {
+                let released = &self.released[edge as usize];
+                // No buffer is sent before the last one along the edge is released.
+                released.swap(false, Ordering::AcqRel) && self.deliver(edge, buffer)
+            }
         }
     }
 
-    /// Puts a message where its receiver finds it; false where the last one was not taken yet.
+    /// Puts a message into its slot; false where the last one has not been received yet.
     pub fn deliver(&self, edge: u32, buffer: &Arc<Buffer>) -> bool {
         let sent = self.slots[edge as usize].put(buffer);
         if sent {
-            self.bell(self.edges[edge as usize].to).ring();
+            self.notifier(self.edges[edge as usize].to).notify();
         }
         sent
     }
 
-    /// Takes a message, if it has come.
+    /// Receives a message; none where it has not arrived.
     pub fn receive(&self, edge: u32) -> Option<Arc<Buffer>> {
         let buffer = self.slots[edge as usize].take()?;
         let from = self.edges[edge as usize].from;
         match &self.remote {
             Some(remote) if !remote.is_here(from) => remote.acknowledge(edge, from),
-            // The sender may be waiting to send the next step's.
-            _ => self.bell(from).ring(),
+            // The sender may be waiting to send the next step's message.
+            _ => self.notifier(from).notify(),
         }
         Some(buffer)
     }
 
-    /// Another process has taken the last message along an edge.
+    /// Tells the sender of a message that its receiver no longer reads the buffer.
+    pub fn release(&self, edge: u32) {
+        self.released[edge as usize].store(true, Ordering::Release);
+        let from = self.edges[edge as usize].from;
+        if self.remote.as_ref().is_none_or(|remote| remote.is_here(from)) {
+            self.notifier(from).notify();
+        }
+    }
+
+    /// Whether the receiver of the last message along an edge no longer reads its buffer. A message to another process
+    /// is a copy.
+    pub fn is_released(&self, edge: u32) -> bool {
+        self.released[edge as usize].load(Ordering::Acquire)
+    }
+
+    /// Records that another process has received the last message along an edge.
     pub fn acknowledged(&self, edge: u32) {
         if let Some(remote) = &self.remote {
             remote.acknowledged(edge);
         }
-        self.bell(self.edges[edge as usize].from).ring();
+        self.notifier(self.edges[edge as usize].from).notify();
     }
 
-    /// Waits until a device's bell has rung more often than `seen`, or a short while.
+    /// Waits until a device has been notified since its count was `seen`, for a short while at most.
     pub fn wait(&self, device: u32, seen: u32) {
-        self.bell(device).wait(seen, self.crowded);
+        self.notifier(device).wait(seen, self.crowded);
     }
 
-    /// Stops all devices, those of other processes too.
+    /// Stops all devices, including those of other processes.
     pub fn fail(&self, reason: impl Into<String>) {
-        self.alarm.raise(reason);
-        if let (Some(remote), Some(reason)) = (&self.remote, self.alarm.reason()) {
-            remote.tell(&reason);
+        self.stop.raise(reason);
+        if let (Some(remote), Some(reason)) = (&self.remote, self.stop.reason()) {
+            remote.broadcast_failure(&reason);
         }
-        self.bells.iter().for_each(Bell::ring);
+        self.notifiers.iter().for_each(Notifier::notify);
     }
 
-    /// All devices of this process have done their work: waits until those of the others have.
-    pub fn part(&self) {
+    /// Waits until the devices of all other processes are done too. Those of this process are.
+    pub fn finish(&self) {
         if let Some(remote) = &self.remote {
-            remote.part(&self.alarm);
+            remote.finish(&self.stop);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Runs parallel programs on this machine: one worker per device, and true collectives between them.
 //!
 //! Devices share nothing but messages: references to buffers, passed through slots without locks. A collective is an
-//! [`Exchange`]: every member gives its block to those who need parts of it, and copies or adds up what it needs from
-//! the blocks of others. Nothing waits inside an exchange, so a device computes while messages are on their way.
+//! [`Exchange`]: every member sends its block to the members that need parts of it, and copies or reduces the blocks
+//! that it receives. Nothing waits inside an exchange, so a device computes while messages are on their way.
 //!
 //! ```
 //! use shardwright_engine::{Exchange, Member};
@@ -16,16 +16,18 @@
 //! # Ok::<(), shardwright_engine::ExchangeError>(())
 //! ```
 //!
-//! [`run`] trains a lowered program for some steps and returns losses, weights and times; [`Check`] holds them against
-//! the serial program's.
+//! [`run`] trains a lowered program for some steps and returns losses, weights and times. [`Check`] compares them with
+//! those of the serial program.
 
 mod assist;
-mod bell;
 mod buffer;
 mod check;
 mod exchange;
 mod fabric;
+mod footprint;
+mod notifier;
 mod outcome;
+mod predict;
 mod prepare;
 mod probe;
 mod remote;
@@ -37,18 +39,20 @@ mod walk;
 mod wire;
 mod worker;
 
-pub use assist::Guide;
-pub use bell::{Alarm, Bell};
+pub use assist::PlannedSchedule;
 pub use buffer::{Buffer, Pool};
 pub use check::{Check, Difference};
-pub use exchange::{Exchange, ExchangeError, Member, Take, all_reduce, extents};
-pub use fabric::{Edge, Fabric, Packing, Placement};
+pub use exchange::{BlockSource, Exchange, ExchangeError, Member, all_reduce};
+pub use fabric::{Edge, Fabric, Packing, ProcessMap};
+pub use footprint::{held_bytes, serial_bytes};
+pub use notifier::{Notifier, StopSignal};
 pub use outcome::{Outcome, assemble, median_after_first, relative_error};
-pub use prepare::{DeviceProgram, Job, Local, PrepareError, Prepared, SourceBlock, Task};
-pub use probe::{Groups, collective_seconds};
-pub use remote::{Remote, Sockets};
-pub use role::{Progress, Role};
+pub use predict::predicted_step_seconds;
+pub use prepare::{DeviceProgram, InitialBlock, Job, LocalValue, PrepareError, Task, TaskGraph};
+pub use probe::{WorkerGroups, collective_seconds};
+pub use remote::{RemoteProcesses, Sockets};
+pub use role::{ExchangeRole, Progress};
 pub use run::{DeviceOutcome, EngineError, Options, run, run_devices};
-pub use walk::{Combine, Place, Walk};
+pub use walk::{BlockView, Walk};
 pub use wire::{read_outcomes, write_outcomes};
-pub use worker::{Event, Spent};
+pub use worker::{DeviceTimes, TraceEvent};

@@ -1,107 +1,106 @@
-//! How long this machine's threads take for collectives: the engine's own, all devices at once, nothing else going on.
+//! Times the engine's collectives on this machine: all devices at once, with no other work.
 
 use crate::buffer::Pool;
 use crate::exchange::{Exchange, ExchangeError, Member, all_reduce};
-use crate::fabric::{Edge, Fabric, Placement};
-use crate::role::{Progress, Role};
-use crate::walk::Combine;
-use shardwright_cost::Collective;
-use shardwright_graph::{Block, DType};
+use crate::fabric::{Edge, Fabric, ProcessMap};
+use crate::role::{ExchangeRole, Progress};
+use shardwright_cost::{Collective, Reduction};
+use shardwright_graph::{Block, DType, block::elements};
 use shardwright_runtime::{cores::on_each, measure::median};
 use smallvec::smallvec;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Rounds that are timed, after as many that warm up.
+/// Number of timed rounds, after as many warm-up rounds.
 const ROUNDS: usize = 5;
 
-/// Where threads meet and go on at once. Waiting is looking again and again: threads that sleep wake up one after the other, and
-/// what is to be timed would be over before the last has begun.
-struct Gate {
+/// A barrier that spins. Sleeping threads wake up one after the other, so the timed collective would be over
+/// before the last of them has begun.
+struct SpinBarrier {
     threads: usize,
     arrived: AtomicUsize,
 }
 
-impl Gate {
+impl SpinBarrier {
     fn new(threads: usize) -> Self {
         Self { threads, arrived: AtomicUsize::new(0) }
     }
 
     fn wait(&self) {
         let round = self.arrived.fetch_add(1, Ordering::AcqRel) / self.threads;
-        let mut looks = 0u32;
+        let mut spins = 0u32;
         while self.arrived.load(Ordering::Acquire) < (round + 1) * self.threads {
-            looks += 1;
-            // With fewer cores than threads, somebody else needs this one.
-            if looks > 10_000 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            spins += 1;
+            // With fewer cores than threads, another thread needs this core.
+            if spins > 10_000 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
 }
 
-/// Who talks to whom.
+/// The groups of workers that run a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Groups {
-    /// How many workers there are.
+pub struct WorkerGroups {
+    /// Number of workers.
     pub workers: usize,
-    /// How many of them talk to each other; all groups do so at once. It divides their number.
+    /// Workers per group, a divisor of their number. All groups run at once.
     pub members: usize,
 }
 
-/// The exchanges that a collective of so many bytes (the larger side on a device) consists of; none for collectives that are not measured.
+/// The exchanges of a collective of `bytes` bytes (the larger side on a device); none for collectives that are not measured.
 fn stages(kind: Collective, members: usize, bytes: u64) -> Result<Option<Vec<Exchange>>, ExchangeError> {
     let share = bytes.div_ceil(4).div_ceil(members as u64);
-    let (elements, parts) = (share * members as u64, members as u64);
+    let (total, parts) = (share * members as u64, members as u64);
     let part = |m: usize| m as u64 * share..(m as u64 + 1) * share;
-    let whole = || -> Option<Block> { Some(smallvec![0..elements]) };
+    let whole = || -> Option<Block> { Some(smallvec![0..total]) };
     let own = |m: usize| -> Option<Block> { Some(smallvec![part(m)]) };
     let between = |combine, member: &dyn Fn(usize) -> Member| {
         Ok(Some(vec![Exchange::between(DType::F32, combine, (0..members).map(member).collect())?]))
     };
     match kind {
-        Collective::AllReduce => all_reduce(DType::F32, Combine::Sum, elements, members).map(Some),
+        Collective::AllReduce => all_reduce(DType::F32, Reduction::Sum, total, members).map(Some),
         Collective::ReduceScatter => {
-            between(Some(Combine::Sum), &|m| Member { holds: whole(), wants: own(m) })
+            between(Some(Reduction::Sum), &|m| Member { holds: whole(), wants: own(m) })
         }
         Collective::AllGather => between(None, &|m| Member { holds: own(m), wants: whole() }),
         // Rows of a matrix become columns.
         Collective::AllToAll => between(None, &|m| {
             let row = m as u64..m as u64 + 1;
-            Member { holds: Some(smallvec![row, 0..elements]), wants: Some(smallvec![0..parts, part(m)]) }
+            Member { holds: Some(smallvec![row, 0..total]), wants: Some(smallvec![0..parts, part(m)]) }
         }),
         _ => Ok(None),
     }
 }
 
-/// Seconds of one collective of so many bytes (the larger side on a device) in groups of workers: the median of some
-/// rounds, each from when all are ready to when the last is done. What is sent has just been written, as a gradient has; what is received comes where
-/// nobody has been lately, as in a step. None for collectives that are not measured.
+/// Seconds of one collective of `bytes` bytes (the larger side on a device) in groups of workers; none for collectives that
+/// are not measured.
+///
+/// The median of some rounds, each from the common start to the end of the slowest worker. As in a step, the sent data has just been
+/// written, and the received data goes to memory that no cache holds.
 pub fn collective_seconds(
     kind: Collective,
-    Groups { workers, members }: Groups,
+    WorkerGroups { workers, members }: WorkerGroups,
     bytes: u64,
 ) -> Result<Option<f64>, ExchangeError> {
     let Some(stages) = stages(kind, members, bytes)? else { return Ok(None) };
     let mut edges: Vec<Edge> = Vec::new();
     let devices: Vec<u32> = (0..workers as u32).collect();
-    let placement = Placement { devices: workers as u32, processes: 1 };
+    let process_map = ProcessMap { devices: workers as u32, processes: 1 };
     // Per stage: the role of every worker.
-    let roles: Vec<Vec<Role>> = stages
+    let roles: Vec<Vec<ExchangeRole>> = stages
         .iter()
         .map(|stage| {
             let groups = devices.chunks_exact(members);
-            groups.flat_map(|group| Role::of(stage, group, &placement, &mut edges)).collect()
+            groups.flat_map(|group| ExchangeRole::of(stage, group, &process_map, &mut edges)).collect()
         })
         .collect();
-    let size = |block: &Option<Block>| {
-        block.iter().flatten().map(|range| range.end - range.start).product::<u64>() * 4
-    };
-    let held: Vec<u64> = stages[0].members.iter().map(|member| size(&member.holds)).collect();
-    let (fabric, barrier) = (Fabric::new(workers, edges), Gate::new(workers));
+    let bytes_of = |block: &Option<Block>| block.as_ref().map_or(0, elements) * DType::F32.bytes();
+    let held: Vec<u64> = stages[0].members.iter().map(|member| bytes_of(&member.holds)).collect();
+    let (fabric, barrier) = (Fabric::new(workers, edges), SpinBarrier::new(workers));
     let work = |_, device: u32| -> Vec<f64> {
-        fabric.bell(device).claim();
+        fabric.notifier(device).claim();
         let (mut pool, mut progress) = (Pool::default(), Progress::default());
         let mut seconds = Vec::new();
-        // The first time around, memory is asked for.
+        // The first time around, memory is allocated.
         for timed in [false, true] {
             let mut results = Vec::new();
             for _ in 0..ROUNDS {
@@ -146,12 +145,12 @@ mod tests {
             for (workers, members) in [(1, 1), (2, 2), (3, 3), (4, 2)] {
                 for bytes in [4, 100_000] {
                     let seconds =
-                        collective_seconds(kind, Groups { workers, members }, bytes).unwrap().unwrap();
+                        collective_seconds(kind, WorkerGroups { workers, members }, bytes).unwrap().unwrap();
                     assert!(seconds > 0.0 && seconds.is_finite(), "{kind:?} {workers} {bytes}: {seconds}");
                 }
             }
         }
-        let two = Groups { workers: 2, members: 2 };
+        let two = WorkerGroups { workers: 2, members: 2 };
         assert_eq!(collective_seconds(Collective::Broadcast, two, 64), Ok(None));
     }
 }

@@ -1,63 +1,71 @@
-//! What one device does in an exchange, and how far it has come.
+//! One device's part in an exchange, and its progress in the current step.
 //!
-//! Nothing here waits: a device looks at all its exchanges in turn and does whatever can be done. Blocks that are only
-//! copied are copied as they arrive; partial results are combined when all of them have arrived, in the order of
+//! Nothing here waits: a device visits all its exchanges in turn and advances each as far as it can. Blocks that are only
+//! copied are copied as they arrive. Partial results are combined once all of them have arrived, in the order of
 //! the group.
 
 use crate::buffer::{Buffer, Pool};
-use crate::exchange::{Exchange, extents};
-use crate::fabric::{Edge, Fabric, Packing, Placement};
-use crate::walk::{Combine, Walk};
-use shardwright_graph::DType;
+use crate::exchange::Exchange;
+use crate::fabric::{Edge, Fabric, Packing, ProcessMap};
+use crate::walk::Walk;
+use shardwright_cost::Reduction;
+use shardwright_graph::{DType, block::elements};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Where a part comes from.
+/// Where a part of the result comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    /// What the device holds itself.
+enum PartSource {
+    /// The device's own block.
     Own,
-    /// A message, by its place among those received.
+    /// A message, by its position among the received ones.
     Message(usize),
 }
 
 #[derive(Clone, Debug)]
 struct Part {
-    from: SmallVec<[Source; 1]>,
+    from: SmallVec<[PartSource; 1]>,
     walk: Walk,
 }
 
 /// One device's part in an exchange.
 #[derive(Clone, Debug)]
-pub struct Role {
+pub struct ExchangeRole {
     dtype: DType,
-    combine: Option<Combine>,
-    /// Edges to send along, and how what is sent is packed where it leaves the process.
+    combine: Option<Reduction>,
+    /// Edges to send along, and the packing of messages to other processes.
     sends: Vec<(u32, Option<Packing>)>,
     /// Edges to receive from.
     receives: Vec<u32>,
     parts: Vec<Part>,
-    /// Bytes of the result, where there is one.
+    /// Bytes of the result; none where the device gets none.
     result: Option<usize>,
-    /// Whether the result is what the device holds already.
+    /// Whether the result is the block that the device holds already.
     unchanged: bool,
 }
 
-impl Role {
-    /// The roles of an exchange's members, who are these devices; adds the messages that they send to `edges`.
-    /// Between processes, just what is needed is sent; within one, the receiver sees all that the sender has.
+impl ExchangeRole {
+    /// Whether the result is the block that the device holds already: no memory is needed.
+    pub fn is_unchanged(&self) -> bool {
+        self.unchanged
+    }
+
+    /// The roles of these devices, the members of an exchange. Adds the messages between them to `edges`.
+    /// Between processes only the needed block is sent. Within one, the receiver reads the sender's whole buffer.
     pub fn of(
         exchange: &Exchange,
         devices: &[u32],
-        placement: &Placement,
+        process_map: &ProcessMap,
         edges: &mut Vec<Edge>,
-    ) -> Vec<Role> {
-        let apart = |from: usize, to: usize| !placement.together(devices[from], devices[to]);
+    ) -> Vec<ExchangeRole> {
+        let apart = |from: usize, to: usize| !process_map.together(devices[from], devices[to]);
         let count = exchange.members.len();
         let mut sends = vec![Vec::new(); count];
         let mut receives: Vec<Vec<(usize, u32)>> = vec![Vec::new(); count];
         for to in 0..count {
-            for from in exchange.takes[to].iter().flat_map(|take| &take.from).filter(|&&from| from != to) {
+            for from in
+                exchange.sources[to].iter().flat_map(|source| &source.from).filter(|&&from| from != to)
+            {
                 let edge = edges.len() as u32;
                 let packing = exchange.packing(*from, to);
                 let bytes =
@@ -71,12 +79,12 @@ impl Role {
         }
         let role = |to: usize| {
             let source = |from: &usize| match receives[to].iter().position(|(member, _)| member == from) {
-                Some(at) => Source::Message(at),
-                None => Source::Own,
+                Some(at) => PartSource::Message(at),
+                None => PartSource::Own,
             };
             let parts = exchange.assemblies(to, |from| apart(from, to)).into_iter();
             let member = &exchange.members[to];
-            Role {
+            ExchangeRole {
                 dtype: exchange.dtype,
                 combine: exchange.combine,
                 sends: sends[to].clone(),
@@ -87,7 +95,7 @@ impl Role {
                 result: member
                     .wants
                     .as_ref()
-                    .map(|wants| (extents(wants).elements() * exchange.dtype.bytes()) as usize),
+                    .map(|wants| (elements(wants) * exchange.dtype.bytes()) as usize),
                 unchanged: receives[to].is_empty() && member.wants == member.holds,
             }
         };
@@ -95,21 +103,24 @@ impl Role {
     }
 }
 
-/// A message to be received.
+/// The state of a message to be received.
 #[derive(Clone, Default)]
 enum Message {
+    /// It has not arrived.
     #[default]
-    Awaited,
-    Here(Arc<Buffer>),
-    Used,
+    Pending,
+    /// It has arrived.
+    Ready(Arc<Buffer>),
+    /// All parts that need it are assembled.
+    Consumed,
 }
 
-/// How far a device has come in an exchange of this step.
+/// The progress of one device in an exchange of this step.
 #[derive(Default)]
 pub struct Progress {
-    /// How many of the sends are done.
+    /// Number of messages sent.
     sent: usize,
-    /// How many parts of the result are done.
+    /// Number of parts of the result that are done.
     assembled: usize,
     messages: SmallVec<[Message; 8]>,
     done: SmallVec<[bool; 8]>,
@@ -117,17 +128,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Makes it ready for the next step.
-    pub fn restart(&mut self, role: &Role) {
+    /// Resets it for the next step.
+    pub fn restart(&mut self, role: &ExchangeRole) {
         (self.sent, self.assembled) = (0, 0);
         self.messages.clear();
-        self.messages.resize(role.receives.len(), Message::Awaited);
+        self.messages.resize(role.receives.len(), Message::Pending);
         self.done.clear();
         self.done.resize(role.parts.len(), false);
     }
 
-    /// Gives `own` to those who wait for it and have taken the last step's.
-    pub fn announce(&mut self, role: &Role, fabric: &Fabric, own: Option<&Arc<Buffer>>) {
+    /// Sends `own` to the members that need it, as far as they have received the last step's message.
+    pub fn announce(&mut self, role: &ExchangeRole, fabric: &Fabric, own: Option<&Arc<Buffer>>) {
         let Some(own) = own else { return };
         while let Some((edge, packing)) = role.sends.get(self.sent) {
             if !fabric.send(*edge, own, packing.as_ref()) {
@@ -137,11 +148,11 @@ impl Progress {
         }
     }
 
-    /// Takes part in an exchange from its beginning to its end, waiting for the others; gives the result, if there is one.
-    /// None as well where somebody failed.
+    /// Runs an exchange from beginning to end, waiting for the other members. Returns the result; none where the device gets none
+    /// or another device failed.
     pub fn complete(
         &mut self,
-        role: &Role,
+        role: &ExchangeRole,
         fabric: &Fabric,
         device: u32,
         own: Option<&Arc<Buffer>>,
@@ -149,26 +160,26 @@ impl Progress {
     ) -> Option<Arc<Buffer>> {
         self.restart(role);
         loop {
-            let seen = fabric.bell(device).rings();
+            let seen = fabric.notifier(device).notifications();
             if self.advance(role, fabric, own, pool) {
                 return self.take_result();
             }
-            if fabric.alarm.is_raised() {
+            if fabric.stop.is_raised() {
                 return None;
             }
             fabric.wait(device, seen);
         }
     }
 
-    /// How many parts of the result are done.
+    /// Number of parts of the result that are done.
     pub fn assembled(&self) -> usize {
         self.assembled
     }
 
-    /// Does what can be done, now that `own` is there; true once all is done.
+    /// Advances the exchange as far as possible, given the device's own block; true once it is complete.
     pub fn advance(
         &mut self,
-        role: &Role,
+        role: &ExchangeRole,
         fabric: &Fabric,
         own: Option<&Arc<Buffer>>,
         pool: &mut Pool,
@@ -176,23 +187,25 @@ impl Progress {
         self.announce(role, fabric, own);
         if self.assembled < role.parts.len() {
             for (message, &edge) in self.messages.iter_mut().zip(&role.receives) {
-                if let Message::Awaited = message
+                if let Message::Pending = message
                     && let Some(buffer) = fabric.receive(edge)
                 {
-                    *message = Message::Here(buffer);
+                    *message = Message::Ready(buffer);
                 }
             }
-            self.assemble(role, own, pool);
+            self.assemble(role, fabric, own, pool);
         }
-        self.sent == role.sends.len() && self.assembled == role.parts.len()
+        // The device's own block is held until its last receiver has read it.
+        let released = || role.sends.iter().all(|(edge, _)| fabric.is_released(*edge));
+        self.sent == role.sends.len() && self.assembled == role.parts.len() && released()
     }
 
-    /// The result, once all is done.
+    /// The result of a complete exchange.
     pub fn take_result(&mut self) -> Option<Arc<Buffer>> {
         self.result.take()
     }
 
-    fn assemble(&mut self, role: &Role, own: Option<&Arc<Buffer>>, pool: &mut Pool) {
+    fn assemble(&mut self, role: &ExchangeRole, fabric: &Fabric, own: Option<&Arc<Buffer>>, pool: &mut Pool) {
         let Some(bytes) = role.result else { return };
         if role.unchanged {
             self.result = own.cloned();
@@ -201,11 +214,11 @@ impl Progress {
         }
         let size = role.dtype.bytes() as usize;
         for (done, part) in self.done.iter_mut().zip(&role.parts).filter(|(done, _)| !**done) {
-            let source = |from: &Source| match from {
-                Source::Own => own.map(|own| own.bytes()),
-                Source::Message(at) => match &self.messages[*at] {
-                    Message::Here(buffer) => Some(buffer.bytes()),
-                    Message::Awaited | Message::Used => None,
+            let source = |from: &PartSource| match from {
+                PartSource::Own => own.map(|own| own.bytes()),
+                PartSource::Message(at) => match &self.messages[*at] {
+                    Message::Ready(buffer) => Some(buffer.bytes()),
+                    Message::Pending | Message::Consumed => None,
                 },
             };
             let sources: SmallVec<[&[u8]; 16]> = part.from.iter().map_while(source).collect();
@@ -223,8 +236,9 @@ impl Progress {
             *done = true;
             self.assembled += 1;
             for from in &part.from {
-                if let Source::Message(at) = from {
-                    self.messages[*at] = Message::Used;
+                if let PartSource::Message(at) = from {
+                    self.messages[*at] = Message::Consumed;
+                    fabric.release(role.receives[*at]);
                 }
             }
         }

@@ -1,51 +1,52 @@
-//! A run: one thread per device, some steps, and what came of it.
+//! A run: one thread per device, some training steps, and the devices' outcomes.
 
-use crate::assist::{Floor, Guide};
+use crate::assist::{PlannedSchedule, StealPool};
 use crate::buffer::Buffer;
 use crate::fabric::Fabric;
 use crate::outcome::Outcome;
-use crate::prepare::{PrepareError, Prepared};
-use crate::worker::{Circumstances, Event, Spent, Stop, Worker};
+use crate::prepare::{InitialBlock, PrepareError, TaskGraph};
+use crate::worker::{DeviceTimes, Stop, TraceEvent, Worker, WorkerOptions};
 use shardwright_graph::{Block, Graph, TensorId};
 use shardwright_lower::{ParallelGraph, Work};
-use shardwright_runtime::{Value, cores::pin, initial_block};
-use std::collections::BTreeMap;
+use shardwright_runtime::{HostTensor, cores::pin, initial_block};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::Instant;
 
-/// What to run.
+/// How to run a program.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
-    /// First values of tensors that no op makes, as far as they are known, in the order of the tensors.
-    pub given: &'a [(TensorId, Value)],
-    /// Decides all other weights and data.
+    /// Known initial values of tensors that no op produces, in the order of the tensors.
+    pub given: &'a [(TensorId, HostTensor)],
+    /// Seed of all other weights and data.
     pub seed: u64,
-    /// How many training steps.
+    /// Number of training steps.
     pub steps: usize,
-    /// Whether to write down when every device did what.
+    /// Whether to record trace events.
     pub trace: bool,
-    /// Whether the weights at the end are wanted.
+    /// Whether to return the final weights.
     pub finals: bool,
-    /// Devices that take so many times as long as they could to compute, to see what becomes of a run.
+    /// Devices that are slowed down on purpose, each with its factor.
     pub slow: &'a [(u32, f64)],
-    /// Lets devices that are late hand over work to others of their process; the plan tells who is late.
-    pub assist: Option<&'a Guide>,
+    /// Turns on work stealing among devices of a process. The planned times tell which devices are late.
+    pub assist: Option<&'a PlannedSchedule>,
 }
 
 impl Options<'_> {
-    fn given(&self, tensor: TensorId) -> Option<&Value> {
-        let place = self.given.binary_search_by_key(&tensor, |(tensor, _)| *tensor).ok()?;
-        Some(&self.given[place].1)
+    fn given(&self, tensor: TensorId) -> Option<&HostTensor> {
+        let at = self.given.binary_search_by_key(&tensor, |(tensor, _)| *tensor).ok()?;
+        Some(&self.given[at].1)
     }
 }
 
 /// Why a run ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// The program cannot be carried out.
+    /// The program cannot be run.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     /// A device failed.
@@ -53,71 +54,76 @@ pub enum EngineError {
     Device(String),
 }
 
-/// What one device has to tell.
+/// The outcome of one device.
 #[derive(Clone, Debug)]
 pub struct DeviceOutcome {
-    /// Which one.
+    /// The device.
     pub device: u32,
-    /// Its block of the loss, step by step; empty where it has none.
-    pub losses: Vec<Value>,
-    /// Its blocks of what is carried over, at the end, in the order of the program's carries.
-    pub finals: Vec<Option<Value>>,
-    /// When each step ended, in seconds from the start of the run.
+    /// Its block of the loss in each step; empty where it holds none.
+    pub losses: Vec<HostTensor>,
+    /// Its final blocks of the carried tensors, in the order of the program's carries.
+    pub finals: Vec<Option<HostTensor>>,
+    /// The end of each step, in seconds from the start of the run.
     pub step_ends: Vec<f64>,
-    /// Where the time went.
-    pub spent: Spent,
-    /// Bytes that it asked for, weights and data aside.
+    /// How its time was spent.
+    pub times: DeviceTimes,
+    /// The most bytes that it held at once, weights and data included. Blocks of data that several devices share count
+    /// on each of them.
     pub memory: u64,
-    /// Tasks of other devices that it ran, in all steps but the first.
-    pub helped: u64,
-    /// What it did when, if that was asked for.
-    pub events: Vec<Event>,
+    /// Number of other devices' tasks that it ran, in all steps but the first.
+    pub stolen: u64,
+    /// Its trace events, if requested.
+    pub events: Vec<TraceEvent>,
 }
 
 /// Runs all devices of a program on threads of this process.
 pub fn run(graph: &Graph, program: &ParallelGraph, options: Options<'_>) -> Result<Outcome, EngineError> {
-    let prepared = Prepared::new(program, 1)?;
-    let fabric = Fabric::new(prepared.devices.len(), prepared.edges.clone());
-    let devices = 0..prepared.devices.len() as u32;
-    let outcomes = run_devices(graph, program, &prepared, &fabric, devices, options)?;
+    let task_graph = TaskGraph::new(program, 1)?;
+    let fabric = Fabric::new(task_graph.devices.len(), task_graph.edges.clone());
+    let devices = 0..task_graph.devices.len() as u32;
+    let outcomes = run_devices(graph, program, &task_graph, &fabric, devices, options)?;
     Ok(Outcome::of(program, outcomes))
 }
 
-/// Runs these devices of a program on threads of this process; `fabric` connects them with each other and the rest.
+/// Runs these devices of a program on threads of this process. `fabric` connects them with each other and with other processes.
 pub fn run_devices(
     graph: &Graph,
     program: &ParallelGraph,
-    prepared: &Prepared,
+    task_graph: &TaskGraph,
     fabric: &Fabric,
     devices: Range<u32>,
     options: Options<'_>,
 ) -> Result<Vec<DeviceOutcome>, EngineError> {
-    let sources = Sources::make(graph, prepared, devices.clone(), options);
-    let floor = options.assist.map(|guide| Floor::new(prepared, guide, devices.clone()));
+    let sources = InitialBlocks::compute(graph, task_graph, devices.clone(), options);
+    let steal_pool = options.assist.map(|schedule| StealPool::new(task_graph, schedule, devices.clone()));
     let start = Instant::now();
     let work = |device: u32| {
-        // Counted over all devices, so that several processes do not share cores.
-        pin(device as usize, prepared.devices.len());
+        // Numbered over all devices, so that several processes do not share cores.
+        pin(device as usize, task_graph.devices.len());
         let work = AssertUnwindSafe(|| {
             let slow = options.slow.iter().find(|(slow, _)| *slow == device);
-            let circumstances =
-                Circumstances { start, slowness: slow.map(|(_, factor)| *factor), floor: floor.as_ref() };
-            let worked = work(device, program, prepared, fabric, &sources, options, circumstances);
+            let worker_options = WorkerOptions {
+                start,
+                slowness: slow.map(|(_, factor)| *factor),
+                steal_pool: steal_pool.as_ref(),
+            };
+            let worked = work(device, program, task_graph, fabric, &sources, options, worker_options);
             worked.map_err(|stop| match stop {
-                Stop::Failed { device: whose, task, reason } => {
-                    let instruction = prepared.devices[whose as usize].tasks[task as usize].instruction;
+                Stop::Failure { device: whose, task, reason } => {
+                    let instruction = task_graph.devices[whose as usize].tasks[task as usize].instruction;
                     let op = match program.instruction(instruction).work {
                         Work::Compute { op } => graph.node(op).name.as_str(),
                         _ => "communication",
                     };
                     fabric.fail(format!("device {device} failed at `{op}`: {reason}"));
                 }
-                Stop::Told => {}
+                Stop::Signal => {}
             })
         });
         let result = catch_unwind(work).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            let text = text.unwrap_or_else(|| "a panic without a message".into());
             fabric.fail(format!("device {device} failed, which is a bug: {text}"));
             Err(())
         });
@@ -125,10 +131,23 @@ pub fn run_devices(
     };
     let work = &work;
     let outcomes: Vec<Option<DeviceOutcome>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = devices.clone().map(|d| scope.spawn(move || work(d))).collect();
-        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+        let start = |device: u32| {
+            let thread =
+                Builder::new().name(format!("device {device}")).spawn_scoped(scope, move || work(device));
+            // The devices that run already wait for this one until they are told to stop.
+            let failed = |error| fabric.fail(format!("cannot start a thread for device {device}: {error}"));
+            thread.map_err(failed).ok()
+        };
+        let mut threads = Vec::with_capacity(devices.len());
+        for device in devices.clone() {
+            let Some(thread) = start(device) else { break };
+            threads.push(thread);
+        }
+        let mut outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join().ok().flatten()).collect();
+        outcomes.resize_with(devices.len(), || None);
+        outcomes
     });
-    match (outcomes.into_iter().collect(), fabric.alarm.reason()) {
+    match (outcomes.into_iter().collect(), fabric.stop.reason()) {
         (Some(outcomes), None) => Ok(outcomes),
         (_, reason) => Err(EngineError::Device(reason.unwrap_or_else(|| "a device stopped".into()))),
     }
@@ -137,93 +156,118 @@ pub fn run_devices(
 fn work(
     device: u32,
     program: &ParallelGraph,
-    prepared: &Prepared,
+    task_graph: &TaskGraph,
     fabric: &Fabric,
-    sources: &Sources,
+    sources: &InitialBlocks,
     options: Options<'_>,
-    circumstances: Circumstances<'_>,
+    worker_options: WorkerOptions<'_>,
 ) -> Result<DeviceOutcome, Stop> {
-    let local = &prepared.devices[device as usize];
-    fabric.bell(device).claim();
-    let blocks = local.sources.iter().filter_map(|source| sources.get(source.tensor, &source.block));
-    let mut worker = Worker::new(device, local, fabric, blocks, circumstances);
+    let local = &task_graph.devices[device as usize];
+    fabric.notifier(device).claim();
+    let carried: BTreeSet<u32> = local.carries.iter().map(|&(old, _)| old).collect();
+    let blocks = local
+        .sources
+        .iter()
+        .filter_map(|source| sources.get(source.tensor, &source.block, carried.contains(&source.value)));
+    let mut worker = Worker::new(device, local, fabric, blocks, worker_options);
     worker.events = options.trace.then(Vec::new);
     let loss = program.outputs.first().and_then(|output| local.number(output.value));
     let read = |worker: &Worker<'_>, number: u32| {
-        Some(worker.value(number)?.to_value(&local.values[number as usize].ty))
+        Some(worker.value(number)?.to_tensor(&local.values[number as usize].ty))
     };
     let mut outcome = DeviceOutcome {
         device,
         losses: Vec::new(),
         finals: Vec::new(),
         step_ends: Vec::with_capacity(options.steps),
-        spent: Spent::default(),
+        times: DeviceTimes::default(),
         memory: 0,
-        helped: 0,
+        stolen: 0,
         events: Vec::new(),
     };
     for step in 0..options.steps {
-        // The first step asks for memory and warms caches: its times would say little.
+        // The first step allocates memory and warms caches: its times say little.
         if step == 1 {
-            worker.spent = Spent::default();
+            worker.times = DeviceTimes::default();
             worker.events.iter_mut().for_each(Vec::clear);
-            worker.helped = 0;
+            worker.stolen = 0;
         }
         worker.step()?;
-        outcome.step_ends.push(circumstances.start.elapsed().as_secs_f64());
+        outcome.step_ends.push(worker_options.start.elapsed().as_secs_f64());
         outcome.losses.extend(loss.and_then(|number| read(&worker, number)));
     }
-    worker.part()?;
+    worker.finish_stolen()?;
     if options.finals {
         let carried = program.carries.iter().map(|carry| local.number(carry.old));
         outcome.finals = carried.map(|number| read(&worker, number?)).collect();
     }
-    outcome.spent = worker.spent;
+    outcome.times = worker.times;
     outcome.memory = worker.memory();
-    outcome.helped = worker.helped;
+    outcome.stolen = worker.stolen;
     outcome.events = worker.events.take().unwrap_or_default();
     Ok(outcome)
 }
 
-/// The first values, each block made once however many devices hold it.
-struct Sources(BTreeMap<Key, OnceLock<Arc<Buffer>>>);
+/// Initial values of tensors, each block computed once for all devices that hold it.
+struct InitialBlocks(BTreeMap<Key, Mutex<InitialBlockUse>>);
 
-/// A tensor, and where a block of it starts and ends in each dimension.
+/// A block, until its last device has taken it.
+#[derive(Default)]
+struct InitialBlockUse {
+    buffer: Option<Arc<Buffer>>,
+    /// Number of sources that have yet to take it.
+    uses: usize,
+}
+
+/// A tensor, and the start and end of a block in each dimension.
 type Key = (TensorId, Vec<(u64, u64)>);
 
 fn key(tensor: TensorId, block: &Block) -> Key {
     (tensor, block.iter().map(|r| (r.start, r.end)).collect())
 }
 
-impl Sources {
-    fn make(graph: &Graph, prepared: &Prepared, devices: Range<u32>, options: Options<'_>) -> Self {
-        let wanted = devices.flat_map(|d| &prepared.devices[d as usize].sources);
-        let blocks: BTreeMap<_, _> = wanted.map(|s| (key(s.tensor, &s.block), s)).collect();
-        let made = Self(blocks.keys().map(|key| (key.clone(), OnceLock::new())).collect());
-        let jobs: Vec<_> = blocks.values().zip(made.0.values()).collect();
+impl InitialBlocks {
+    fn compute(graph: &Graph, task_graph: &TaskGraph, devices: Range<u32>, options: Options<'_>) -> Self {
+        let wanted = devices.flat_map(|d| &task_graph.devices[d as usize].sources);
+        let mut blocks: BTreeMap<Key, (&InitialBlock, usize)> = BTreeMap::new();
+        for source in wanted {
+            blocks.entry(key(source.tensor, &source.block)).or_insert((source, 0)).1 += 1;
+        }
+        let unused = |uses: usize| Mutex::new(InitialBlockUse { buffer: None, uses });
+        let cells = Self(blocks.iter().map(|(key, &(_, uses))| (key.clone(), unused(uses))).collect());
+        let jobs: Vec<_> = blocks.values().zip(cells.0.values()).collect();
         let next = AtomicUsize::new(0);
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    while let Some((source, place)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let value = match options.given(source.tensor) {
-                            Some(whole) => whole.block(&source.block),
-                            None => initial_block(options.seed, graph.tensor(source.tensor), &source.block),
-                        };
-                        let mut buffer = Buffer::zeroed(value.ty().bytes() as usize);
-                        buffer.write(&value);
-                        // Each place is filled by the one thread that drew its number.
-                        let _ = place.set(Arc::new(buffer));
-                    }
-                });
+        let draw = || {
+            while let Some(((source, _), cell)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let value = match options.given(source.tensor) {
+                    Some(whole) => whole.block(&source.block),
+                    None => initial_block(options.seed, graph.tensor(source.tensor), &source.block),
+                };
+                let mut buffer = Buffer::zeroed(value.ty().bytes() as usize);
+                buffer.write(&value);
+                cell.lock().unwrap_or_else(PoisonError::into_inner).buffer = Some(Arc::new(buffer));
             }
+        };
+        std::thread::scope(|scope| {
+            // Threads that cannot start leave their share to the others.
+            for _ in 1..threads {
+                let _ = Builder::new().spawn_scoped(scope, draw);
+            }
+            draw();
         });
         drop(jobs);
-        made
+        cells
     }
 
-    fn get(&self, tensor: TensorId, block: &Block) -> Option<Arc<Buffer>> {
-        self.0.get(&key(tensor, block))?.get().cloned()
+    /// A block of a tensor. An `exclusive` one has no other holder: it will be replaced in place.
+    fn get(&self, tensor: TensorId, block: &Block, exclusive: bool) -> Option<Arc<Buffer>> {
+        let mut cell = self.0.get(&key(tensor, block))?.lock().unwrap_or_else(PoisonError::into_inner);
+        cell.uses = cell.uses.saturating_sub(1);
+        let mut buffer = if cell.uses == 0 { cell.buffer.take()? } else { cell.buffer.clone()? };
+        if exclusive && Arc::get_mut(&mut buffer).is_none() {
+            buffer = Arc::new(Buffer::copy_of(&buffer));
+        }
+        Some(buffer)
     }
 }

@@ -1,14 +1,14 @@
 //! A slot passes one buffer at a time from one thread to another, without locks.
 //!
 //! It is empty or holds one reference to a buffer. Filling and emptying are single atomic operations that move the
-//! reference itself, so a buffer is never freed while somebody could still see it.
+//! reference itself, so a buffer is never freed while another thread could still reach it.
 
 use crate::buffer::Buffer;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Room for one buffer on its way.
+/// Holds at most one buffer in transit.
 #[derive(Default)]
 pub struct Slot {
     /// Null, or a reference that the slot owns.
@@ -16,36 +16,36 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Puts a buffer in; false where one is still waiting to be taken.
+    /// Puts a buffer in; false where the slot is full.
     pub fn put(&self, buffer: &Arc<Buffer>) -> bool {
         if !self.is_empty() {
             return false;
         }
         let reference = Arc::into_raw(buffer.clone()).cast_mut();
-        // Release: whoever takes the buffer sees everything that was written to it.
+        // Release: the thread that takes the buffer sees everything that was written to it.
         match self.buffer.compare_exchange(ptr::null_mut(), reference, Ordering::Release, Ordering::Relaxed) {
             Ok(_) => true,
             Err(_) => {
-                // SAFETY: `reference` came from `Arc::into_raw` just above and nobody else has seen it.
+                // SAFETY: `reference` came from `Arc::into_raw` just above and no other thread has seen it.
                 drop(unsafe { Arc::from_raw(reference) });
                 false
             }
         }
     }
 
-    /// Takes the buffer out, if there is one.
+    /// Takes the buffer out; none where the slot is empty.
     pub fn take(&self) -> Option<Arc<Buffer>> {
-        // Looking first leaves the cache line shared while nothing has come.
+        // Reading first leaves the cache line shared while the slot is empty.
         if self.is_empty() {
             return None;
         }
         let reference = self.buffer.swap(ptr::null_mut(), Ordering::Acquire);
-        // SAFETY: what is not null was put there by `put`, which gave its reference to the slot; the swap took it
-        // out, so that nobody can take it a second time.
+        // SAFETY: a pointer that is not null was put there by `put`, which gave its reference to the slot. The swap took it
+        // out, so no thread can take it a second time.
         (!reference.is_null()).then(|| unsafe { Arc::from_raw(reference) })
     }
 
-    /// Whether nothing is waiting.
+    /// Whether the slot is empty.
     pub fn is_empty(&self) -> bool {
         self.buffer.load(Ordering::Relaxed).is_null()
     }

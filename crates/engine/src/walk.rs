@@ -1,33 +1,16 @@
-//! Walking over one block that lies in several tensors at once: copies and reductions of n-dimensional blocks.
+//! Copies and reductions of an n-dimensional block that lies in several tensors at once.
 //!
-//! A block is a run of elements that lie behind each other, repeated along a few dimensions with their strides.
-//! Dimensions that lie behind each other in every tensor concerned are taken as one, so runs are as long as can be.
+//! A block is a contiguous run of elements, repeated along a few strided dimensions. Dimensions that are contiguous in all of the
+//! tensors are merged, so runs are as long as possible.
 
 use half::{bf16, f16};
 use shardwright_cost::Reduction;
 use shardwright_graph::{DType, Dims};
 use smallvec::SmallVec;
 
-/// How partial results are put together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Combine {
-    /// Added up.
-    Sum,
-    /// The largest wins.
-    Max,
-}
-
-/// The cost model's name for it.
-pub(crate) fn combine_of(reduction: Reduction) -> Combine {
-    match reduction {
-        Reduction::Sum => Combine::Sum,
-        Reduction::Max => Combine::Max,
-    }
-}
-
-/// A block of one tensor: where it starts in it, and the tensor's shape.
+/// The position of a block in one tensor.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct BlockView<'a> {
     /// The tensor's shape.
     pub shape: &'a [u64],
     /// The block's first index in it.
@@ -37,11 +20,11 @@ pub struct Place<'a> {
 /// The same block in several tensors. All numbers count elements.
 #[derive(Clone, Debug)]
 pub struct Walk {
-    /// Elements that lie behind each other in all tensors.
+    /// Number of elements that are contiguous in all tensors.
     run: usize,
-    /// The outer dimensions, outermost first.
+    /// Sizes of the outer dimensions, outermost first.
     counts: SmallVec<[usize; 4]>,
-    /// Per tensor: where its block starts, and the stride of each outer dimension.
+    /// Per tensor: the block's first element, and the stride of each outer dimension.
     tensors: SmallVec<[Strides; 2]>,
 }
 
@@ -60,15 +43,15 @@ fn strides(shape: &[u64]) -> Dims {
 }
 
 impl Walk {
-    /// Over a block of these sizes, at these places. The caller has checked that it lies inside each tensor.
-    pub fn new(block: &[u64], places: &[Place<'_>]) -> Self {
-        let full: Vec<Dims> = places.iter().map(|place| strides(place.shape)).collect();
+    /// The walk over a block of these sizes, at these positions. The caller has checked that it lies inside each tensor.
+    pub fn new(block: &[u64], views: &[BlockView<'_>]) -> Self {
+        let full: Vec<Dims> = views.iter().map(|view| strides(view.shape)).collect();
         // Dimensions of the walk, innermost first: a size, and its stride in each tensor.
         let mut dims: Vec<(u64, SmallVec<[u64; 2]>)> = Vec::new();
         for d in (0..block.len()).rev().filter(|&d| block[d] != 1) {
             let here: SmallVec<[u64; 2]> = full.iter().map(|strides| strides[d]).collect();
             match dims.last_mut() {
-                // This dimension goes on where the one inside it ends.
+                // This dimension is contiguous with the one inside it.
                 Some((size, inner)) if inner.iter().zip(&here).all(|(i, h)| i * *size == *h) => {
                     *size *= block[d];
                 }
@@ -78,8 +61,8 @@ impl Walk {
         let dense = dims.first().is_some_and(|(_, strides)| strides.iter().all(|&s| s == 1));
         let run = if dense { dims.remove(0).0 } else { 1 };
         dims.reverse();
-        let tensors = places.iter().zip(&full).enumerate().map(|(t, (place, full))| Strides {
-            start: place.origin.iter().zip(full).map(|(o, s)| o * s).sum::<u64>() as usize,
+        let tensors = views.iter().zip(&full).enumerate().map(|(t, (view, full))| Strides {
+            start: view.origin.iter().zip(full).map(|(o, s)| o * s).sum::<u64>() as usize,
             outer: dims.iter().map(|(_, strides)| strides[t] as usize).collect(),
         });
         Self {
@@ -89,7 +72,7 @@ impl Walk {
         }
     }
 
-    /// Elements of the block.
+    /// Number of elements of the block.
     pub fn elements(&self) -> usize {
         self.run * self.counts.iter().product::<usize>()
     }
@@ -119,7 +102,7 @@ impl Walk {
     pub fn copy(&self, target: &mut [u8], source: &[u8], size: usize) {
         let run = self.run * size;
         match (self.run, size) {
-            // Single elements: as numbers, not by a call for each.
+            // Single elements are copied as numbers: a call of memcpy for each would be slow.
             (1, 4) => self.copy_singles::<u32>(target, source),
             (1, 8) => self.copy_singles::<u64>(target, source),
             _ => self.runs(|at| {
@@ -142,27 +125,27 @@ impl Walk {
         }
     }
 
-    /// Writes the combination of the blocks of the other tensors to the first, always in the order given.
-    pub fn combine(&self, dtype: DType, how: Combine, target: &mut [u8], sources: &[&[u8]]) {
+    /// Reduces the blocks of the other tensors into the first, always in the given order.
+    pub fn combine(&self, dtype: DType, how: Reduction, target: &mut [u8], sources: &[&[u8]]) {
         match (dtype, how) {
-            (DType::F32, Combine::Sum) => self.fold::<f32>(target, sources, |a, b| a + b),
-            (DType::F32, Combine::Max) => self.fold::<f32>(target, sources, f32::max),
-            (DType::F64, Combine::Sum) => self.fold::<f64>(target, sources, |a, b| a + b),
-            (DType::F64, Combine::Max) => self.fold::<f64>(target, sources, f64::max),
-            (DType::I32, Combine::Sum) => self.fold(target, sources, i32::wrapping_add),
-            (DType::I32, Combine::Max) => self.fold::<i32>(target, sources, Ord::max),
-            (DType::I64, Combine::Sum) => self.fold(target, sources, i64::wrapping_add),
-            (DType::I64, Combine::Max) => self.fold::<i64>(target, sources, Ord::max),
-            // Truth values: whether any is true.
+            (DType::F32, Reduction::Sum) => self.fold::<f32>(target, sources, |a, b| a + b),
+            (DType::F32, Reduction::Max) => self.fold::<f32>(target, sources, f32::max),
+            (DType::F64, Reduction::Sum) => self.fold::<f64>(target, sources, |a, b| a + b),
+            (DType::F64, Reduction::Max) => self.fold::<f64>(target, sources, f64::max),
+            (DType::I32, Reduction::Sum) => self.fold(target, sources, i32::wrapping_add),
+            (DType::I32, Reduction::Max) => self.fold::<i32>(target, sources, Ord::max),
+            (DType::I64, Reduction::Sum) => self.fold(target, sources, i64::wrapping_add),
+            (DType::I64, Reduction::Max) => self.fold::<i64>(target, sources, Ord::max),
+            // Truth values, 0 or 1: both reductions tell whether any is true.
             (DType::Bool, _) => self.fold::<u8>(target, sources, |a, b| a | b),
-            (DType::Bf16, Combine::Sum) => self.fold_wide::<bf16>(target, sources, |a, b| a + b),
-            (DType::Bf16, Combine::Max) => self.fold_wide::<bf16>(target, sources, f32::max),
-            (DType::F16, Combine::Sum) => self.fold_wide::<f16>(target, sources, |a, b| a + b),
-            (DType::F16, Combine::Max) => self.fold_wide::<f16>(target, sources, f32::max),
+            (DType::Bf16, Reduction::Sum) => self.fold_wide::<bf16>(target, sources, |a, b| a + b),
+            (DType::Bf16, Reduction::Max) => self.fold_wide::<bf16>(target, sources, f32::max),
+            (DType::F16, Reduction::Sum) => self.fold_wide::<f16>(target, sources, |a, b| a + b),
+            (DType::F16, Reduction::Max) => self.fold_wide::<f16>(target, sources, f32::max),
         }
     }
 
-    /// Tile by tile, so that what is added to stays in the cache.
+    /// Calls `visit` tile by tile, so that the accumulated tile stays in the cache.
     fn tiles(&self, mut visit: impl FnMut(usize, usize, &[usize])) {
         const TILE: usize = 2048;
         self.runs(|at| {
@@ -186,7 +169,7 @@ impl Walk {
         });
     }
 
-    /// Narrow floats are added up in `f32` and rounded once.
+    /// Reduces narrow floats in `f32` and rounds once.
     fn fold_wide<T: bytemuck::Pod + Into<f32> + FromF32>(
         &self,
         target: &mut [u8],

@@ -3,37 +3,38 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
+use shardwright_cost::Reduction;
 use shardwright_engine::{
-    Combine, Edge, Exchange, Fabric, Member, Placement, Pool, Progress, Role, all_reduce, extents,
+    Edge, Exchange, ExchangeRole, Fabric, Member, Pool, ProcessMap, Progress, all_reduce,
 };
-use shardwright_graph::{Block, DType, TensorType};
-use shardwright_runtime::{Data, Value};
+use shardwright_graph::{Block, DType, TensorType, block::extents};
+use shardwright_runtime::{Data, HostTensor};
 use std::sync::Arc;
 
-/// A group of devices and the exchanges that it makes, one after the other.
+/// A group of devices and its exchanges, one after the other.
 struct Group {
     devices: Vec<u32>,
     stages: Vec<Exchange>,
 }
 
-/// Runs all groups at once, a thread per device, for some steps; `source` gives what a member holds in a step.
-/// Returns what each member of each group has in the end of each step.
+/// Runs all groups at once, a thread per device, for some steps; `source` gives a member's tensor in a step.
+/// Returns the result of each member of each group in each step.
 fn run(
     devices: usize,
     groups: &[Group],
     steps: usize,
-    source: impl Fn(usize, usize, usize) -> Option<Value> + Sync,
-) -> Vec<Vec<Vec<Option<Value>>>> {
+    source: impl Fn(usize, usize, usize) -> Option<HostTensor> + Sync,
+) -> Vec<Vec<Vec<Option<HostTensor>>>> {
     let mut edges: Vec<Edge> = Vec::new();
-    let placement = Placement { devices: devices as u32, processes: 1 };
-    let mut roles_of = |group: &Group| -> Vec<Vec<Role>> {
-        group.stages.iter().map(|s| Role::of(s, &group.devices, &placement, &mut edges)).collect()
+    let process_map = ProcessMap { devices: devices as u32, processes: 1 };
+    let mut roles_of = |group: &Group| -> Vec<Vec<ExchangeRole>> {
+        group.stages.iter().map(|s| ExchangeRole::of(s, &group.devices, &process_map, &mut edges)).collect()
     };
-    let roles: Vec<Vec<Vec<Role>>> = groups.iter().map(&mut roles_of).collect();
+    let roles: Vec<Vec<Vec<ExchangeRole>>> = groups.iter().map(&mut roles_of).collect();
     let fabric = Fabric::new(devices, edges);
     let (fabric, roles, source) = (&fabric, &roles, &source);
     let work = |device: u32| {
-        fabric.bell(device).claim();
+        fabric.notifier(device).claim();
         let mut pool = Pool::default();
         let mut found = Vec::new();
         for step in 0..steps {
@@ -54,14 +55,14 @@ fn run(
                 let last = group.stages.last().unwrap();
                 let wants = last.members[member].wants.as_ref();
                 let ty = wants.map(|w| TensorType::new(last.dtype, extents(w)));
-                found.push((step, g, member, ty.map(|ty| held.as_ref().unwrap().to_value(&ty))));
+                found.push((step, g, member, ty.map(|ty| held.as_ref().unwrap().to_tensor(&ty))));
                 held.into_iter().for_each(|held| pool.give(held));
             }
         }
         found
     };
     let work = &work;
-    let mut all: Vec<Vec<Vec<Option<Value>>>> =
+    let mut all: Vec<Vec<Vec<Option<HostTensor>>>> =
         vec![groups.iter().map(|g| vec![None; g.devices.len()]).collect(); steps];
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..devices as u32).map(|d| scope.spawn(move || work(d))).collect();
@@ -73,7 +74,7 @@ fn run(
 }
 
 /// Numbers that are exact in every type and differ from element to element, step to step and member to member.
-fn content(dtype: DType, shape: &[u64], salt: usize) -> Value {
+fn content(dtype: DType, shape: &[u64], salt: usize) -> HostTensor {
     let count: u64 = shape.iter().product();
     let numbers = (0..count).map(|i| ((i * 7 + salt as u64 * 13) % 61) as f64 - 20.0);
     let data = match dtype {
@@ -85,7 +86,7 @@ fn content(dtype: DType, shape: &[u64], salt: usize) -> Value {
         DType::I64 => Data::I64(numbers.map(|x| x as i64).collect()),
         DType::Bool => Data::Bool(numbers.map(|x| u8::from(x > 20.0)).collect()),
     };
-    Value::new(shape.into(), data)
+    HostTensor::new(shape.into(), data)
 }
 
 fn whole(shape: &[u64]) -> Block {
@@ -100,7 +101,7 @@ fn part(shape: &[u64], dim: usize, index: usize, count: usize) -> Block {
     block
 }
 
-/// What a block of the result must be: copied from the one tensor there is, or combined from all that hold it.
+/// The expected block of a result: copied from the only tensor, or reduced over all members that hold it.
 fn expected(group: &Group, shape: &[u64], step: usize, g: usize, wants: &Block) -> Vec<f64> {
     let first = &group.stages[0];
     let of = |member: usize| content(first.dtype, shape, salt(step, g, member)).block(wants).to_f64_vec();
@@ -111,8 +112,8 @@ fn expected(group: &Group, shape: &[u64], step: usize, g: usize, wants: &Block) 
             .map(of)
             .reduce(|a, b| {
                 let both = |(a, b): (f64, f64)| match (first.dtype, how) {
-                    (DType::Bool, _) | (_, Combine::Max) => a.max(b),
-                    (_, Combine::Sum) => a + b,
+                    (DType::Bool, _) | (_, Reduction::Max) => a.max(b),
+                    (_, Reduction::Sum) => a + b,
                 };
                 a.into_iter().zip(b).map(both).collect()
             })
@@ -124,7 +125,7 @@ fn salt(step: usize, group: usize, member: usize) -> usize {
     step * 31 + group * 5 + member
 }
 
-/// Runs groups whose exchanges are of tensors of these shapes and compares with the definition.
+/// Runs groups that exchange tensors of these shapes and compares the results with the definition.
 fn check(devices: usize, groups: &[Group], shapes: &[Vec<u64>]) {
     let found = run(devices, groups, 3, |step, g, member| {
         let exchange = &groups[g].stages[0];
@@ -140,7 +141,7 @@ fn check(devices: usize, groups: &[Group], shapes: &[Vec<u64>]) {
             for (member, result) in results[g].iter().enumerate() {
                 let wants = last.members[member].wants.as_ref();
                 let wanted = wants.map(|wants| expected(group, &shapes[g], step, g, wants));
-                let result = result.as_ref().map(Value::to_f64_vec);
+                let result = result.as_ref().map(HostTensor::to_f64_vec);
                 assert_eq!(result, wanted, "step {step}, group {g}, member {member}");
             }
         }
@@ -148,14 +149,14 @@ fn check(devices: usize, groups: &[Group], shapes: &[Vec<u64>]) {
 }
 
 /// Every collective by its name, as blocks held and wanted by each of `n` members.
-fn named(shape: &[u64], n: usize, root: usize) -> Vec<(&'static str, Option<Combine>, Vec<Member>)> {
+fn named(shape: &[u64], n: usize, root: usize) -> Vec<(&'static str, Option<Reduction>, Vec<Member>)> {
     let all = || Some(whole(shape));
     let of = |dim: usize, m: usize| Some(part(shape, dim, m, n));
     let at = |m: usize, block: Option<Block>| if m == root { block } else { None };
     let members = |holds: &dyn Fn(usize) -> Option<Block>, wants: &dyn Fn(usize) -> Option<Block>| {
         (0..n).map(|m| Member { holds: holds(m), wants: wants(m) }).collect::<Vec<_>>()
     };
-    let sum = Some(Combine::Sum);
+    let sum = Some(Reduction::Sum);
     let rows = shape[1] / n as u64;
     let halo = |m: usize| {
         let mut block = part(shape, 1, m, n);
@@ -167,7 +168,7 @@ fn named(shape: &[u64], n: usize, root: usize) -> Vec<(&'static str, Option<Comb
         ("all-gather", None, members(&|m| of(0, m), &|_| all())),
         ("all-gather of columns", None, members(&|m| of(1, m), &|_| all())),
         ("reduce-scatter", sum, members(&|_| all(), &|m| of(1, m))),
-        ("reduce-scatter of maxima", Some(Combine::Max), members(&|_| all(), &|m| of(0, m))),
+        ("reduce-scatter of maxima", Some(Reduction::Max), members(&|_| all(), &|m| of(0, m))),
         ("all-to-all", None, members(&|m| of(0, m), &|m| of(1, m))),
         ("broadcast", None, members(&|m| at(m, all()), &|_| all())),
         ("reduce", sum, members(&|_| all(), &|m| at(m, all()))),
@@ -203,7 +204,7 @@ fn all_reduces_of_any_size_equal_the_sum() {
     for n in [1, 2, 5, 8] {
         for elements in [1, 3, 63, 4096, 20_001] {
             for dtype in [DType::F32, DType::Bf16, DType::Bool] {
-                for how in [Combine::Sum, Combine::Max] {
+                for how in [Reduction::Sum, Reduction::Max] {
                     let stages = all_reduce(dtype, how, elements, n).unwrap();
                     let group = Group { devices: (0..n as u32).collect(), stages };
                     check(n, &[group], &[vec![elements]]);
@@ -213,7 +214,7 @@ fn all_reduces_of_any_size_equal_the_sum() {
     }
 }
 
-/// Floats whose sum depends on the order: it must be the group's, in both algorithms, whatever the timing.
+/// The sum of these floats depends on the order, which must be the group's in both algorithms and at any timing.
 #[test]
 fn sums_are_added_in_the_order_of_the_group() {
     let n = 5;
@@ -224,10 +225,10 @@ fn sums_are_added_in_the_order_of_the_group() {
         let wanted: Vec<f32> = (0..elements as usize)
             .map(|i| values.iter().map(|v| v[i]).reduce(|a, b| a + b).unwrap())
             .collect();
-        let stages = all_reduce(DType::F32, Combine::Sum, elements, n as usize).unwrap();
+        let stages = all_reduce(DType::F32, Reduction::Sum, elements, n as usize).unwrap();
         let groups = [Group { devices: (0..n as u32).collect(), stages }];
         let found =
-            run(n as usize, &groups, 4, |_, _, m| Some(Value::from_vec([elements], values[m].clone())));
+            run(n as usize, &groups, 4, |_, _, m| Some(HostTensor::from_vec([elements], values[m].clone())));
         for result in found.iter().flat_map(|step| &step[0]) {
             assert_eq!(result.as_ref().unwrap().as_slice::<f32>().unwrap(), wanted);
         }
@@ -241,12 +242,12 @@ fn what_nobody_holds_cannot_be_wanted() {
     let lacking = vec![one(0, all.clone()), one(1, None), one(3, None)];
     let error = Exchange::between(DType::F32, None, lacking).unwrap_err();
     assert_eq!(error.to_string(), "member 0 wants 24 elements, of which the group holds 18");
-    // A sum that leaves somebody's part out would be wrong.
+    // A sum without one member's part would be wrong.
     let halves = vec![one(0, Some(part(&[8, 3], 0, 0, 4))), one(1, None)];
-    assert!(Exchange::between(DType::F32, Some(Combine::Sum), halves).is_err());
+    assert!(Exchange::between(DType::F32, Some(Reduction::Sum), halves).is_err());
 }
 
-/// A way to cut a shape into blocks: how many parts each dimension has.
+/// A grid of blocks: the number of parts of each dimension.
 fn grid(shape: &[u64], cuts: &[usize]) -> Vec<Block> {
     let mut blocks = vec![Block::new()];
     for (&size, &cut) in shape.iter().zip(cuts) {

@@ -1,19 +1,20 @@
-//! Every model of the zoo, small, trained for three steps under the plan of every strategy: the serial losses and weights,
-//! and the bytes that were predicted.
+//! Every model of the zoo, small, trained for three steps under the plan of every strategy, gives the serial losses and weights
+//! and sends the predicted bytes.
 
 use shardwright_engine::{Check, Options, run};
-use shardwright_frontend::zoo::{BuildOptions, FAMILIES, build};
 use shardwright_graph::Optimizer;
 use shardwright_lower::lower;
 use shardwright_machine::{Machine, parse};
-use shardwright_plan::{Demands, Problem, evaluate, search, strategy};
+use shardwright_plan::Constraints;
 use shardwright_search::Control;
-use shardwright_space::Config;
+use shardwright_space::Assignment;
+use shardwright_strategies::{Planner, STRATEGIES, Solution};
+use shardwright_zoo::{BuildOptions, FAMILIES, build};
 
 const OPTIONS: Options<'static> =
     Options { given: &[], seed: 7, steps: 3, trace: false, finals: true, slow: &[], assist: None };
 
-/// Ops up to which a problem in which every op chooses for itself is searched in a test.
+/// Most ops of a problem that tests search with untied layers.
 const FEW_OPS: usize = 200;
 
 /// Two nodes of two devices, so slow that even tiny models are worth splitting.
@@ -36,37 +37,39 @@ fn train(name: &str, options: &str) {
     let spec = format!("{name}:{options},dtype=f64");
     let graph = build(&spec, &options_given).unwrap_or_else(|e| panic!("{spec}: {e}"));
     let (machine, serial) = (machine(), Check::new(&graph, OPTIONS).unwrap());
-    let mut seen: Vec<Vec<Config>> = Vec::new();
+    let mut seen: Vec<Assignment> = Vec::new();
     for untied in [false, true] {
         if untied && graph.ops.len() > FEW_OPS {
             continue;
         }
-        let problem = if untied { Problem::untied } else { Problem::new };
-        let problem = problem(&graph, &machine, None).unwrap_or_else(|e| panic!("{spec}: {e}"));
-        // `auto` takes the best of the others.
-        for strategy in strategy::STRATEGIES.iter().filter(|s| s.name != "auto") {
-            let wanted =
-                if untied { ["fsdp", "exact"].contains(&strategy.name) } else { strategy.name != "fsdp" };
+        let planner = Planner::new(&graph, &machine, None, untied);
+        // `auto` takes the best of the others. Chains (`mcmc`) and placements (`place`) are planned without a network, and
+        // may answer that one device does it all.
+        let others = ["auto", "mcmc", "place"];
+        for strategy in STRATEGIES.iter().filter(|s| !others.contains(&s.name())) {
+            let name = strategy.name();
+            let wanted = if untied { ["fsdp", "exact"].contains(&name) } else { name != "fsdp" };
             if wanted {
-                let what = format!("{spec} by {}", strategy.name);
-                let found = search(&problem, strategy, &Demands::default(), &Control::new());
-                let configs = found.unwrap_or_else(|e| panic!("{what}: {e}")).configs;
-                if !seen.contains(&configs) {
-                    check(&problem, &configs, &serial, &what);
-                    seen.push(configs);
+                let what = format!("{spec} by {name}");
+                let solution = strategy.solve(&planner, &Constraints::default(), &Control::new());
+                let solution = solution.unwrap_or_else(|e| panic!("{what}: {e}"));
+                if !seen.contains(&solution.assignment) {
+                    check(&solution, &serial, &what);
+                    seen.push(solution.assignment);
                 }
             }
         }
     }
 }
 
-fn check(problem: &Problem<'_>, configs: &[Config], serial: &Check<'_>, what: &str) {
-    let program = lower(problem.graph, &problem.relayouts, configs).unwrap();
-    let traffic = evaluate(problem, configs).unwrap().traffic;
-    // A plan that sends nothing would show nothing.
+fn check(solution: &Solution<'_>, serial: &Check<'_>, what: &str) {
+    let (graph, resharder) = (solution.context.graph, &solution.context.resharder);
+    let program = lower(graph, resharder, &solution.assignment).unwrap();
+    let traffic = &solution.costs.traffic;
+    // A plan that sends no bytes would test nothing.
     assert!(traffic.total().0 > 0, "{what} sends nothing");
-    assert_eq!(program.traffic(problem.relayouts.comm()), traffic, "{what}");
-    let outcome = run(problem.graph, &program, OPTIONS).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert_eq!(program.traffic(resharder.comm()), *traffic, "{what}");
+    let outcome = run(graph, &program, OPTIONS).unwrap_or_else(|e| panic!("{what}: {e}"));
     let difference = serial.compare(&outcome).unwrap();
     println!("{what}: {difference:?}");
     assert!(difference.is_rounding(), "{what}: {difference:?}");

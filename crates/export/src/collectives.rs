@@ -1,12 +1,12 @@
 //! What an engine has to exchange for a plan, collective by collective.
 
 use crate::shardings::ExportError;
-use crate::ways::Known;
+use crate::tensor_paths::PlanLayouts;
 use serde::Serialize;
-use shardwright_cost::Relayouts;
+use shardwright_cost::Resharder;
 use shardwright_graph::Graph;
 use shardwright_machine::AxisSet;
-use shardwright_space::{Config, halos};
+use shardwright_space::{Assignment, halos};
 
 /// One exchange between devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -21,35 +21,35 @@ pub struct Collective {
     pub tensor: String,
 }
 
-/// The collectives of a step whose ops have these configs, on the mesh of `relayouts`. Data that is read in several
+/// The collectives of a step whose ops have these configs, on the mesh of `resharder`. Data that is read in several
 /// layouts is brought from the first to the others, as engines with one layout per value have to.
 ///
 /// # Errors
 /// Where the configs cannot be said in shardings.
 pub fn collectives(
     graph: &Graph,
-    relayouts: &Relayouts,
-    configs: &[Config],
+    resharder: &Resharder,
+    assignment: &Assignment,
 ) -> Result<Vec<Collective>, ExportError> {
-    let known = Known::of(graph, relayouts, configs)?;
+    let known = PlanLayouts::of(graph, resharder, assignment)?;
     let mut found = Vec::new();
     let mut add = |kind, axes: AxisSet, bytes, tensor: &str| {
         let axes = axes.iter().map(|axis| known.mesh.axis(axis).name.clone()).collect();
         found.push(Collective { kind, axes, bytes, tensor: tensor.into() });
     };
-    for (tensor, ways) in graph.tensors.iter().zip(&known.ways) {
-        for &(kind, axes, bytes) in &ways.reduced {
+    for (tensor, paths) in graph.tensors.iter().zip(&known.paths) {
+        for &(kind, axes, bytes) in &paths.reduced {
             add(kind, axes, bytes, &tensor.name);
         }
-        for leg in ways.wanted.iter().flat_map(|wanted| &wanted.legs) {
-            if let Some(kind) = leg.kind {
-                add(kind, leg.axes, leg.bytes, &tensor.name);
+        for step in paths.wanted.iter().flat_map(|wanted| &wanted.steps) {
+            if let Some(kind) = step.kind {
+                add(kind, step.axes, step.bytes, &tensor.name);
             }
         }
     }
     for op in graph.op_ids() {
         for (i, &input) in graph.node(op).inputs.iter().enumerate() {
-            for halo in halos(&known.shapes[op.index()], i, &known.places.configs[op.index()], known.mesh) {
+            for halo in halos(&known.shapes[op.index()], i, &known.layouts.configs[op.index()], known.mesh) {
                 for bytes in [halo.down.0, halo.up.0].into_iter().filter(|&bytes| bytes > 0) {
                     add("collective-permute", halo.axes, bytes, &graph.tensor(input).name);
                 }

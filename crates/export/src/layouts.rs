@@ -2,12 +2,12 @@
 //! such as PyTorch's DTensor.
 
 use crate::shardings::ExportError;
-use crate::ways::Known;
+use crate::tensor_paths::PlanLayouts;
 use serde::{Serialize, Serializer};
-use shardwright_cost::{Layout, Placement, Reduction, Relayouts};
+use shardwright_cost::{Layout, Placement, Reduction, Resharder};
 use shardwright_graph::{Graph, OpId, Phase, Role};
 use shardwright_machine::{AxisId, Mesh};
-use shardwright_space::{AxisUse, Config};
+use shardwright_space::{Assignment, AxisUse};
 use std::collections::BTreeMap;
 
 /// Per axis of the mesh: `R` the same everywhere, `S1` a block of dimension 1, `P` a part of a sum, `M` of a maximum.
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 pub struct Placements(pub Vec<Placement>);
 
 impl Placements {
-    fn of(layout: &Layout, mesh: &Mesh) -> Self {
+    pub(crate) fn of(layout: &Layout, mesh: &Mesh) -> Self {
         Self((0..mesh.len() as u32).map(|axis| layout.get(AxisId(axis))).collect())
     }
 }
@@ -54,33 +54,36 @@ pub struct Layouts {
 }
 
 impl Layouts {
-    /// Those of a graph whose ops have these configs, on the mesh of `relayouts`.
+    /// Those of a graph whose ops have these configs, on the mesh of `resharder`.
     ///
     /// # Errors
     /// Where the configs pin ops to devices.
-    pub fn of(graph: &Graph, relayouts: &Relayouts, configs: &[Config]) -> Result<Self, ExportError> {
-        let known = Known::of(graph, relayouts, configs)?;
+    pub fn of(graph: &Graph, resharder: &Resharder, assignment: &Assignment) -> Result<Self, ExportError> {
+        Ok(Self::from(graph, &PlanLayouts::of(graph, resharder, assignment)?))
+    }
+
+    pub(crate) fn from(graph: &Graph, known: &PlanLayouts<'_>) -> Self {
         let stored = graph.sources(Role::Parameter).filter_map(|t| {
-            let home = known.places.tensors[t.index()].home?;
-            Some((graph.tensor(t).name.clone(), Placements::of(&home, known.mesh)))
+            let stored = known.layouts.tensors[t.index()].stored?;
+            Some((graph.tensor(t).name.clone(), Placements::of(&stored, known.mesh)))
         });
         let forward = graph.op_ids().filter(|&op| graph.node(op).phase == Phase::Forward);
-        Ok(Self {
-            ops: forward.map(|op| (graph.node(op).name.clone(), layouts(graph, &known, op))).collect(),
+        Self {
+            ops: forward.map(|op| (graph.node(op).name.clone(), layouts(graph, known, op))).collect(),
             stored: stored.collect(),
-        })
+        }
     }
 }
 
-fn layouts(graph: &Graph, known: &Known<'_>, op: OpId) -> OpLayouts {
+fn layouts(graph: &Graph, known: &PlanLayouts<'_>, op: OpId) -> OpLayouts {
     let (node, mesh, shapes) = (graph.node(op), known.mesh, &known.shapes[op.index()]);
-    let config = &known.places.configs[op.index()];
-    let input = |i: usize| known.places.input(op, i, shapes, mesh);
+    let config = &known.layouts.configs[op.index()];
+    let input = |i: usize| known.layouts.input(op, i, shapes, mesh);
     let split = |axis: &usize| matches!(config.get(AxisId(*axis as u32)), AxisUse::Split(_));
     OpLayouts {
         inputs: (0..node.inputs.len()).map(|i| Placements::of(&input(i), mesh)).collect(),
         outputs: (0..node.outputs.len())
-            .map(|o| Placements::of(&known.places.output(op, o, shapes, mesh), mesh))
+            .map(|o| Placements::of(&known.layouts.output(op, o, shapes, mesh), mesh))
             .collect(),
         split: (0..mesh.len()).filter(split).collect(),
     }
@@ -89,15 +92,16 @@ fn layouts(graph: &Graph, known: &Known<'_>, op: OpId) -> OpLayouts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardwright_frontend::zoo::{self, BuildOptions};
     use shardwright_machine::builtin;
+    use shardwright_space::Config;
+    use shardwright_zoo::{self as zoo, BuildOptions};
 
     #[test]
     fn a_split_sum_leaves_parts_and_windows_stay_in_blocks() {
         let graph = zoo::build("lenet5:batch=8", &BuildOptions::default()).unwrap();
         let graph = Graph { op_by_op: true, ..graph };
         let machine = builtin("flat:2").unwrap();
-        let relayouts = Relayouts::new(&machine, machine.mesh());
+        let resharder = Resharder::new(&machine, machine.mesh());
         let name = |op: OpId| graph.node(op).name.as_str();
         let split = |op: OpId, factor: &str| {
             let found = graph.rule(op).find(factor);
@@ -113,7 +117,7 @@ mod tests {
                 _ => Config::replicated(1),
             })
             .collect();
-        let found = Layouts::of(&graph, &relayouts, &configs).unwrap();
+        let found = Layouts::of(&graph, &resharder, &Assignment::new(configs)).unwrap();
         let json = |op: OpId| serde_json::to_value(&found.ops[name(op)]).unwrap();
         assert_eq!(json(conv)["outputs"], serde_json::json!([["S1"]]));
         assert_eq!(json(conv)["split"], serde_json::json!([0]));

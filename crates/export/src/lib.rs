@@ -2,27 +2,28 @@
 //!
 //! [`Shardings`] says how every value of a StableHLO program lies under a plan, as XLA's partitioners say it: for each
 //! dimension the mesh axes that split it; [`to_sdy`] writes that into the program. [`Layouts`] says the same of any graph,
-//! op by op, in the words of engines that move tensors between ops themselves. [`collectives`] lists what has to be
+//! op by op, in the words of engines that move tensors between ops themselves; [`TensorPlacements`] adds the placement of every
+//! tensor in DTensor's words. [`collectives`] lists what has to be
 //! exchanged for that, to be held against what an engine makes of it.
 //!
 //! ```
-//! use shardwright_cost::Relayouts;
+//! use shardwright_cost::Resharder;
 //! use shardwright_export::Shardings;
-//! use shardwright_frontend::stablehlo::{Options, import};
+//! use shardwright_stablehlo::{ImportOptions, import};
 //! use shardwright_machine::builtin;
-//! use shardwright_space::{AxisUse, Config};
+//! use shardwright_space::{Assignment, AxisUse, Config};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let text = "module @f { func.func public @main(%w: tensor<8x4xf32>, %x: tensor<2x8xf32>) -> tensor<2x4xf32> {
 //!     %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<2x8xf32>, tensor<8x4xf32>) -> tensor<2x4xf32>
 //!     return %0 : tensor<2x4xf32>
 //! } }";
-//! let program = import(text, "f.mlir", &Options::default())?;
+//! let program = import(text, "f.mlir", &ImportOptions::default())?;
 //! let machine = builtin("flat:2")?;
 //! // The rows of x are split: w is needed whole.
 //! let rows = program.graph.rule(program.graph.op_ids().next().unwrap()).find("b").unwrap();
-//! let relayouts = Relayouts::new(&machine, machine.mesh());
-//! let shardings = Shardings::of(&program, &program.graph, &relayouts, &[Config::new([AxisUse::Split(rows)])])?;
+//! let resharder = Resharder::new(&machine, machine.mesh());
+//! let shardings = Shardings::of(&program, &program.graph, &resharder, &Assignment::new(vec![Config::new([AxisUse::Split(rows)])]))?;
 //! let shown: Vec<String> = shardings.arguments.iter().map(|spec| spec.to_string()).collect();
 //! assert_eq!(shown, ["[{}, {}]", "[{gpu.0}, {}]"]);
 //! # Ok(())
@@ -30,14 +31,16 @@
 //! ```
 
 mod collectives;
+mod dtensor;
 mod layouts;
 mod sdy;
 mod shardings;
-mod ways;
+mod tensor_paths;
 mod xla_heap;
 mod xla_memory;
 
 pub use collectives::{Collective, collectives};
+pub use dtensor::{MeshAxes, PlacedTensor, TensorPlacements};
 pub use layouts::{Layouts, OpLayouts, Placements};
 pub use sdy::to_sdy;
 pub use shardings::{ExportError, Shardings, SiteSpecs, Spec};

@@ -1,8 +1,8 @@
 //! A plan as a program in Shardy's dialect, for any engine that reads StableHLO.
 
 use crate::shardings::{Shardings, SiteSpecs, Spec};
-use shardwright_frontend::stablehlo::{Annotations, SiteAnnotation, StablehloError, annotate};
 use shardwright_machine::Mesh;
+use shardwright_stablehlo::{Annotations, SiteAnnotation, StablehloError, annotate};
 
 /// Writes a program with the mesh, the shardings of its arguments and results, and a constraint on every planned value.
 ///

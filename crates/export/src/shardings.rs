@@ -3,13 +3,13 @@
 //! XLA has no word for partial sums between ops: a value that an op leaves as a partial result is said to lie as it does
 //! once it is summed up, which makes XLA sum it up right there, and then as its readers want it.
 
-use crate::ways::{Known, partial};
+use crate::tensor_paths::{PlanLayouts, partial};
 use serde::Serialize;
-use shardwright_cost::{Arrangement, Layout, LayoutError, Relayouts};
-use shardwright_frontend::stablehlo::{Imported, Place, Reader};
+use shardwright_cost::{Arrangement, Layout, LayoutError, Resharder};
 use shardwright_graph::{Graph, TensorId};
 use shardwright_machine::Mesh;
-use shardwright_space::Config;
+use shardwright_space::Assignment;
+use shardwright_stablehlo::{ImportedProgram, OperandUse, TensorView};
 use std::fmt;
 
 /// For each dimension the names of the axes that split it, outermost first; none where that is left to the engine.
@@ -64,7 +64,7 @@ pub struct Shardings {
 pub enum ExportError {
     /// Ops that run on some devices only.
     #[error(
-        "the plan keeps `{tensor}` on some devices only, which XLA's shardings cannot say; plan with `--spmd`"
+        "the plan keeps `{tensor}` on some devices only, which shardings of XLA and DTensor cannot express; plan with `--spmd`"
     )]
     Pinned {
         /// The tensor.
@@ -81,53 +81,53 @@ pub enum ExportError {
 }
 
 impl Shardings {
-    /// Those of a program whose graph has these configs, on the mesh of `relayouts`. The graph is the program's own,
+    /// Those of a program whose graph has these configs, on the mesh of `resharder`. The graph is the program's own,
     /// wherever it is kept.
     ///
     /// # Errors
     /// Where the configs pin ops to devices.
     pub fn of(
-        program: &Imported,
+        program: &ImportedProgram,
         graph: &Graph,
-        relayouts: &Relayouts,
-        configs: &[Config],
+        resharder: &Resharder,
+        assignment: &Assignment,
     ) -> Result<Self, ExportError> {
-        let known = Known::of(graph, relayouts, configs)?;
+        let known = PlanLayouts::of(graph, resharder, assignment)?;
         let mesh = known.mesh;
-        let settled = |t: TensorId| known.ways[t.index()].settled;
+        let settled = |t: TensorId| known.paths[t.index()].settled;
         let whole = |t: TensorId, layout: Option<Layout>| {
             let dims = (0..graph.tensor(t).ty.rank()).map(Some).collect();
             let layout = layout.unwrap_or_else(|| Layout::replicated(mesh.len()));
-            spec(&Place { tensor: t, dims }, &Arrangement::canonical(&layout), mesh)
+            spec(&TensorView { tensor: t, dims }, &Arrangement::canonical(&layout), mesh)
         };
         let result = |&t: &TensorId| {
             let stored = graph.carries.iter().find(|carry| carry.new == t).map(|carry| carry.old);
             whole(t, settled(stored.unwrap_or(t)))
         };
-        let operand = |reader: &Reader| {
-            let layout = known.places.input(reader.op, reader.input, &known.shapes[reader.op.index()], mesh);
+        let operand = |reader: &OperandUse| {
+            let layout = known.layouts.input(reader.op, reader.input, &known.shapes[reader.op.index()], mesh);
             // A sum that is done on partial results reads what nobody can name.
-            let chain = (!partial(&layout)).then(|| known.ways[reader.place.tensor.index()].to(&layout))?;
-            Some(chain.iter().map(|at| spec(&reader.place, at, mesh)).collect::<Vec<Spec>>())
+            let chain = (!partial(&layout)).then(|| known.paths[reader.view.tensor.index()].to(&layout))?;
+            Some(chain.iter().map(|at| spec(&reader.view, at, mesh)).collect::<Vec<Spec>>())
         };
         // A view lies as all who look want it, where they want the same.
-        let looked_at = |lookers: &[Reader]| {
-            let wanted = lookers.iter().map(operand).collect::<Option<Vec<_>>>()?;
+        let looked_at = |view_readers: &[OperandUse]| {
+            let wanted = view_readers.iter().map(operand).collect::<Option<Vec<_>>>()?;
             let first = wanted.first()?.clone();
             wanted.iter().all(|stops| stops.last() == first.last()).then_some(first)
         };
         // Operations that only show a tensor in another way come after the one that makes it, and must not undo its split.
         let mut there = vec![false; graph.tensors.len()];
-        let mut made = |place: &Option<Place>| {
+        let mut made = |place: &Option<TensorView>| {
             let place = place.as_ref()?;
-            let stops: Vec<Layout> = known.ways[place.tensor.index()].made()?.collect();
+            let stops: Vec<Layout> = known.paths[place.tensor.index()].made()?.collect();
             let shown = std::mem::replace(&mut there[place.tensor.index()], true);
             let stops = if shown { &stops[stops.len() - 1..] } else { &stops[..] };
             Some(stops.iter().map(|layout| spec(place, &Arrangement::canonical(layout), mesh)).collect())
         };
         let sites = program.sites.iter().map(|site| {
             let (at, name) = (site.at, site.name.clone());
-            if let Some(stops) = looked_at(&site.lookers) {
+            if let Some(stops) = looked_at(&site.view_readers) {
                 return SiteSpecs { at, name, operands: vec![Some(stops)], results: vec![None] };
             }
             let operands = site.operands.iter().map(|reader| operand(reader.as_ref()?)).collect();
@@ -143,7 +143,7 @@ impl Shardings {
 }
 
 /// An arrangement in the dimensions of a value.
-fn spec(place: &Place, at: &Arrangement, mesh: &Mesh) -> Spec {
+fn spec(place: &TensorView, at: &Arrangement, mesh: &Mesh) -> Spec {
     let names = |dim: usize| {
         let axes = at.axes_of(dim as u8);
         axes.iter().map(|&axis| mesh.axis(axis).name.clone()).collect()

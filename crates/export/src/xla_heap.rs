@@ -1,25 +1,26 @@
-//! How XLA's buffer assignment shares memory. It takes the largest buffers first. A result has an allocation of its own, in
-//! which whatever fits may lie as long as the result is not there. Everything else goes into one heap, which has few
-//! holes: it is as large as what is there at once.
+//! XLA's buffer assignment. It layouts the largest buffers first. A result has its own allocation, which smaller buffers
+//! may use while the result is not live. All other buffers share one heap. The heap has few holes, so that its size is
+//! the largest sum of bytes that are live at once.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// A piece of memory.
+/// A buffer of the compiled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     pub bytes: u64,
-    /// When it is needed.
+    /// The times at which it is live.
     pub live: Range<usize>,
-    /// Whether it is handed out in the end.
+    /// Whether it is a result of the step.
     pub result: bool,
 }
 
-/// What lies in a result's memory before that is made, by when it ends: no two at once.
-struct Lodgers(Vec<Range<usize>>);
+/// The live ranges of all buffers in a result's allocation, in order; they do not overlap.
+struct Allocation(Vec<Range<usize>>);
 
-impl Lodgers {
-    fn take(&mut self, live: &Range<usize>) -> bool {
+impl Allocation {
+    /// Adds a buffer if its range is free.
+    fn place(&mut self, live: &Range<usize>) -> bool {
         let at = self.0.partition_point(|other| other.end <= live.start);
         let free = self.0.get(at).is_none_or(|next| live.end <= next.start);
         if free {
@@ -29,23 +30,23 @@ impl Lodgers {
     }
 }
 
-/// Bytes that all results and the heap take together.
+/// Bytes of all results and the heap.
 pub(crate) fn pack(mut buffers: Vec<Buffer>) -> u64 {
     buffers.sort_by_key(|buffer| (Reverse(buffer.bytes), !buffer.result, buffer.live.start, buffer.live.end));
-    let mut results: Vec<Lodgers> = Vec::new();
+    let mut results: Vec<Allocation> = Vec::new();
     let mut total: u64 = 0;
     let mut heap: Vec<(usize, i128)> = Vec::new();
     for buffer in buffers.into_iter().filter(|buffer| buffer.bytes > 0) {
         if buffer.result {
             total = total.saturating_add(buffer.bytes);
-            results.push(Lodgers(vec![buffer.live]));
-        // Results that are there already are at least as large.
-        } else if !results.iter_mut().rev().any(|result| result.take(&buffer.live)) {
+            results.push(Allocation(vec![buffer.live]));
+        // Results placed before are at least as large.
+        } else if !results.iter_mut().rev().any(|result| result.place(&buffer.live)) {
             heap.push((buffer.live.start, i128::from(buffer.bytes)));
             heap.push((buffer.live.end, -i128::from(buffer.bytes)));
         }
     }
-    // What ends goes first.
+    // At equal times, buffers that end come before those that start.
     heap.sort_unstable();
     let held = heap.iter().scan(0i128, |now, (_, change)| {
         *now += change;

@@ -1,123 +1,123 @@
-//! What XLA allocates for a plan: not what the step needs at least, but what its compiled program is given.
+//! The memory that XLA allocates for a plan. It is more than the step needs: XLA's compiled program decides what shares
+//! memory.
 //!
-//! - Arguments stay all step long; a result takes a donated argument's place, or has memory of its own, in which other
-//!   things lie before it is made (`xla_heap`).
-//! - Element-wise ops, views and slices are part of the loops that read them, where all their readers are loops or
-//!   reductions, and costly functions where there is one reader: they have no memory, and what they read is needed as
-//!   long as their readers run. A loop writes where it has just read.
-//! - On CPUs partial sums are summed up whole, also where everybody keeps a part only. Sums that only results are made of are
-//!   done in one go when the last of them is there, from one memory into another.
-//! - A re-layout makes a copy, from its first reader to its last. What is gathered along an inner dimension arrives with that
-//!   outside, and is turned round. Of what a loop makes, only the part is made that all readers take.
-//! - Parts that are put together are made where they go, and parts that are taken out are taken anew by each reader: loops
-//!   are written out in our graph, and that is how they stack what they make and read what is stacked.
-//! - A product that adds up along several dimensions has its first operand turned round, so that these come last; the loop
-//!   that makes the operand makes it both ways.
-//! - The derivative of maximum pooling looks for the maxima again: a number per element and dimension says where that is,
-//!   and so do as many for each window.
+//! - Arguments stay for the whole step. A result takes over a donated argument's memory, or has its own, which other
+//!   buffers use before the result is written (`xla_heap`).
+//! - Element-wise ops, views and slices are fused into the loops that read them, if all readers are loops or reductions.
+//!   Expensive functions are fused into a single reader only. A fused op has no buffer, and its operands stay until its
+//!   readers have run. A loop may write where it has just read.
+//! - On CPUs a reduce-scatter is an all-reduce of the whole tensor. All-reduces that only results depend on run together
+//!   when the last operand is there, from one buffer into another.
+//! - A reshard makes a copy, which lives from its first reader to its last. An all-gather along an inner dimension arrives
+//!   with that dimension outermost and is transposed. A loop computes only the part of its result that all readers take.
+//! - Operands of a concatenation are written where they go. A slice is taken again by each reader. Our graph unrolls
+//!   loops, and these are how loops stack their results and read stacks.
+//! - A product that sums over several dimensions transposes its first operand, so that these come last. The loop that
+//!   makes the operand writes it in both orders.
+//! - Ops state what their kernels hold beside operands and results (`Operator::xla_scratch_bytes`).
 //!
-//! What the kernels of a processor need for themselves is not known.
+//! Scratch memory of a CPU's library kernels is not modelled.
 
 use crate::shardings::ExportError;
-use crate::ways::{Known, Leg};
+use crate::tensor_paths::{EngineStep, PlanLayouts};
 use crate::xla_heap::{Buffer, pack};
-use shardwright_cost::{Layout, Placement, Relayouts};
-use shardwright_graph::{Consumers, DType, Graph, Op, OpId, Rule, TensorId};
-use shardwright_space::Config;
+use shardwright_cost::{Layout, Placement, Resharder};
+use shardwright_graph::{Consumers, Graph, OpId, Rule, TensorId};
+use shardwright_space::Assignment;
 
-/// From how many operations per element on XLA does not do a function twice.
-const COSTLY: u64 = 4;
+/// Functions of at least this many operations per element are not fused into several readers.
+const EXPENSIVE: u64 = 4;
 
-/// Bytes that one device's program is given; `donated` are arguments whose memory it may use again.
+/// Bytes that XLA allocates for one device's program. `donated` are arguments whose memory results may take over.
 ///
 /// # Errors
-/// Where the configs cannot be said in shardings.
+/// If shardings cannot express the configs.
 pub fn xla_memory(
     graph: &Graph,
-    relayouts: &Relayouts,
-    configs: &[Config],
+    resharder: &Resharder,
+    assignment: &Assignment,
     donated: &[TensorId],
 ) -> Result<u64, ExportError> {
-    let known = Known::of(graph, relayouts, configs)?;
+    let known = PlanLayouts::of(graph, resharder, assignment)?;
     let program = Program::of(graph, &known, donated);
-    let mut held = Held::default();
+    let mut buffers = BufferList::default();
     let mut arguments: u64 = 0;
     for t in graph.tensor_ids() {
         match graph.tensor(t).producer {
             None => arguments = arguments.saturating_add(program.stored(t)),
-            Some(producer) => program.hold(t, producer, &mut held),
+            Some(producer) => program.add_tensor(t, producer, &mut buffers),
         }
-        for wanted in known.ways[t.index()]
+        for wanted in known.paths[t.index()]
             .wanted
             .iter()
-            .filter(|wanted| wanted.legs.iter().any(|leg| leg.kind.is_some()))
+            .filter(|wanted| wanted.steps.iter().any(|step| step.kind.is_some()))
         {
             let reads = |op: &&OpId| {
                 let mut inputs = graph.node(**op).inputs.iter().enumerate().filter(|(_, input)| **input == t);
                 let shapes = &known.shapes[op.index()];
-                inputs.any(|(i, _)| known.places.input(**op, i, shapes, known.mesh) == wanted.layout)
+                inputs.any(|(i, _)| known.layouts.input(**op, i, shapes, known.mesh) == wanted.layout)
             };
             let readers = program.consumers.of(t).iter().filter(reads).map(|op| program.runs[op.index()]);
             if let (Some(first), Some(last)) = (readers.clone().min(), readers.max()) {
-                held.add(first, last, program.local(t, &wanted.layout));
-                program.hold_on_the_way(t, &wanted.legs, first, &mut held);
+                buffers.add(first, last, program.local(t, &wanted.layout));
+                program.add_reshard(t, &wanted.steps, first, &mut buffers);
             }
         }
     }
     for op in graph.op_ids() {
-        program.hold_scratch(op, &mut held);
+        program.add_scratch(op, &mut buffers);
     }
     for t in graph.tensor_ids().filter(|t| program.fresh[t.index()]) {
-        // As it is handed to the next step.
+        // A carried result has the layout of the argument that it replaces.
         let old = graph.carries.iter().find(|carry| carry.new == t).map(|carry| carry.old);
         let bytes = program.stored(old.unwrap_or(t));
-        let written = program.loop_of(t).is_some();
+        let written = program.loop_writing(t).is_some();
         let made = graph.tensor(t).producer.map_or(0, |op| 2 * op.index() + usize::from(written));
-        held.buffers.push(Buffer { bytes, live: made..2 * graph.ops.len() + 1, result: true });
+        buffers.list.push(Buffer { bytes, live: made..2 * graph.ops.len() + 1, result: true });
     }
-    Ok(arguments.saturating_add(pack(held.buffers)))
+    Ok(arguments.saturating_add(pack(buffers.list)))
 }
 
-/// What is needed when. An op reads at an even time and writes at the odd one after it.
+/// Buffers with the times at which they are live. Op `i` reads at time `2 * i` and writes at `2 * i + 1`.
 #[derive(Default)]
-struct Held {
-    buffers: Vec<Buffer>,
+struct BufferList {
+    list: Vec<Buffer>,
 }
 
-impl Held {
-    /// From when an op begins until another has ended.
+impl BufferList {
+    /// A buffer from the start of op `first` to the end of op `last`.
     fn add(&mut self, first: usize, last: usize, bytes: u64) {
-        self.buffers.push(Buffer { bytes, live: 2 * first..2 * last + 1, result: false });
+        self.list.push(Buffer { bytes, live: 2 * first..2 * last + 1, result: false });
     }
 
-    /// What a loop makes, where it has just read.
+    /// The result of a loop, which may lie where the loop has just read.
     fn add_written(&mut self, first: usize, last: usize, bytes: u64) {
         let live = 2 * first + 1..2 * last.max(first) + 2;
-        self.buffers.push(Buffer { bytes, live, result: false });
+        self.list.push(Buffer { bytes, live, result: false });
     }
 }
 
-/// What the compiled program looks like.
+/// The decisions of XLA's compiler about a graph.
 struct Program<'k> {
     graph: &'k Graph,
-    known: &'k Known<'k>,
+    known: &'k PlanLayouts<'k>,
     consumers: Consumers,
-    /// Per tensor: whether the step hands it out.
+    /// Per tensor: whether it is a result of the step.
     result: Vec<bool>,
-    /// Of these: whether it has memory of its own, and not that of an argument.
+    /// Per tensor: whether it is a result with a buffer that is no donated argument's.
     fresh: Vec<bool>,
-    /// Per op: whether it is part of the loops that read its result.
+    /// Per op: whether it is fused into the loops that read its result.
     fused: Vec<bool>,
-    /// Per op: when the last of the loops runs that it is part of.
+    /// Per op: the last op of the loops that it is fused into, or itself.
     runs: Vec<usize>,
-    /// Per tensor: whether it is a sum of which only results are made.
-    gradient: Vec<bool>,
-    /// When all of these are there.
-    all_there: usize,
+    /// Per tensor: whether it is all-reduced and only results depend on it.
+    late_sum: Vec<bool>,
+    /// The last op that makes such a tensor.
+    last_sum: usize,
 }
 
 impl<'k> Program<'k> {
-    fn of(graph: &'k Graph, known: &'k Known<'k>, donated: &[TensorId]) -> Self {
+    fn of(graph: &'k Graph, known: &'k PlanLayouts<'k>, donated: &[TensorId]) -> Self {
         let ops = graph.ops.len();
         let mut result = vec![false; graph.tensors.len()];
         let mut fresh = vec![false; graph.tensors.len()];
@@ -135,10 +135,10 @@ impl<'k> Program<'k> {
             fresh,
             fused: vec![false; ops],
             runs: (0..ops).collect(),
-            gradient: vec![false; graph.tensors.len()],
-            all_there: 0,
+            late_sum: vec![false; graph.tensors.len()],
+            last_sum: 0,
         };
-        // Whether an op makes results, or is part of what does.
+        // Whether an op makes results, or is fused into ops that do.
         let mut ends = vec![false; ops];
         for op in (0..ops).rev().map(OpId::new) {
             let outputs = &graph.node(op).outputs;
@@ -154,121 +154,117 @@ impl<'k> Program<'k> {
         }
         for t in graph.tensor_ids() {
             let readers = program.consumers.of(t);
-            let last =
-                !readers.is_empty() && readers.iter().all(|&op| ends[op.index()] && !program.joins(op));
+            let last = !readers.is_empty()
+                && readers.iter().all(|&op| ends[op.index()] && !program.concatenates(op));
             if let (Some(_), Some(producer), true) =
-                (known.ways[t.index()].reduced.first(), graph.tensor(t).producer, last)
+                (known.paths[t.index()].reduced.first(), graph.tensor(t).producer, last)
             {
-                program.gradient[t.index()] = true;
-                program.all_there = program.all_there.max(producer.index());
+                program.late_sum[t.index()] = true;
+                program.last_sum = program.last_sum.max(producer.index());
             }
         }
         program
     }
 
-    /// What a tensor that an op makes holds, and when.
-    fn hold(&self, t: TensorId, producer: OpId, held: &mut Held) {
+    /// Adds the buffer of a tensor that an op makes, if it has one.
+    fn add_tensor(&self, t: TensorId, producer: OpId, buffers: &mut BufferList) {
         let made = producer.index();
         let readers = self.consumers.of(t);
         let last = readers.iter().map(|op| self.runs[op.index()]).max().unwrap_or(made).max(made);
-        if let Some(&(_, _, bytes)) = self.known.ways[t.index()].reduced.first() {
-            let summed = if self.gradient[t.index()] { self.all_there.max(made) } else { made };
-            held.add(made, summed, bytes);
-            if !self.is_joined(t) {
-                held.add(summed, last.max(summed), bytes);
+        if let Some(&(_, _, bytes)) = self.known.paths[t.index()].reduced.first() {
+            let summed = if self.late_sum[t.index()] { self.last_sum.max(made) } else { made };
+            buffers.add(made, summed, bytes);
+            if !self.is_concatenated(t) {
+                buffers.add(summed, last.max(summed), bytes);
             }
-        } else if self.result[t.index()] || self.fused[made] || self.is_joined(t) {
-            // Has no memory of its own.
-        } else if self.takes_part(producer) {
+        } else if self.result[t.index()] || self.fused[made] || self.is_concatenated(t) {
+            // Results are added by the caller; the others have no buffer.
+        } else if self.slices(producer) {
             for reader in readers {
                 let runs = self.runs[reader.index()];
-                held.add(runs, runs, self.stored(t));
+                buffers.add(runs, runs, self.stored(t));
             }
-        } else if self.joins(producer) {
+        } else if self.concatenates(producer) {
             let parts =
                 self.graph.node(producer).inputs.iter().filter_map(|t| self.graph.tensor(*t).producer);
-            held.add(parts.map(OpId::index).min().unwrap_or(made), last, self.stored(t));
-        } else if self.loop_of(t).is_some() && !readers.iter().any(|&op| self.is_turned_round(op)) {
-            held.add_written(made, last, self.written(t));
+            buffers.add(parts.map(OpId::index).min().unwrap_or(made), last, self.stored(t));
+        } else if self.loop_writing(t).is_some()
+            && !readers.iter().any(|&op| self.transposes_first_operand(op))
+        {
+            buffers.add_written(made, last, self.written(t));
         } else {
-            held.add(made, last, self.stored(t));
+            buffers.add(made, last, self.stored(t));
         }
     }
 
-    /// What a re-layout needs beside what it starts from and what it comes to, at the time of its first reader.
-    fn hold_on_the_way(&self, t: TensorId, legs: &[Leg], when: usize, held: &mut Held) {
+    /// Adds the intermediate buffers of a reshard, which live while op `when` runs: its first reader.
+    fn add_reshard(&self, t: TensorId, steps: &[EngineStep], when: usize, buffers: &mut BufferList) {
         let shape = &self.graph.tensor(t).ty.shape;
-        for (i, leg) in legs.iter().enumerate().filter(|(_, leg)| leg.kind.is_some()) {
-            let bytes = self.local(t, leg.after.layout());
+        for (i, step) in steps.iter().enumerate().filter(|(_, step)| step.kind.is_some()) {
+            let bytes = self.local(t, step.after.layout());
             let inner = |dim: u8| shape.iter().take(usize::from(dim)).any(|&n| n > 1);
-            if leg.gathered.is_some_and(inner) {
-                held.add(when, when, bytes);
+            if step.gathered.is_some_and(inner) {
+                buffers.add(when, when, bytes);
             }
-            if i + 1 < legs.len() {
-                held.add(when, when, bytes);
+            if i + 1 < steps.len() {
+                buffers.add(when, when, bytes);
             }
         }
     }
 
-    /// Bytes of a tensor that a loop makes: only the part that all readers take, where that is the same.
+    /// Bytes of a loop's result. If all readers take the same part, the loop computes only that.
     fn written(&self, t: TensorId) -> u64 {
-        let ways = &self.known.ways[t.index()];
+        let paths = &self.known.paths[t.index()];
         let wanted = self.consumers.of(t).iter().flat_map(|&op| {
             let inputs = self.graph.node(op).inputs.iter().enumerate().filter(|(_, input)| **input == t);
             inputs.map(move |(i, _)| {
-                self.known.places.input(op, i, &self.known.shapes[op.index()], self.known.mesh)
+                self.known.layouts.input(op, i, &self.known.shapes[op.index()], self.known.mesh)
             })
         });
         let mut wanted = wanted.collect::<Vec<Layout>>();
         wanted.dedup();
-        let moved = ways.wanted.iter().any(|wanted| wanted.legs.iter().any(|leg| leg.kind.is_some()));
+        let moved = paths.wanted.iter().any(|wanted| wanted.steps.iter().any(|step| step.kind.is_some()));
         match wanted[..] {
             [ref layout] if !moved => self.local(t, layout).min(self.stored(t)),
             _ => self.stored(t),
         }
     }
 
-    /// What an op needs beside its operands and results.
-    fn hold_scratch(&self, op: OpId, held: &mut Held) {
+    /// Adds the buffers that an op's kernel holds beside operands and results.
+    fn add_scratch(&self, op: OpId, buffers: &mut BufferList) {
         let node = self.graph.node(op);
-        match &node.op {
-            _ if self.is_turned_round(op) => {
-                let (t, shapes) = (node.inputs[0], &self.known.shapes[op.index()]);
-                let bytes = self.local(t, &self.known.places.input(op, 0, shapes, self.known.mesh));
-                match self.loop_of(t) {
-                    // It is made no other way.
-                    Some(_) if self.consumers.of(t).len() == 1 => {}
-                    Some(made) => held.add(made, op.index(), bytes),
-                    None => held.add(op.index(), op.index(), bytes),
-                }
+        if self.transposes_first_operand(op) {
+            let (t, shapes) = (node.inputs[0], &self.known.shapes[op.index()]);
+            let bytes = self.local(t, &self.known.layouts.input(op, 0, shapes, self.known.mesh));
+            match self.loop_writing(t) {
+                // The loop writes it in this order alone.
+                Some(_) if self.consumers.of(t).len() == 1 => {}
+                Some(made) => buffers.add(made, op.index(), bytes),
+                None => buffers.add(op.index(), op.index(), bytes),
             }
-            Op::MaxPoolGrad(_) => {
-                let (from, to) =
-                    (&self.graph.tensor(node.inputs[0]).ty, &self.graph.tensor(node.outputs[0]).ty);
-                let image = self.stored(node.outputs[0]) / to.dtype.bytes().max(1);
-                let windows = u128::from(image) * u128::from(from.shape.elements());
-                let windows = (windows / u128::from(to.shape.elements().max(1))) as u64;
-                // The image once more, and for each window its maximum.
-                let each = to.dtype.bytes() + DType::I32.bytes() * to.rank() as u64;
-                held.add(op.index(), op.index(), image.saturating_add(windows).saturating_mul(each));
-            }
-            _ => {}
+        }
+        let [first, ..] = node.outputs[..] else { return };
+        let elements = self.stored(first) / self.graph.tensor(first).ty.dtype.bytes();
+        let (inputs, outputs) = (self.graph.input_types(op), self.graph.output_types(op));
+        let scratch = node.op.operator().xla_scratch_bytes(&inputs, &outputs, elements);
+        if scratch > 0 {
+            buffers.add(op.index(), op.index(), scratch);
         }
     }
 
-    /// When a tensor is made, if by a loop that writes it as it is.
-    fn loop_of(&self, t: TensorId) -> Option<usize> {
-        let ways = &self.known.ways[t.index()];
-        let moved = ways.wanted.iter().any(|wanted| wanted.legs.iter().any(|leg| leg.kind.is_some()));
+    /// The loop that writes a tensor in its final layout, if one does.
+    fn loop_writing(&self, t: TensorId) -> Option<usize> {
+        let paths = &self.known.paths[t.index()];
+        let moved = paths.wanted.iter().any(|wanted| wanted.steps.iter().any(|step| step.kind.is_some()));
         let producer = self.graph.tensor(t).producer?;
-        let written = is_loop(self.rule(producer)) && !moved && ways.reduced.is_empty();
-        (written && !self.joins(producer) && !self.takes_part(producer)).then(|| producer.index())
+        let written = is_loop(self.rule(producer)) && !moved && paths.reduced.is_empty();
+        (written && !self.concatenates(producer) && !self.slices(producer)).then(|| producer.index())
     }
 
-    /// Whether a product adds up along several dimensions of its first operand, and these are not the last ones.
-    fn is_turned_round(&self, op: OpId) -> bool {
+    /// Whether an op is a product that sums over several dimensions of its first operand that are not the last ones.
+    fn transposes_first_operand(&self, op: OpId) -> bool {
         let rule = self.rule(op);
-        if !matches!(self.graph.node(op).op, Op::Contract(_)) {
+        if !self.graph.node(op).op.operator().xla_is_dot() {
             return false;
         }
         let long = rule.inputs[0].dims.iter().filter_map(|dim| rule.leading(dim));
@@ -287,9 +283,9 @@ impl<'k> Program<'k> {
         self.bytes(t) / u64::from(self.known.mesh.group_size(sharded)).max(1)
     }
 
-    /// Bytes of a tensor as it lies.
+    /// Bytes of a tensor's block on a device.
     fn stored(&self, t: TensorId) -> u64 {
-        self.known.ways[t.index()].settled.map_or_else(|| self.bytes(t), |layout| self.local(t, &layout))
+        self.known.paths[t.index()].settled.map_or_else(|| self.bytes(t), |layout| self.local(t, &layout))
     }
 
     fn rule(&self, op: OpId) -> &Rule {
@@ -299,34 +295,34 @@ impl<'k> Program<'k> {
     fn is_fused(&self, op: OpId) -> bool {
         let node = self.graph.node(op);
         let [t] = node.outputs[..] else { return false };
-        let (ways, readers) = (&self.known.ways[t.index()], self.consumers.of(t));
-        let moved = ways.wanted.iter().any(|wanted| wanted.legs.iter().any(|leg| leg.kind.is_some()));
+        let (paths, readers) = (&self.known.paths[t.index()], self.consumers.of(t));
+        let moved = paths.wanted.iter().any(|wanted| wanted.steps.iter().any(|step| step.kind.is_some()));
         let elements = self.graph.tensor(t).ty.shape.elements();
-        let costly = self.graph.flops(op) / elements.max(1) >= COSTLY;
+        let expensive = self.graph.flops(op) / elements.max(1) >= EXPENSIVE;
         is_loop(self.rule(op))
             && !moved
-            && ways.reduced.is_empty()
+            && paths.reduced.is_empty()
             && !self.result[t.index()]
-            && (readers.len() == 1 || !readers.is_empty() && !costly)
+            && (readers.len() == 1 || !readers.is_empty() && !expensive)
             && readers.iter().all(|&reader| is_loop(self.rule(reader)) || is_reduction(self.rule(reader)))
     }
 
-    /// Whether a tensor is only a part of others.
-    fn is_joined(&self, t: TensorId) -> bool {
+    /// Whether a tensor is only read by concatenations, which have it written where it goes.
+    fn is_concatenated(&self, t: TensorId) -> bool {
         let readers = self.consumers.of(t);
-        !readers.is_empty() && readers.iter().all(|&op| self.joins(op))
+        !readers.is_empty() && readers.iter().all(|&op| self.concatenates(op))
     }
 
-    /// Whether an op puts its operands together.
-    fn joins(&self, op: OpId) -> bool {
+    /// Whether an op's results are its operands side by side.
+    fn concatenates(&self, op: OpId) -> bool {
         let node = self.graph.node(op);
         let sum =
             |tensors: &[TensorId]| tensors.iter().fold(0u64, |sum, t| sum.saturating_add(self.bytes(*t)));
         node.inputs.len() > 1 && sum(&node.inputs) == sum(&node.outputs)
     }
 
-    /// Whether an op takes a part of its operand.
-    fn takes_part(&self, op: OpId) -> bool {
+    /// Whether an op's result is a part of its operand.
+    fn slices(&self, op: OpId) -> bool {
         let node = self.graph.node(op);
         node.inputs.len() == 1
             && is_loop(self.rule(op))
@@ -334,14 +330,14 @@ impl<'k> Program<'k> {
     }
 }
 
-/// Whether every element of the result is made of single elements: no sums, no windows.
+/// Whether every element of the result depends on one element of each operand: no sums, no windows.
 fn is_loop(rule: &Rule) -> bool {
     let windows = rule.inputs.iter().flat_map(|map| &map.dims).any(|dim| dim.window.is_some());
     let sums = (0..rule.factors.len()).any(|f| rule.is_reduction(f as u8));
     !windows && !sums && rule.outputs.len() == 1
 }
 
-/// Whether an op adds up one operand.
+/// Whether an op reduces one operand, without windows.
 fn is_reduction(rule: &Rule) -> bool {
     rule.inputs.len() == 1 && rule.inputs[0].dims.iter().all(|dim| dim.window.is_none())
 }

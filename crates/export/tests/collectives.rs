@@ -1,19 +1,21 @@
 //! What is exchanged for a plan, message by message.
 
 use flate2::read::GzDecoder;
-use shardwright_cost::Relayouts;
+use shardwright_cost::Resharder;
 use shardwright_export::{Collective, collectives};
-use shardwright_frontend::stablehlo::{Imported, Options, import};
 use shardwright_graph::Role;
 use shardwright_machine::builtin;
-use shardwright_plan::{Demands, Problem, plan, strategy};
+use shardwright_plan::Constraints;
 use shardwright_search::Control;
-use shardwright_space::{AxisUse, Config};
+use shardwright_space::{Assignment, AxisUse, Config};
+use shardwright_stablehlo::{ImportOptions, ImportedProgram, import};
+use shardwright_strategies::{Planner, find};
 use std::io::Read;
 
-fn exchanged(program: &Imported, configs: &[Config]) -> Vec<Collective> {
+fn exchanged(program: &ImportedProgram, configs: &[Config]) -> Vec<Collective> {
     let machine = builtin("flat:8").unwrap();
-    collectives(&program.graph, &Relayouts::new(&machine, machine.mesh()), configs).unwrap()
+    collectives(&program.graph, &Resharder::new(&machine, machine.mesh()), &Assignment::new(configs.to_vec()))
+        .unwrap()
 }
 
 fn shown(collectives: &[Collective]) -> Vec<(&str, String, u64)> {
@@ -27,7 +29,7 @@ fn a_tensor_in_blocks_is_gathered_along_one_dimension_after_the_other() {
         %1 = stablehlo.transpose %0, dims = [1, 0] : (tensor<16x32xf32>) -> tensor<32x16xf32>
         return %1 : tensor<32x16xf32>
     } }";
-    let program = import(text, "blocks", &Options::default()).unwrap();
+    let program = import(text, "blocks", &ImportOptions::default()).unwrap();
     let split = |factors: [u8; 3]| Config::new(factors.map(AxisUse::Split));
     // Rows on two devices, columns on four, and the other way round: rows or columns on two come first.
     let whole = Config::replicated(3);
@@ -52,7 +54,7 @@ fn every_loop_that_is_split_is_summed_up_for_itself() {
         %0 = stablehlo.dot_general %x, %y, contracting_dims = [0, 1] x [0, 1] : (tensor<8x8x4xf32>, tensor<8x8x4xf32>) -> tensor<4x4xf32>
         return %0 : tensor<4x4xf32>
     } }";
-    let program = import(text, "sums", &Options::default()).unwrap();
+    let program = import(text, "sums", &ImportOptions::default()).unwrap();
     let rule = program.graph.rule(program.graph.op_ids().next().unwrap());
     let sums: Vec<u8> = (0..rule.factors.len() as u8).filter(|&f| rule.is_reduction(f)).collect();
     let [first, second] = sums[..] else { panic!("two loops are summed up: {sums:?}") };
@@ -69,17 +71,16 @@ fn every_loop_that_is_split_is_summed_up_for_itself() {
 
 #[test]
 fn fully_sharded_loops_gather_slices_of_stacked_weights() {
-    let path = format!("{}/../frontend/tests/stablehlo/scan_transformer.mlir.gz", env!("CARGO_MANIFEST_DIR"));
+    let path =
+        format!("{}/../stablehlo/tests/stablehlo/scan_transformer.mlir.gz", env!("CARGO_MANIFEST_DIR"));
     let mut text = String::new();
     GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
-    let program = import(&text, "scan", &Options::default()).unwrap();
+    let program = import(&text, "scan", &ImportOptions::default()).unwrap();
     let machine = builtin("flat:2").unwrap();
-    let problem = Problem::new(&program.graph, &machine, None).unwrap();
-    let fsdp = strategy::find("fsdp").unwrap();
-    let plan = plan(&problem, fsdp, &Demands::default(), &Control::new()).unwrap();
-    let mesh = plan.mesh(&machine).unwrap();
-    let configs = plan.configs(&program.graph, &mesh).unwrap();
-    let found = collectives(&program.graph, &Relayouts::new(&machine, &mesh), &configs).unwrap();
+    let planner = Planner::new(&program.graph, &machine, None, false);
+    let solution = find("fsdp").unwrap().solve(&planner, &Constraints::default(), &Control::new()).unwrap();
+    let resharder = &solution.context.resharder;
+    let found = collectives(&program.graph, resharder, &solution.assignment).unwrap();
     let weight =
         |name: &str| program.graph.sources(Role::Parameter).any(|t| program.graph.tensor(t).name == name);
     let gathered: Vec<&Collective> = found.iter().filter(|c| c.kind == "all-gather").collect();

@@ -1,30 +1,30 @@
 //! What XLA is predicted to allocate, counted by hand for small programs, in 4-byte floats on two devices.
 
-use shardwright_cost::Relayouts;
+use shardwright_cost::Resharder;
 use shardwright_export::xla_memory;
-use shardwright_frontend::stablehlo::{Imported, Options, import};
 use shardwright_graph::OpId;
 use shardwright_machine::builtin;
-use shardwright_space::{AxisUse, Config};
+use shardwright_space::{Assignment, AxisUse, Config};
+use shardwright_stablehlo::{ImportOptions, ImportedProgram, import};
 
 const ARGUMENTS: &str = "%arg0: tensor<8x16xf32>, %arg1: tensor<16x16xf32>";
 
-fn program(body: &str) -> Imported {
+fn program(body: &str) -> ImportedProgram {
     let text =
         format!("module {{\nfunc.func public @main({ARGUMENTS}) -> tensor<8x16xf32> {{\n{body}\n}}\n}}\n");
-    import(&text, "small", &Options::default()).unwrap()
+    import(&text, "small", &ImportOptions::default()).unwrap()
 }
 
 /// With this factor of every op that has it split.
-fn bytes(program: &Imported, factor: &str) -> u64 {
+fn bytes(program: &ImportedProgram, factor: &str) -> u64 {
     let machine = builtin("flat:2").unwrap();
     let split = |op: OpId| {
         let found = program.graph.rule(op).find(factor);
         Config::new([found.map_or(AxisUse::Replicate, AxisUse::Split)])
     };
-    let configs: Vec<Config> = program.graph.op_ids().map(split).collect();
-    let relayouts = Relayouts::new(&machine, machine.mesh());
-    xla_memory(&program.graph, &relayouts, &configs, &[]).unwrap()
+    let assignment = Assignment::new(program.graph.op_ids().map(split).collect());
+    let resharder = Resharder::new(&machine, machine.mesh());
+    xla_memory(&program.graph, &resharder, &assignment, &[]).unwrap()
 }
 
 const PRODUCT: &str = "%0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0] : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>";
@@ -55,7 +55,7 @@ fn a_costly_function_with_two_readers_is_kept() {
             %5 = stablehlo.multiply %1, %4 : tensor<f32>
             return %5 : tensor<f32> }} }}"
         );
-        bytes(&import(&text, "small", &Options::default()).unwrap(), "nothing")
+        bytes(&import(&text, "small", &ImportOptions::default()).unwrap(), "nothing")
     };
     // The weight is nobody's here, and still an argument. Of two numbers one lies where the result will be.
     assert_eq!(twice("abs"), (x + w) + 4 + 4);
@@ -67,7 +67,7 @@ fn what_is_added_up_along_several_dimensions_is_turned_round() {
     let text = "module { func.func public @main(%x: tensor<4x4x8xf32>, %y: tensor<4x4x2xf32>) -> tensor<8x2xf32> {
         %0 = stablehlo.dot_general %x, %y, contracting_dims = [0, 1] x [0, 1] : (tensor<4x4x8xf32>, tensor<4x4x2xf32>) -> tensor<8x2xf32>
         return %0 : tensor<8x2xf32> } }";
-    let product = import(text, "turned", &Options::default()).unwrap();
+    let product = import(text, "turned", &ImportOptions::default()).unwrap();
     let (x, y, result) = (128 * 4, 32 * 4, 16 * 4);
     assert_eq!(bytes(&product, "nothing"), (x + y) + result + x);
     // Not where these dimensions are the last ones already.
@@ -75,7 +75,10 @@ fn what_is_added_up_along_several_dimensions_is_turned_round() {
         .replace("x: tensor<4x4x8xf32>", "x: tensor<8x4x4xf32>")
         .replace("(tensor<4x4x8xf32>", "(tensor<8x4x4xf32>");
     let last = last.replace("contracting_dims = [0, 1] x [0, 1]", "contracting_dims = [1, 2] x [0, 1]");
-    assert_eq!(bytes(&import(&last, "last", &Options::default()).unwrap(), "nothing"), (x + y) + result);
+    assert_eq!(
+        bytes(&import(&last, "last", &ImportOptions::default()).unwrap(), "nothing"),
+        (x + y) + result
+    );
 }
 
 #[test]
@@ -92,7 +95,7 @@ fn the_derivative_of_pooling_looks_for_maxima_again() {
           stablehlo.return %c : tensor<f32>
         }) : (tensor<2x4x4x1xf32>, tensor<2x2x2x1xf32>, tensor<f32>) -> tensor<2x4x4x1xf32>
         return %0 : tensor<2x4x4x1xf32> } }";
-    let pooled = import(text, "pooled", &Options::default()).unwrap();
+    let pooled = import(text, "pooled", &ImportOptions::default()).unwrap();
     let (image, windows) = (32, 8);
     // Four numbers say where an element is, and four more where a window's maximum is.
     let least = (image + windows) * 4 + image * 4 + (image + windows) * 4 * 5;

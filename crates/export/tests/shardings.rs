@@ -1,31 +1,33 @@
 //! What plans of the stored JAX programs say about the programs themselves.
 
 use flate2::read::GzDecoder;
-use shardwright_cost::Relayouts;
+use shardwright_cost::Resharder;
 use shardwright_export::{Shardings, Spec};
-use shardwright_frontend::stablehlo::{Imported, Options, import};
 use shardwright_graph::OpId;
 use shardwright_machine::{Mesh, builtin};
-use shardwright_plan::{Demands, Problem, plan, strategy};
+use shardwright_plan::Constraints;
 use shardwright_search::Control;
-use shardwright_space::{AxisUse, Config};
+use shardwright_space::{Assignment, AxisUse, Config};
+use shardwright_stablehlo::{ImportOptions, ImportedProgram, import};
+use shardwright_strategies::{PlanAnswer, Planner, find, plan};
 use std::io::Read;
 
-fn program(name: &str) -> Imported {
-    let path = format!("{}/../frontend/tests/stablehlo/{name}.mlir.gz", env!("CARGO_MANIFEST_DIR"));
+fn program(name: &str) -> ImportedProgram {
+    let path = format!("{}/../stablehlo/tests/stablehlo/{name}.mlir.gz", env!("CARGO_MANIFEST_DIR"));
     let mut text = String::new();
     GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
-    import(&text, name, &Options::default()).unwrap()
+    import(&text, name, &ImportOptions::default()).unwrap()
 }
 
-fn planned(program: &Imported, solver: &str) -> (Shardings, Mesh) {
+fn planned(program: &ImportedProgram, solver: &str) -> (Shardings, Mesh) {
     let machine = builtin("flat:4").unwrap();
-    let problem = Problem::new(&program.graph, &machine, None).unwrap();
-    let plan = plan(&problem, strategy::find(solver).unwrap(), &Demands::default(), &Control::new()).unwrap();
-    let mesh = plan.mesh(&machine).unwrap();
-    let configs = plan.configs(&program.graph, &mesh).unwrap();
-    let relayouts = Relayouts::new(&machine, &mesh);
-    (Shardings::of(program, &program.graph, &relayouts, &configs).unwrap(), mesh)
+    let planner = Planner::new(&program.graph, &machine, None, false);
+    let PlanAnswer { plan, mesh, .. } =
+        plan(&planner, find(solver).unwrap(), &Constraints::default(), &Control::new()).unwrap();
+    assert_eq!(plan.mesh(&machine).unwrap().axes(), mesh.axes());
+    let assignment = plan.assignment(&program.graph, &mesh).unwrap();
+    let resharder = Resharder::new(&machine, &mesh);
+    (Shardings::of(program, &program.graph, &resharder, &assignment).unwrap(), mesh)
 }
 
 fn divides(spec: &Spec, shape: &[u64], mesh: &Mesh) -> bool {
@@ -110,7 +112,7 @@ fn partial_sums_in_functions_are_summed_up_where_they_are_made() {
   }
 }
 ";
-    let program = import(text, "called", &Options::default()).unwrap();
+    let program = import(text, "called", &ImportOptions::default()).unwrap();
     let graph = &program.graph;
     let configs = graph.op_ids().map(|op| {
         let rule = graph.rule(op);
@@ -118,8 +120,9 @@ fn partial_sums_in_functions_are_summed_up_where_they_are_made() {
         Config::new([AxisUse::Split(summed.unwrap_or(0))])
     });
     let machine = builtin("flat:2").unwrap();
-    let relayouts = Relayouts::new(&machine, machine.mesh());
-    let shardings = Shardings::of(&program, graph, &relayouts, &configs.collect::<Vec<_>>()).unwrap();
+    let resharder = Resharder::new(&machine, machine.mesh());
+    let assignment = Assignment::new(configs.collect());
+    let shardings = Shardings::of(&program, graph, &resharder, &assignment).unwrap();
     let product = shardings.sites.iter().rfind(|site| site.operands.len() == 2).unwrap();
     let stops: Vec<String> = product.results[0].iter().flatten().map(Spec::to_string).collect();
     assert_eq!(stops, ["[{}, {}]", "[{gpu.0}, {}]"]);
@@ -136,7 +139,7 @@ fn what_a_convolution_turns_round_lies_as_the_convolution_wants_it() {
   }
 }
 "#;
-    let program = import(text, "convolutions", &Options::default()).unwrap();
+    let program = import(text, "convolutions", &ImportOptions::default()).unwrap();
     let graph = &program.graph;
     let machine = builtin("flat:4").unwrap();
     // Only the convolutions are split, along samples and what they add up: the transpositions around them are whole.
@@ -144,16 +147,14 @@ fn what_a_convolution_turns_round_lies_as_the_convolution_wants_it() {
         let use_of = |factor: &str| AxisUse::Split(graph.rule(op).find(factor).unwrap());
         Config::new([use_of("n"), use_of(added)])
     };
-    let configs: Vec<Config> = graph
-        .op_ids()
-        .map(|op| match graph.node(op).op.kind() {
-            "conv" => config(op, "c"),
-            "conv_grad_input" => config(op, "o"),
-            _ => Config::replicated(2),
-        })
-        .collect();
-    let relayouts = Relayouts::new(&machine, machine.mesh());
-    let shardings = Shardings::of(&program, graph, &relayouts, &configs).unwrap();
+    let configs = graph.op_ids().map(|op| match graph.node(op).op.kind() {
+        "conv" => config(op, "c"),
+        "conv_grad_input" => config(op, "o"),
+        _ => Config::replicated(2),
+    });
+    let resharder = Resharder::new(&machine, machine.mesh());
+    let assignment = Assignment::new(configs.collect());
+    let shardings = Shardings::of(&program, graph, &resharder, &assignment).unwrap();
     let last = |stops: &Option<Vec<Spec>>| stops.as_ref().unwrap().last().unwrap().to_string();
     let convolutions = shardings.sites.iter().filter(|site| site.operands.len() == 2);
     let operands: Vec<Vec<String>> =

@@ -10,7 +10,7 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// What an op's gradient may look at and do: its own inputs, outputs and incoming gradients, and emit ops.
+/// The context of an op's gradient: the op's inputs, outputs and incoming gradients, and a builder for backward ops.
 pub struct GradContext<'a> {
     builder: &'a mut GraphBuilder,
     op: OpId,
@@ -51,7 +51,7 @@ impl GradContext<'_> {
         self.grads[i]
     }
 
-    /// Whether anybody needs the gradient of the `i`-th input.
+    /// Whether the gradient of the `i`-th input is needed.
     pub fn wants(&self, i: usize) -> bool {
         self.wanted[i]
     }
@@ -146,7 +146,7 @@ pub fn differentiate(builder: &mut GraphBuilder, loss: TensorId) -> Result<(), B
             let node = b.graph().node(op);
             BuildError::Op { name: node.name.clone(), kind: node.op.kind(), reason }
         };
-        let handed_on = output_grads.clone();
+        let passed_on = output_grads.clone();
         let input_grads = builder.in_layer(Phase::Backward, layer, |b| {
             let mut cx = GradContext { builder: b, op, grads: output_grads, wanted: wanted.clone() };
             operator.operator().gradient(&mut cx)
@@ -157,7 +157,7 @@ pub fn differentiate(builder: &mut GraphBuilder, loss: TensorId) -> Result<(), B
         }
         for ((&tensor, grad), wanted) in inputs.iter().zip(input_grads).zip(wanted) {
             let Some(mut grad) = grad.filter(|_| wanted) else { continue };
-            if builder.graph().op_by_op && handed_on.contains(&Some(grad)) {
+            if builder.graph().op_by_op && passed_on.contains(&Some(grad)) {
                 grad = pass_through(builder, op, grad)?;
             }
             let sum = match grads[tensor.index()] {
@@ -176,7 +176,7 @@ pub fn differentiate(builder: &mut GraphBuilder, loss: TensorId) -> Result<(), B
     Ok(())
 }
 
-/// A gradient that an op hands on as it is, as a tensor of its own that the op's layer lays out.
+/// Copies a gradient that an op passes on unchanged, so that the op's layer has a tensor to lay out.
 fn pass_through(builder: &mut GraphBuilder, op: OpId, grad: TensorId) -> Result<TensorId, BuildError> {
     let node = builder.graph().node(op);
     let (layer, name) = (node.layer, format!("{}.grad", node.name));
@@ -194,12 +194,15 @@ fn accumulate(
 ) -> Result<TensorId, BuildError> {
     let graph = builder.graph();
     let producer_layer = graph.tensor(tensor).producer.map(|p| graph.node(p).layer);
-    let layer = producer_layer.or(source_layer).unwrap_or(LayerId(0));
+    let Some(layer) = producer_layer.or(source_layer) else {
+        let name = &graph.tensor(tensor).name;
+        return Err(BuildError::Internal(format!("`{name}` has gradients but no op makes or reads it")));
+    };
     let name = format!("{}.grad_sum", graph.tensor(tensor).name);
     builder.in_layer(Phase::Backward, layer, |b| b.emit(&name, Binary { f: BinaryFn::Add }, &[before, grad]))
 }
 
-/// Which tensors lie on a path from a parameter: the only ones whose gradient is worth computing.
+/// Which tensors depend on a parameter: only their gradients are needed.
 fn tensors_that_need_gradients(builder: &GraphBuilder) -> Vec<bool> {
     let graph = builder.graph();
     let mut needed: Vec<bool> = graph
@@ -217,7 +220,7 @@ fn tensors_that_need_gradients(builder: &GraphBuilder) -> Vec<bool> {
     needed
 }
 
-/// The layer of the first op that reads each tensor: home of the backward ops of weights.
+/// The layer of the first op that reads each tensor: the backward ops of weights belong to it.
 pub(crate) fn first_consumer_layers(builder: &GraphBuilder) -> Vec<Option<LayerId>> {
     let graph = builder.graph();
     let mut layers = vec![None; graph.tensors.len()];

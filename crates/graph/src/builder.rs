@@ -1,4 +1,4 @@
-//! Builds graphs op by op: infers and checks shapes, names things, keeps topological order by construction.
+//! Builds graphs op by op: infers and checks shapes, gives unique names, keeps topological order by construction.
 
 use crate::{
     graph::{Carry, Graph, Init, Layer, Node, Phase, Role, Tensor, WeightGradient},
@@ -21,20 +21,23 @@ pub enum BuildError {
         name: String,
         /// Its kind.
         kind: &'static str,
-        /// What is wrong.
+        /// The reason.
         reason: OpError,
     },
-    /// A tensor that cannot be.
+    /// A tensor with an illegal type or initial value.
     #[error("tensor `{name}`: {reason}")]
     Tensor {
         /// The tensor's name.
         name: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// Something else that the model asks for cannot be.
+    /// The model asks for something impossible.
     #[error("{0}")]
     Model(String),
+    /// An invariant of the builder does not hold.
+    #[error("internal error: {0}; please report it")]
+    Internal(String),
 }
 
 /// Builds a [`Graph`].
@@ -56,7 +59,7 @@ impl GraphBuilder {
         Self { graph: Graph { name: name.into(), ..Graph::default() }, ..Self::default() }
     }
 
-    /// Goes on with a graph that passes the [verifier](crate::verify), say to add its gradients.
+    /// Continues a graph that passes the [verifier](crate::verify), for example to add its gradients.
     pub fn resume(graph: Graph) -> Self {
         let names = graph.tensors.iter().map(|t| &t.name).chain(graph.ops.iter().map(|n| &n.name));
         let used_names = names.map(|name| (name.clone(), 0)).collect();
@@ -202,7 +205,7 @@ impl GraphBuilder {
         Ok(self.add(name, op, inputs)?[0])
     }
 
-    /// Declares what the graph is for; the loss comes first.
+    /// Declares an output of the graph; the loss comes first.
     pub fn output(&mut self, tensor: TensorId) {
         self.graph.outputs.push(tensor);
     }
@@ -218,7 +221,7 @@ impl GraphBuilder {
     }
 
     /// Moves every op from `first` on to right after the last op before `first` that makes or reads one of its
-    /// inputs. These ops must not depend on each other.
+    /// inputs. An op that depends on another one of these stays behind it.
     pub(crate) fn advance(&mut self, first: usize) {
         let graph = &mut self.graph;
         let mut last = vec![0u32; graph.tensors.len()];
@@ -227,12 +230,13 @@ impl GraphBuilder {
                 last[t.index()] = at as u32;
             }
         }
-        let mut order: Vec<(u32, usize)> = (0..graph.ops.len())
-            .map(|at| match at {
-                at if at < first => (at as u32, at),
-                at => (graph.ops[at].inputs.iter().map(|t| last[t.index()]).max().unwrap_or(0), at),
-            })
-            .collect();
+        let mut order: Vec<(u32, usize)> = (0..first).map(|at| (at as u32, at)).collect();
+        for (at, node) in graph.ops.iter().enumerate().skip(first) {
+            // An op without inputs can come first.
+            let place = node.inputs.iter().map(|t| last[t.index()]).max().unwrap_or(0);
+            node.outputs.iter().for_each(|t| last[t.index()] = place);
+            order.push((place, at));
+        }
         order.sort_unstable();
         let mut moved = vec![OpId(0); order.len()];
         for (to, &(_, from)) in order.iter().enumerate() {
@@ -252,7 +256,7 @@ impl GraphBuilder {
         self.graph.gradients.push(WeightGradient { parameter, gradient });
     }
 
-    /// Declares that `new` is what `old` becomes after the step.
+    /// Declares that `new` replaces `old` after the step.
     pub fn record_carry(&mut self, old: TensorId, new: TensorId) {
         let role = self.graph.tensor(old).role;
         self.graph.tensors[new.index()].role = role;

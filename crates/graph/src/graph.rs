@@ -1,4 +1,4 @@
-//! The training graph: tensors, ops in topological order, layers, and what one step carries to the next.
+//! The training graph: tensors, ops in topological order, layers, and the tensors that one step passes to the next.
 
 use crate::{
     ids::{LayerId, OpId, TensorId},
@@ -9,11 +9,11 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// What a tensor is for.
+/// The role of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Given anew each step: data, labels.
+    /// New in each step: data, labels.
     Input,
     /// A trained weight (before the step, or as updated by it).
     Parameter,
@@ -21,13 +21,13 @@ pub enum Role {
     Activation,
     /// Computed by a backward op.
     Gradient,
-    /// What the optimizer keeps beside a weight (before the step, or as updated by it).
+    /// Optimizer state of a weight (before the step, or as updated by it).
     OptimizerState,
-    /// Fixed for ever.
+    /// Never changes.
     Constant,
 }
 
-/// How the first value of a tensor that no op makes is found: a pure function of seed, name and index.
+/// The initial value of a tensor that no op makes: a pure function of seed, name and index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
@@ -48,11 +48,11 @@ pub struct Tensor {
     pub name: String,
     /// Element type and shape.
     pub ty: TensorType,
-    /// What it is for.
+    /// Its role.
     pub role: Role,
     /// The op that makes it; none for inputs, parameters, optimizer state and constants.
     pub producer: Option<OpId>,
-    /// How the first value is found, if no op makes it.
+    /// The initial value, if no op makes it.
     pub init: Option<Init>,
 }
 
@@ -75,9 +75,9 @@ pub struct Node {
     pub name: String,
     /// Kind and attributes.
     pub op: Op,
-    /// What it reads.
+    /// Input tensors.
     pub inputs: SmallVec<[TensorId; 4]>,
-    /// What it makes.
+    /// Output tensors.
     pub outputs: SmallVec<[TensorId; 2]>,
     /// The layer that it belongs to.
     pub layer: LayerId,
@@ -123,18 +123,18 @@ pub struct Graph {
     pub ops: Vec<Node>,
     /// All layers.
     pub layers: Vec<Layer>,
-    /// Results that somebody wants to see; the loss, if there is one, comes first.
+    /// Outputs of the step; the loss, if there is one, comes first.
     pub outputs: Vec<TensorId>,
     /// The gradient of each weight, once differentiated.
     pub gradients: Vec<WeightGradient>,
-    /// What the step hands to the next one.
+    /// Tensors that the step passes to the next one.
     pub carries: Vec<Carry>,
-    /// Whether it will run op by op, each op on its blocks alone, and backwards through every op, as PyTorch does with
-    /// DTensor: then windows do not reach beyond blocks, and a gradient that an op only hands on is laid out as that op is.
+    /// Whether it will run op by op, forwards and backwards, each op on its blocks alone, as PyTorch does with DTensor.
+    /// Then windows do not reach beyond blocks, and a gradient that an op passes on has that op's layout.
     pub op_by_op: bool,
 }
 
-/// Who reads each tensor: a flat index, made once per pass that needs it.
+/// The readers of each tensor: a flat index, built once per pass.
 pub struct Consumers {
     starts: Vec<u32>,
     ops: Vec<OpId>,
@@ -214,7 +214,7 @@ impl Graph {
         self.tensor_ids().filter(move |&t| self.tensor(t).role == role && self.tensor(t).producer.is_none())
     }
 
-    /// How many numbers are trained.
+    /// The number of trained numbers.
     pub fn parameter_count(&self) -> u64 {
         self.parameters().map(|t| self.tensor(t).ty.shape.elements()).sum()
     }
@@ -224,7 +224,7 @@ impl Graph {
         self.outputs.first().copied()
     }
 
-    /// The index of who reads what.
+    /// The index of each tensor's readers.
     pub fn consumers(&self) -> Consumers {
         let mut starts = vec![0u32; self.tensors.len() + 1];
         for t in self.ops.iter().flat_map(|n| &n.inputs) {

@@ -35,7 +35,7 @@ use serde_json::value::RawValue;
 use smallvec::SmallVec;
 use std::{borrow::Cow, fmt, io, marker::PhantomData};
 
-/// What the field `format` must say.
+/// The required value of the field `format`.
 pub const FORMAT: &str = "shardwright-graph";
 /// The version of the format that is written, and the only one that is read.
 pub const VERSION: u64 = 1;
@@ -52,13 +52,13 @@ pub enum ReadError {
         line: usize,
         /// Column, from 1.
         column: usize,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// Some other kind of file.
+    /// Another kind of file.
     #[error("not a Shardwright graph: field `format` is {0}, not \"shardwright-graph\"")]
     Format(String),
-    /// Written by a version of Shardwright that knows another format.
+    /// Another version of the format.
     #[error("graph format version {0} is not supported, only version 1: write the graph anew")]
     Version(u64),
     /// An op that is unknown or has bad attributes.
@@ -68,10 +68,10 @@ pub enum ReadError {
         index: usize,
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// A graph that cannot be.
+    /// A graph that breaks an invariant.
     #[error(transparent)]
     Invalid(#[from] VerifyError),
 }
@@ -130,7 +130,7 @@ struct NodeIn<'a> {
     phase: Phase,
 }
 
-/// The fields that say what kind of file it is; all others are left for later.
+/// The fields that identify the format; all others are read later.
 #[derive(Deserialize)]
 struct Header<'a> {
     #[serde(borrow, default)]
@@ -192,8 +192,9 @@ impl Graph {
         let mut bytes = Vec::with_capacity(128 * (self.tensors.len() + self.ops.len()) + 256);
         // Memory does not fail, and no map in a graph has keys that JSON cannot write.
         let written = self.write_json(&mut bytes);
-        debug_assert!(written.is_ok());
-        String::from_utf8(bytes).unwrap_or_default()
+        debug_assert!(written.is_ok(), "{written:?}");
+        // JSON is UTF-8, so that nothing is replaced.
+        String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
     }
 
     /// Writes the graph as JSON; wrap files in a `BufWriter`.
@@ -243,7 +244,7 @@ impl Graph {
     }
 }
 
-/// Writes a list as a value of its own, `gap` before every item and before the end.
+/// Writes a titled list, with `gap` before every item and before the end.
 fn write_list<T: Serialize>(
     to: &mut impl io::Write,
     title: &str,
@@ -258,7 +259,7 @@ fn write_list<T: Serialize>(
     write!(to, "{gap}]")
 }
 
-/// Puts the graph together; whether it holds together is for the verifier to say.
+/// Builds the graph; the verifier checks it afterwards.
 fn assemble(form: GraphForm<'_>) -> Result<Graph, ReadError> {
     let tensors = form.tensors.0.into_iter().map(|t| Tensor {
         name: t.name.into_owned(),

@@ -1,10 +1,10 @@
-//! Typed training graphs: what is computed, and the one thing each op says about parallelism.
+//! Typed training graphs: ops with their types, gradients, costs, and sharding rules.
 //!
 //! A [`Graph`] holds a whole training step: forward, backward and update ops in topological order. Each op
 //! kind ([`ops`]) states its shapes, its sharding [`Rule`], its gradient and its cost; everything else in
 //! Shardwright works through the [`Operator`] trait and names no op kinds.
 //!
-//! A two-layer perceptron, its gradients, and what its first layer can be split along:
+//! A two-layer perceptron, its gradients, and the factors that its first layer can be split along:
 //!
 //! ```
 //! use shardwright_graph::{autodiff, ops::*, *};
@@ -39,12 +39,17 @@
 //! ```
 
 pub mod autodiff;
+pub mod block;
 mod builder;
+#[doc(hidden)]
+pub mod examples;
+mod fuse_attention;
 mod graph;
 mod ids;
 pub mod json;
 mod operator;
 pub mod ops;
+mod printable;
 mod region;
 mod rule;
 pub mod soap;
@@ -52,19 +57,25 @@ pub mod text;
 mod train;
 mod types;
 pub mod verify;
+mod work;
 mod workload;
 
 pub use autodiff::GradContext;
 pub use builder::{BuildError, GraphBuilder};
+pub use fuse_attention::{AttentionFusion, fuse_attention};
 pub use graph::{Carry, Consumers, Graph, Init, Layer, Node, Phase, Role, Tensor, WeightGradient};
 pub use ids::{LayerId, OpId, TensorId};
 pub use json::ReadError;
-pub use operator::{OpError, Operator};
+pub use operator::{OpError, Operator, UPDATE_CHUNK};
 pub use ops::Op;
+pub use printable::printable;
 pub use region::{Block, Region};
-pub use rule::{Combine, DimMap, Factor, FactorIndex, Reach, Rule, TensorMap, Window, dim_name};
+pub use rule::{DimMap, Factor, FactorIndex, Reach, Reduction, Rule, TensorMap, Window, dim_name};
 pub use soap::{FactorKind, factor_kinds};
 pub use text::TextError;
-pub use train::{Optimizer, train};
+pub use train::{MASTER_SUFFIX, Optimizer, train, train_mixed};
 pub use types::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Real, Shape, TensorType};
-pub use workload::{Gemm, Workload, WorkloadSizes};
+pub use work::StepSize;
+pub use workload::{
+    AttentionPass, ConvolutionPass, Filter3x3, Gemm, RooflineKind, Workload, WorkloadClass, WorkloadSizes,
+};

@@ -1,9 +1,14 @@
-//! What every op kind provides: shape inference, sharding rule, gradient, cost. One file per kind in
-//! [`crate::ops`]; kernels live in the runtime crate.
+//! The trait of op kinds: shape inference, sharding rule, gradient, cost. One file per kind in [`crate::ops`];
+//! kernels are in the runtime crate.
 
 use crate::{
-    autodiff::GradContext, ids::TensorId, ops::Op, region::Region, rule::Rule, types::TensorType,
-    workload::WorkloadSizes,
+    autodiff::GradContext,
+    ids::TensorId,
+    ops::Op,
+    region::Region,
+    rule::Rule,
+    types::TensorType,
+    workload::{WorkloadClass, WorkloadSizes},
 };
 
 /// Why an op does not accept its inputs, in words; the builder adds the op's name.
@@ -28,6 +33,9 @@ macro_rules! require {
     };
 }
 
+/// Elements that an update in place works on at a time.
+pub const UPDATE_CHUNK: u64 = 2048;
+
 /// An op kind. Everything else in the code base works through this trait and names no kinds.
 pub trait Operator {
     /// Types of the outputs, or why the inputs do not fit. Must hold for hostile attributes: no panic,
@@ -49,10 +57,44 @@ pub trait Operator {
         inputs.iter().chain(outputs).fold(0u64, |n, t| n.saturating_add(t.bytes()))
     }
 
-    /// The class and sizes that decide the op's running time, where the bytes that it moves do not; see
-    /// [`crate::Workload`].
-    fn workload(&self, _: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
+    /// Class and sizes of the op's [`crate::Workload`], one of [`Operator::workload_classes`]. `None`: the op is bound
+    /// by memory, and its time follows from the bytes that it moves.
+    fn workload(
+        &self,
+        _: &[TensorType],
+        _: &[TensorType],
+    ) -> Option<(&'static WorkloadClass, WorkloadSizes)> {
         None
+    }
+
+    /// The workload classes that this kind declares.
+    fn workload_classes() -> Vec<&'static WorkloadClass>
+    where
+        Self: Sized,
+    {
+        Vec::new()
+    }
+
+    /// Whether XLA compiles the op to `dot_general`. Its kernels need the summed dimensions last in the first operand.
+    fn xla_is_dot(&self) -> bool {
+        false
+    }
+
+    /// Bytes that XLA's kernel holds beside operands and results, on a device that holds `held` elements of the first
+    /// result.
+    fn xla_scratch_bytes(&self, _: &[TensorType], _: &[TensorType], _held: u64) -> u64 {
+        0
+    }
+
+    /// Most bytes of scratch memory that the runtime's kernel needs beside these operands and results.
+    fn workspace_bytes(&self, _: &[TensorType], _: &[TensorType]) -> u64 {
+        0
+    }
+
+    /// Whether the op works element by element, at any position, and its results may replace operands of the same type:
+    /// an optimizer's update.
+    fn updates_in_place(&self) -> bool {
+        false
     }
 
     /// Whether the output is the first input's memory seen with another shape.
@@ -66,14 +108,33 @@ pub trait Operator {
         false
     }
 
-    /// The op that computes just `region`, run on the region's local blocks. Ops whose
-    /// attributes do not depend on sizes or positions return a copy of themselves.
+    /// The op that computes `region` from the region's local blocks. Ops whose attributes do not depend on sizes or
+    /// positions return a copy of themselves.
     fn localize(&self, region: &Region<'_>) -> Op;
+}
+
+/// Bytes of an element in a kernel's scratch memory: 16-bit floats are widened first.
+pub(crate) fn scratch_bytes(ty: &TensorType) -> u64 {
+    ty.dtype.bytes().max(4)
+}
+
+/// Scratch memory of kernels that look up ids: the local row of each.
+pub(crate) fn row_scratch_bytes(inputs: &[TensorType]) -> u64 {
+    let ids = inputs.iter().filter(|ty| ty.dtype.is_int()).map(|ty| ty.shape.elements());
+    ids.max().unwrap_or(0).saturating_mul(8)
 }
 
 /// Elements of a type as a flop count.
 pub(crate) fn elements(ty: &TensorType) -> u64 {
     ty.shape.elements()
+}
+
+/// The result of a check that inference has passed before. Debug builds stop if it fails now; others go on without.
+pub(crate) fn accepted<T>(checked: Result<T, OpError>) -> Option<T> {
+    if let Err(reason) = &checked {
+        debug_assert!(false, "types that the op's inference refuses: {reason}");
+    }
+    checked.ok()
 }
 
 /// Refuses a wrong number of inputs.

@@ -1,4 +1,4 @@
-//! Which part of an op a device computes, and which block of each tensor that touches.
+//! The part of an op that a device computes, and the block of each tensor that the part reads or writes.
 
 use crate::{
     rule::{DimMap, Rule, TensorMap},
@@ -10,8 +10,8 @@ use std::ops::Range;
 /// A block of a tensor: a range per dimension.
 pub type Block = SmallVec<[Range<u64>; 4]>;
 
-/// A box in an op's iteration space (a range per factor) with the op's rule and types: what
-/// [`crate::Operator::localize`] needs to know to make the op of one device.
+/// A box in an op's iteration space (a range per factor), with the op's rule and types.
+/// [`crate::Operator::localize`] makes the op of one device from it.
 #[derive(Clone, Debug)]
 pub struct Region<'a> {
     /// The op's rule.
@@ -31,7 +31,7 @@ impl<'a> Region<'a> {
         Self { rule, inputs, outputs, parts }
     }
 
-    /// Narrows a factor to part `index` of `count` equal parts of what it has now.
+    /// Narrows a factor to part `index` of `count` equal parts of its current range.
     ///
     /// The caller has checked that `count` divides it and that the factor may be split.
     pub fn split(mut self, factor: u8, index: u64, count: u64) -> Self {
@@ -74,7 +74,7 @@ impl<'a> Region<'a> {
     fn dim_range(&self, dim: &DimMap, size: u64) -> Range<u64> {
         if let Some(window) = dim.window {
             let (part, factor) = (&self.parts[dim.factors[0] as usize], dim.factors[0] as usize);
-            // Uncut it stays whole, positions that no window covers included: nothing need be copied.
+            // An unsplit dimension is read whole, with positions that no window covers, so that nothing is copied.
             let uncut = *part == (0..self.rule.factors[factor].size);
             return if uncut { 0..size } else { window.range(part, size) };
         }
@@ -82,7 +82,9 @@ impl<'a> Region<'a> {
         match self.rule.leading(dim) {
             None => 0..size,
             Some(lead) => {
-                let minor = size / self.rule.factors[lead as usize].size.max(1);
+                let major = self.rule.factors[lead as usize].size;
+                debug_assert!(major > 0, "no dimension is empty");
+                let minor = size / major;
                 let part = &self.parts[lead as usize];
                 part.start * minor..part.end * minor
             }

@@ -1,7 +1,7 @@
-//! Sharding rules: the one thing that an op says about parallelism.
+//! Sharding rules: the only statement of an op about parallelism.
 //!
-//! A rule names the op's loops ("factors") and says which factors each dimension of each operand and
-//! result runs over. Everything else about splitting an op is derived from it: local shapes
+//! A rule names the op's loops ("factors") and maps each dimension of each operand and result to the factors that it
+//! runs over. Everything else about splitting an op is derived from it: local shapes
 //! ([`crate::Region`]), partial sums, halos, traffic, search space, placements on other engines.
 //!
 //! Invariants, checked by [`Rule::check`]:
@@ -12,9 +12,10 @@
 //!   one wherever it appears, so that a split tensor is always a block, never a comb.
 //! - A factor appears at most once in a tensor.
 //! - An output that does not run over a factor is, when the factor is split, a partial result that is
-//!   joined by the output's [`Combine`].
+//!   reduced by the output's [`Reduction`].
 
 use crate::types::TensorType;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::{fmt, ops::Range};
 
@@ -28,24 +29,32 @@ pub struct Factor {
     pub name: &'static str,
     /// Number of iterations.
     pub size: u64,
-    /// Whether it may be split at all (a softmax needs its own axis whole).
+    /// Whether it must stay whole (a softmax needs its own axis whole).
     pub whole: bool,
 }
 
-/// How the partial outputs of a split factor become the output.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Combine {
-    /// Added up.
+impl Factor {
+    /// Whether the factor can be split into this many equal parts.
+    pub fn divides_into(&self, parts: u64) -> bool {
+        !self.whole && self.size > 1 && self.size.is_multiple_of(parts)
+    }
+}
+
+/// How elements or partial results are reduced to one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// Sum.
     #[default]
     Sum,
-    /// Element-wise maximum.
+    /// Maximum.
     Max,
 }
 
 /// How a dimension that is read through a sliding window follows its factor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Window {
-    /// Which way the window looks.
+    /// The direction of the window.
     pub reach: Reach,
     /// Steps of the windowed dimension per output position.
     pub stride: u64,
@@ -55,7 +64,7 @@ pub struct Window {
     pub extent: u64,
 }
 
-/// Which way a window looks.
+/// The direction of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reach {
     /// Factor position `o` reads positions `o*stride - pad .. o*stride - pad + extent`.
@@ -88,7 +97,7 @@ impl Window {
     }
 }
 
-/// What a dimension runs over.
+/// The factors that a dimension runs over.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct DimMap {
     /// Factors, major first; none: the dimension is opaque.
@@ -119,19 +128,19 @@ impl DimMap {
     }
 }
 
-/// What each dimension of one operand or result runs over.
+/// The factors that each dimension of one operand or result runs over.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct TensorMap {
     /// One entry per dimension.
     pub dims: SmallVec<[DimMap; 4]>,
-    /// For results: how partial results join.
-    pub combine: Combine,
+    /// For results: how partial results are reduced.
+    pub reduction: Reduction,
 }
 
 impl TensorMap {
     /// A map whose partial results are added up.
     pub fn new(dims: impl IntoIterator<Item = DimMap>) -> Self {
-        Self { dims: dims.into_iter().collect(), combine: Combine::Sum }
+        Self { dims: dims.into_iter().collect(), reduction: Reduction::Sum }
     }
 
     /// A map whose dimensions each run over one factor.
@@ -139,9 +148,9 @@ impl TensorMap {
         Self::new(factors.iter().map(|&f| DimMap::of(f)))
     }
 
-    /// The same map with another way to join partial results.
-    pub fn joined_by(mut self, combine: Combine) -> Self {
-        self.combine = combine;
+    /// The same map with another reduction of partial results.
+    pub fn reduced_by(mut self, reduction: Reduction) -> Self {
+        self.reduction = reduction;
         self
     }
 
@@ -150,7 +159,7 @@ impl TensorMap {
         self.dims.iter().any(|d| d.factors.contains(&factor))
     }
 
-    /// The dimension whose leading factor is `factor`: the one that a split of the factor splits.
+    /// The dimension whose leading factor is `factor`: a split of the factor splits it.
     pub fn dim_led_by(&self, factor: FactorIndex, rule: &Rule) -> Option<usize> {
         self.dims.iter().position(|d| rule.leading(d) == Some(factor))
     }
@@ -167,7 +176,7 @@ pub struct Rule {
     pub outputs: SmallVec<[TensorMap; 2]>,
 }
 
-/// Names for the dimensions of ops that treat all dimensions alike.
+/// Factor names of ops that treat all dimensions equally.
 const DIM_NAMES: [&str; 64] = [
     "d0", "d1", "d2", "d3", "d4", "d5", "d6", "d7", "d8", "d9", "d10", "d11", "d12", "d13", "d14", "d15",
     "d16", "d17", "d18", "d19", "d20", "d21", "d22", "d23", "d24", "d25", "d26", "d27", "d28", "d29", "d30",
@@ -176,7 +185,7 @@ const DIM_NAMES: [&str; 64] = [
     "d61", "d62", "d63",
 ];
 
-/// The factor name of dimension `i` in ops that treat all dimensions alike.
+/// The factor name of dimension `i` in ops that treat all dimensions equally.
 pub fn dim_name(i: usize) -> &'static str {
     DIM_NAMES[i]
 }
@@ -195,6 +204,16 @@ impl Rule {
     fn push(&mut self, factor: Factor) -> FactorIndex {
         self.factors.push(factor);
         (self.factors.len() - 1) as FactorIndex
+    }
+
+    /// The rule without factors: every device computes everything.
+    pub fn replicated(inputs: &[TensorType], outputs: &[TensorType]) -> Self {
+        let opaque = |ty: &TensorType| TensorMap::new((0..ty.rank()).map(|_| DimMap::opaque()));
+        Self {
+            inputs: inputs.iter().map(opaque).collect(),
+            outputs: outputs.iter().map(opaque).collect(),
+            ..Self::default()
+        }
     }
 
     /// One factor `d0`, `d1`, ... per dimension of a shape.
@@ -243,7 +262,7 @@ impl Rule {
         rule
     }
 
-    /// Lets no factor be split along which some part would need more than its block of an input of these types.
+    /// Marks factors as whole if a part of their split would read beyond its block of an input of these types.
     pub fn keep_windows_in_blocks(&mut self, inputs: &[TensorType]) {
         for (map, ty) in self.inputs.iter().zip(inputs) {
             for (dim, &size) in map.dims.iter().zip(ty.shape.iter()) {
@@ -253,7 +272,7 @@ impl Rule {
                     Reach::Forward => (size, factor.size),
                     Reach::Backward => (factor.size, size),
                 };
-                // Windows side by side that fill the dimension reach nowhere.
+                // Adjacent windows that fill the dimension do not reach beyond their blocks.
                 let tiled = window.extent <= window.stride
                     && window.pad == 0
                     && other.checked_mul(window.stride) == Some(stepped);
@@ -267,7 +286,7 @@ impl Rule {
         self.factors.iter().position(|f| f.name == name).map(|i| i as FactorIndex)
     }
 
-    /// The first factor of a dimension that has more than one iteration: the one that a block split cuts.
+    /// The first factor of a dimension that has more than one iteration: block splits cut it.
     pub fn leading(&self, dim: &DimMap) -> Option<FactorIndex> {
         let nontrivial = dim.factors.iter().find(|&&f| self.factors[f as usize].size > 1);
         nontrivial.or(dim.factors.first()).copied()
@@ -276,6 +295,11 @@ impl Rule {
     /// Whether a factor is summed (or maximised) away: some output does not run over it.
     pub fn is_reduction(&self, factor: FactorIndex) -> bool {
         self.outputs.iter().any(|o| !o.has(factor))
+    }
+
+    /// Whether a factor that is already in `parts` equal parts can be split by `size` more.
+    pub fn divides(&self, factor: FactorIndex, parts: u64, size: u32) -> bool {
+        self.factors[factor as usize].divides_into(parts.saturating_mul(u64::from(size)))
     }
 
     /// The product of all factor sizes: the op's iteration space.
@@ -367,7 +391,7 @@ impl fmt::Display for Rule {
                     f.write_str(", ")?;
                 }
                 self.fmt_map(map, f)?;
-                if map.combine == Combine::Max {
+                if map.reduction == Reduction::Max {
                     f.write_str("max")?;
                 }
             }

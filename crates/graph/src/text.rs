@@ -12,7 +12,7 @@
 //! ```
 //!
 //! An op's line gives its results, kind, operands, attributes as JSON, layer (`@` and the name of its forward
-//! op) and phase. The op's name is that of its first result unless `as NAME` says otherwise, and a result's
+//! op) and phase. The op's name is that of its first result unless `as NAME` follows, and a result's
 //! role follows from the phase unless it is written after the type. Names that are not plain words are
 //! quoted as JSON strings. Files are kept as [JSON](crate::json); this form holds the same.
 
@@ -38,24 +38,18 @@ pub enum TextError {
         line: usize,
         /// Column in characters, from 1.
         column: usize,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// A graph that cannot be.
+    /// A graph that breaks an invariant.
     #[error(transparent)]
     Invalid(#[from] VerifyError),
 }
 
-const ROLES: [(Role, &str); 6] = [
-    (Role::Input, "input"),
-    (Role::Parameter, "parameter"),
-    (Role::Activation, "activation"),
-    (Role::Gradient, "gradient"),
-    (Role::OptimizerState, "optimizer_state"),
-    (Role::Constant, "constant"),
-];
+const ROLES: [Role; 6] =
+    [Role::Input, Role::Parameter, Role::Activation, Role::Gradient, Role::OptimizerState, Role::Constant];
 
-/// The role of an op's results unless the text says otherwise.
+/// The role of an op's results unless the text states another.
 fn usual_role(phase: Phase) -> Role {
     match phase {
         Phase::Forward => Role::Activation,
@@ -65,7 +59,14 @@ fn usual_role(phase: Phase) -> Role {
 }
 
 fn role_name(role: Role) -> &'static str {
-    ROLES.iter().find(|(r, _)| *r == role).map_or("", |(_, name)| name)
+    match role {
+        Role::Input => "input",
+        Role::Parameter => "parameter",
+        Role::Activation => "activation",
+        Role::Gradient => "gradient",
+        Role::OptimizerState => "optimizer_state",
+        Role::Constant => "constant",
+    }
 }
 
 /// Whether a character may stand in a name that is not quoted.
@@ -184,14 +185,14 @@ struct Line<'a> {
     at: usize,
 }
 
-type Read<T> = Result<T, TextError>;
+type ReadResult<T> = Result<T, TextError>;
 
 impl<'a> Line<'a> {
     fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
 
-    fn fail<T>(&self, reason: impl Into<String>) -> Read<T> {
+    fn fail<T>(&self, reason: impl Into<String>) -> ReadResult<T> {
         let column = self.text[..self.at].chars().count() + 1;
         Err(TextError::Syntax { line: self.number, column, reason: reason.into() })
     }
@@ -208,7 +209,7 @@ impl<'a> Line<'a> {
         found
     }
 
-    fn expect(&mut self, mark: &str) -> Read<()> {
+    fn expect(&mut self, mark: &str) -> ReadResult<()> {
         if self.eat(mark) { Ok(()) } else { self.fail(format!("expected `{mark}`")) }
     }
 
@@ -226,7 +227,7 @@ impl<'a> Line<'a> {
     }
 
     /// A JSON value, as text.
-    fn json(&mut self) -> Read<&'a RawValue> {
+    fn json(&mut self) -> ReadResult<&'a RawValue> {
         self.skip_spaces();
         let mut values = serde_json::Deserializer::from_str(self.rest()).into_iter::<&RawValue>();
         match values.next() {
@@ -239,7 +240,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn name(&mut self) -> Read<String> {
+    fn name(&mut self) -> ReadResult<String> {
         self.skip_spaces();
         if !self.rest().starts_with('"') {
             let word = self.word();
@@ -253,7 +254,7 @@ impl<'a> Line<'a> {
         })
     }
 
-    fn tensor_id(&mut self) -> Read<TensorId> {
+    fn tensor_id(&mut self) -> ReadResult<TensorId> {
         self.expect("%")?;
         let start = self.at;
         let digits = self.rest().len() - self.rest().trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -265,7 +266,7 @@ impl<'a> Line<'a> {
     }
 
     /// `%3 w1: f32[784,300]`; the caller fills in the rest.
-    fn tensor(&mut self) -> Read<(TensorId, Tensor)> {
+    fn tensor(&mut self) -> ReadResult<(TensorId, Tensor)> {
         let id = self.tensor_id()?;
         let name = self.name()?;
         self.expect(":")?;
@@ -276,15 +277,15 @@ impl<'a> Line<'a> {
         Ok((id, Tensor { name, ty, role: Role::Activation, producer: None, init: None }))
     }
 
-    fn role(&mut self) -> Read<Option<Role>> {
+    fn role(&mut self) -> ReadResult<Option<Role>> {
         self.skip_spaces();
         let start = self.at;
         let word = self.word();
         if word.is_empty() {
             return Ok(None);
         }
-        match ROLES.iter().find(|(_, name)| *name == word) {
-            Some((role, _)) => Ok(Some(*role)),
+        match ROLES.into_iter().find(|role| role_name(*role) == word) {
+            Some(role) => Ok(Some(role)),
             None => {
                 self.at = start;
                 self.fail(format!("`{word}` is not the role of a tensor"))
@@ -292,7 +293,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn init(&mut self) -> Read<Option<Init>> {
+    fn init(&mut self) -> ReadResult<Option<Init>> {
         self.skip_spaces();
         let start = self.at;
         let word = self.word();
@@ -318,7 +319,7 @@ impl<'a> Line<'a> {
         Ok(init)
     }
 
-    fn end(&mut self) -> Read<()> {
+    fn end(&mut self) -> ReadResult<()> {
         self.skip_spaces();
         if self.rest().is_empty() { Ok(()) } else { self.fail("expected the end of the line") }
     }
@@ -339,7 +340,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn line(&mut self, line: &mut Line<'_>) -> Read<()> {
+    fn line(&mut self, line: &mut Line<'_>) -> ReadResult<()> {
         if self.tensors.len() > MAX_COUNT || self.drafts.len() > MAX_COUNT {
             return line.fail(format!("more than {MAX_COUNT} tensors or ops"));
         }
@@ -371,7 +372,7 @@ impl Reader {
         line.end()
     }
 
-    fn tensor_or_op(&mut self, line: &mut Line<'_>) -> Read<()> {
+    fn tensor_or_op(&mut self, line: &mut Line<'_>) -> ReadResult<()> {
         let mut results: SmallVec<[(TensorId, Tensor, Option<Role>); 2]> = SmallVec::new();
         while !line.eat("=") {
             if !results.is_empty() {
@@ -395,7 +396,7 @@ impl Reader {
         &mut self,
         line: &mut Line<'_>,
         results: SmallVec<[(TensorId, Tensor, Option<Role>); 2]>,
-    ) -> Read<()> {
+    ) -> ReadResult<()> {
         line.skip_spaces();
         let start = line.at;
         let kind = line.word();
@@ -442,7 +443,7 @@ impl Reader {
     }
 
     /// Puts tensors in the order of their numbers and gives layers theirs.
-    fn finish(mut self) -> Read<Graph> {
+    fn finish(mut self) -> ReadResult<Graph> {
         self.tensors.sort_by_key(|(id, ..)| *id);
         for (i, (id, _, line)) in self.tensors.iter().enumerate() {
             if id.index() != i {

@@ -5,13 +5,13 @@ use crate::{
     builder::{BuildError, GraphBuilder},
     graph::{Init, Phase, Role},
     ids::TensorId,
-    ops::{Adam, Momentum, Op, Sgd},
-    types::Real,
+    ops::{Adam, Cast, Momentum, Op, Sgd},
+    types::{DType, Real},
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// How weights follow their gradients.
+/// How weights are updated from their gradients.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Optimizer {
@@ -24,7 +24,7 @@ pub enum Optimizer {
     Momentum {
         /// Learning rate.
         lr: Real,
-        /// How much of the last step's velocity stays.
+        /// The share of the last step's velocity that is kept.
         momentum: Real,
     },
     /// Adam; keeps two numbers per weight.
@@ -37,6 +37,9 @@ pub enum Optimizer {
         beta2: Real,
         /// Added to the denominator.
         eps: Real,
+        /// Decay of the weights (AdamW).
+        #[serde(default, skip_serializing_if = "Real::is_zero")]
+        weight_decay: Real,
     },
 }
 
@@ -53,10 +56,17 @@ impl Optimizer {
 
     /// Adam with the decays of its paper: 0.9 and 0.999, and eps 1e-8.
     pub fn adam(lr: f64) -> Self {
-        Optimizer::Adam { lr: Real(lr), beta1: Real(0.9), beta2: Real(0.999), eps: Real(1e-8) }
+        let weight_decay = Real(0.0);
+        Optimizer::Adam { lr: Real(lr), beta1: Real(0.9), beta2: Real(0.999), eps: Real(1e-8), weight_decay }
     }
 
-    /// What the names of the optimizer's state end with.
+    /// AdamW with the decays of large language models: 0.9 and 0.95, and weight decay 0.1 (GPT-3, arXiv 2005.14165, B).
+    pub fn adamw(lr: f64) -> Self {
+        let weight_decay = Real(0.1);
+        Optimizer::Adam { lr: Real(lr), beta1: Real(0.9), beta2: Real(0.95), eps: Real(1e-8), weight_decay }
+    }
+
+    /// Suffixes of the names of the optimizer's state.
     fn state(&self) -> &'static [&'static str] {
         match self {
             Optimizer::Sgd { .. } => &[],
@@ -69,7 +79,9 @@ impl Optimizer {
         match *self {
             Optimizer::Sgd { lr } => Sgd { lr }.into(),
             Optimizer::Momentum { lr, momentum } => Momentum { lr, momentum }.into(),
-            Optimizer::Adam { lr, beta1, beta2, eps } => Adam { lr, beta1, beta2, eps }.into(),
+            Optimizer::Adam { lr, beta1, beta2, eps, weight_decay } => {
+                Adam { lr, beta1, beta2, eps, weight_decay }.into()
+            }
         }
     }
 }
@@ -77,9 +89,32 @@ impl Optimizer {
 /// Adds the gradient of `loss` by every parameter that it depends on, and one op that updates each of
 /// them, in the layer of the parameter's first consumer. Parameters without a gradient stay as they are.
 ///
-/// Every update runs as soon as its gradient is there and nobody needs the old weight any more, so that gradients do
-/// not pile up until the end of the step.
+/// Every update follows its gradient and the last reader of the old weight at once, so that gradients do not pile up
+/// until the end of the step.
 pub fn train(builder: &mut GraphBuilder, loss: TensorId, optimizer: &Optimizer) -> Result<(), BuildError> {
+    add_step(builder, loss, optimizer, false)
+}
+
+/// The suffix of the names of master copies.
+pub const MASTER_SUFFIX: &str = ".master";
+
+/// As [`train`], in mixed precision: 16-bit weights and gradients, and in the optimizer's state a master copy of every weight in
+/// f32, beside f32 moments. The master copy is updated, and the next step's weight is rounded from it. With Adam that is 16
+/// bytes per parameter.
+pub fn train_mixed(
+    builder: &mut GraphBuilder,
+    loss: TensorId,
+    optimizer: &Optimizer,
+) -> Result<(), BuildError> {
+    add_step(builder, loss, optimizer, true)
+}
+
+fn add_step(
+    builder: &mut GraphBuilder,
+    loss: TensorId,
+    optimizer: &Optimizer,
+    masters: bool,
+) -> Result<(), BuildError> {
     let layers = first_consumer_layers(builder);
     let known = builder.graph().gradients.len();
     differentiate(builder, loss)?;
@@ -87,11 +122,22 @@ pub fn train(builder: &mut GraphBuilder, loss: TensorId, optimizer: &Optimizer) 
     for i in known..builder.graph().gradients.len() {
         let pair = builder.graph().gradients[i];
         let parameter = builder.graph().tensor(pair.parameter);
-        let (name, ty) = (parameter.name.clone(), parameter.ty.clone());
-        // A parameter with a gradient has a consumer, so the layer exists.
-        let Some(layer) = layers[pair.parameter.index()] else { continue };
+        let (name, ty, init) = (parameter.name.clone(), parameter.ty.clone(), parameter.init);
+        let Some(layer) = layers[pair.parameter.index()] else {
+            return Err(BuildError::Internal(format!("`{name}` has a gradient but no op reads it")));
+        };
         builder.in_layer(Phase::Update, layer, |b| {
-            let mut old: SmallVec<[TensorId; 3]> = SmallVec::from_slice(&[pair.parameter]);
+            let mut ty = ty;
+            let narrow = ty.dtype;
+            let master = masters && matches!(narrow, DType::Bf16 | DType::F16);
+            let mut stored = pair.parameter;
+            if master {
+                ty.dtype = DType::F32;
+                let init = init.unwrap_or(Init::Constant(Real(0.0)));
+                stored =
+                    b.source(&format!("{name}{MASTER_SUFFIX}"), ty.clone(), Role::OptimizerState, init)?;
+            }
+            let mut old: SmallVec<[TensorId; 3]> = SmallVec::from_slice(&[stored]);
             for suffix in optimizer.state() {
                 let zero = Init::Constant(Real(0.0));
                 let name = format!("{name}.{suffix}");
@@ -100,6 +146,10 @@ pub fn train(builder: &mut GraphBuilder, loss: TensorId, optimizer: &Optimizer) 
             let mut inputs: SmallVec<[TensorId; 4]> = old.iter().copied().collect();
             inputs.insert(1, pair.gradient);
             let new = b.add(&format!("{name}.update"), optimizer.op(), &inputs)?;
+            if master {
+                let rounded = b.emit(&format!("{name}.round"), Cast { dtype: narrow }, &[new[0]])?;
+                b.record_carry(pair.parameter, rounded);
+            }
             for (&old, new) in old.iter().zip(new) {
                 b.record_carry(old, new);
             }
@@ -115,7 +165,7 @@ mod tests {
     use super::*;
     use crate::{
         ops::{Binary, BinaryFn, Contract, Reduce, Unary, UnaryFn},
-        types::{DType, TensorType},
+        types::TensorType,
     };
 
     /// `loss = sum(relu(x w))` with an extra parameter that nothing reads.
@@ -155,6 +205,29 @@ mod tests {
             let state = graph.sources(Role::OptimizerState).count();
             assert_eq!(state, carried.len() - 1);
         }
+    }
+
+    #[test]
+    fn mixed_precision_keeps_sixteen_bytes_per_parameter() {
+        let mut b = GraphBuilder::new("mixed");
+        let init = Init::Normal(Real(1.0));
+        let source = |b: &mut GraphBuilder, name: &str, shape: [u64; 2], role| {
+            b.source(name, TensorType::new(DType::Bf16, shape), role, init).unwrap()
+        };
+        let x = source(&mut b, "x", [2, 3], Role::Input);
+        let w = source(&mut b, "w", [3, 4], Role::Parameter);
+        let y = b.emit("y", Contract::parse("mk,kn->mn").unwrap(), &[x, w]).unwrap();
+        let loss = b.emit("loss", Reduce::sum([0, 1].into_iter().collect()), &[y]).unwrap();
+        b.output(loss);
+        train_mixed(&mut b, loss, &Optimizer::adam(1e-3)).unwrap();
+        let graph = b.finish();
+        assert_eq!(crate::verify::verify(&graph), Ok(()));
+        let carried: u64 = graph.carries.iter().map(|c| graph.tensor(c.old).ty.bytes()).sum();
+        let gradients: u64 = graph.gradients.iter().map(|g| graph.tensor(g.gradient).ty.bytes()).sum();
+        assert_eq!(carried + gradients, 16 * 12);
+        let names: Vec<_> = graph.carries.iter().map(|c| graph.tensor(c.old).name.as_str()).collect();
+        assert_eq!(names, ["w", "w.master", "w.m", "w.v"]);
+        assert_eq!(graph.tensor(graph.carries[1].old).init, Some(init), "as the weight");
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub const MAX_RANK: usize = 16;
 /// The most elements that a tensor may have; keeps every byte count and flop count of one op within `u64`.
 pub const MAX_ELEMENTS: u64 = 1 << 48;
 
-/// What one element of a tensor is.
+/// The type of a tensor's elements.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -57,7 +57,7 @@ impl DType {
         matches!(self, DType::I32 | DType::I64)
     }
 
-    /// The name used in every file and on every screen.
+    /// The name in files and messages.
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -103,12 +103,12 @@ impl Shape {
         Self::default()
     }
 
-    /// How many dimensions there are.
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
-    /// How many elements there are. Only meaningful for shapes that passed [`Shape::check`].
+    /// The number of elements. Only meaningful for shapes that passed [`Shape::check`].
     pub fn elements(&self) -> u64 {
         self.0.iter().product()
     }
@@ -184,12 +184,12 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Element type and shape: all that shape inference and sharding rules look at.
+/// Element type and shape: the input of shape inference and sharding rules.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorType {
-    /// What an element is.
+    /// The element type.
     pub dtype: DType,
-    /// How many there are, per dimension.
+    /// The sizes of the dimensions.
     pub shape: Shape,
 }
 
@@ -199,7 +199,7 @@ impl TensorType {
         Self { dtype, shape: shape.into() }
     }
 
-    /// How many dimensions there are.
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.rank()
     }
@@ -261,8 +261,7 @@ impl<'de> Deserialize<'de> for TensorType {
     }
 }
 
-/// A real-valued attribute of an op. Compared and hashed by its bits, so that ops can be map keys; what is no number is all
-/// the same.
+/// A real-valued attribute of an op. Compared and hashed by its bits, so that ops can be map keys; all NaNs are equal.
 #[derive(Clone, Copy, Debug)]
 pub struct Real(pub f64);
 
@@ -291,6 +290,19 @@ impl<'de> Deserialize<'de> for Real {
 impl Real {
     fn bits(self) -> u64 {
         if self.0.is_nan() { f64::NAN.to_bits() } else { self.0.to_bits() }
+    }
+}
+
+impl Default for Real {
+    fn default() -> Self {
+        Self(0.0)
+    }
+}
+
+impl Real {
+    /// Whether it is zero.
+    pub fn is_zero(&self) -> bool {
+        self.0 == 0.0
     }
 }
 

@@ -1,4 +1,4 @@
-//! The verifier: what must hold for every graph, checked after reading one and around every rewrite.
+//! The verifier: the invariants of every graph, checked after reading one and around every rewrite.
 //!
 //! Ids and order
 //! 1. Every id points into its vector.
@@ -29,8 +29,8 @@
 //! The step as a whole
 //!
 //! 11. Gradients and carries join tensors of equal type. A gradient belongs to a weight that no op makes;
-//!     what is carried over is a weight or optimizer state that no op makes, and becomes one. Neither is
-//!     named twice.
+//!     a carry leads from a weight or optimizer state that no op makes to a tensor of that role. No tensor has two
+//!     gradients or two carries.
 
 use crate::{
     graph::{Graph, Init, Node, Phase, Role, Tensor},
@@ -48,7 +48,7 @@ pub const MAX_TOTAL_ELEMENTS: u64 = 1 << 56;
 pub struct VerifyError {
     /// The op, tensor or layer.
     pub place: String,
-    /// What is wrong.
+    /// The broken invariant.
     pub reason: String,
 }
 
@@ -170,7 +170,7 @@ pub fn check_init(ty: &TensorType, init: Init) -> Result<(), String> {
     if holds { Ok(()) } else { Err(format!("initial value {init:?} does not suit {ty}")) }
 }
 
-/// The op reads only what exists by now, and makes what says that it makes it. Since producers are unique,
+/// The op reads only tensors that exist by now, and its outputs name it as their producer. Producers are unique, so that
 /// each tensor with a producer is made exactly once if every op's outputs are distinct and none is missing.
 fn check_order(graph: &Graph, id: OpId, node: &Node) -> Result<(), String> {
     for &t in &node.inputs {

@@ -1,36 +1,149 @@
-//! What decides how long an op takes on a device: the key that measured costs are stored and looked up by.
+//! Workloads: the key that measured operator times are stored and looked up by.
 //!
-//! Two ops with the same workload take the same time, whatever their letters, names or roles. Classes are
-//! coarse where time is: an op that is bound by memory is its kind and the bytes that it moves; a matrix
-//! product is its batch, rows, columns and depth, and which of its operands are transposed.
+//! Two ops with equal workloads take the same time, whatever their letters, names or roles. An op that is bound by
+//! memory has its kind as class and the bytes that it moves as only size. Other ops declare classes in their own files
+//! ([`crate::Operator::workload_classes`]): a matrix product, for example, has batch, rows, columns and depth as
+//! sizes, and its class says which operands are transposed.
 
 use crate::{
-    ops::Op,
+    ops::{Op, STREAM_CLASSES},
     types::{DType, TensorType},
 };
 use smallvec::SmallVec;
+use std::{
+    cmp::Ordering,
+    fmt,
+    hash::{Hash, Hasher},
+};
 
-/// The sizes that decide an op's time, in an order that the class fixes.
+/// The sizes that decide an op's time, in the order that the class fixes.
 pub type WorkloadSizes = SmallVec<[u64; 12]>;
 
-/// What decides how long an op takes.
+/// A kind of work whose time depends on its sizes alone. Classes are equal if their names are.
+#[derive(Clone, Copy)]
+pub struct WorkloadClass {
+    /// The key in cost files.
+    pub name: &'static str,
+    /// The class whose measurements stand in for this one in cost files that have none of it.
+    pub fallback: Option<&'static str>,
+    /// How the roofline models work of these sizes; `None` if the class does not have sizes like these.
+    pub roofline: fn(&[u64]) -> Option<RooflineKind>,
+    /// Bytes that a perfect kernel moves for other sizes than those of a given workload of the class. Only called with
+    /// sizes that `roofline` accepts.
+    pub bytes: fn(&Workload, &[u64]) -> u64,
+}
+
+impl WorkloadClass {
+    /// The class of an op kind that is bound by memory: its only size is the bytes that it moves.
+    pub const fn stream(kind: &'static str) -> Self {
+        Self {
+            name: kind,
+            fallback: None,
+            roofline: |sizes| matches!(sizes, [_]).then_some(RooflineKind::Stream),
+            bytes: |_, sizes| sizes[0],
+        }
+    }
+
+    /// The class of this name, if some op kind has it.
+    pub fn find(name: &str) -> Option<&'static WorkloadClass> {
+        Op::declared_classes().into_iter().chain(&STREAM_CLASSES).find(|class| class.name == name)
+    }
+
+    /// How the roofline models work of these sizes. Debug builds stop at sizes that the class cannot have.
+    fn roofline_kind(&self, sizes: &[u64]) -> Option<RooflineKind> {
+        let kind = (self.roofline)(sizes);
+        debug_assert!(kind.is_some(), "{sizes:?} are not the sizes of a workload of class {}", self.name);
+        kind
+    }
+}
+
+impl PartialEq for WorkloadClass {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for WorkloadClass {}
+
+impl PartialOrd for WorkloadClass {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for WorkloadClass {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.name.cmp(other.name)
+    }
+}
+
+impl Hash for WorkloadClass {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+impl fmt::Debug for WorkloadClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// The work that decides an op's time.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Workload {
-    /// What kind of work it is.
-    pub class: &'static str,
+    /// The kind of work.
+    pub class: &'static WorkloadClass,
     /// The type that is computed in or moved.
     pub dtype: DType,
-    /// Sizes; what they mean depends on the class.
+    /// Sizes, in the order that the class fixes.
     pub sizes: WorkloadSizes,
     /// Floating-point operations.
     pub flops: u64,
     /// Bytes that a perfect kernel moves.
     pub bytes: u64,
-    /// The matrix product that it amounts to, if it is one.
-    pub gemm: Option<Gemm>,
+    /// How the roofline models it.
+    pub roofline: RooflineKind,
 }
 
-/// The matrix product that a piece of work amounts to, for models of how well it fills a device.
+/// How an analytic model sees a piece of work.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum RooflineKind {
+    /// Reads, computes element by element, writes: bound by memory or by the vector units.
+    Stream,
+    /// A matrix product, or a recurrence of them.
+    Product(Gemm),
+    /// Fused attention or its gradient.
+    Attention {
+        /// The matrix product with as many flops: queries by visible keys.
+        product: Gemm,
+        /// Forward or backward.
+        pass: AttentionPass,
+    },
+    /// A convolution or one of its derivatives.
+    Convolution {
+        /// The matrix product over unfolded windows that it amounts to.
+        product: Gemm,
+        /// The tensor that it computes.
+        pass: ConvolutionPass,
+        /// Set for ungrouped convolutions of images by 3x3 kernels with stride 1, for which faster algorithms exist.
+        filter_3x3: Option<Filter3x3>,
+    },
+}
+
+impl RooflineKind {
+    /// The matrix product that the work amounts to, if it is one.
+    pub fn product(&self) -> Option<&Gemm> {
+        match self {
+            RooflineKind::Stream => None,
+            RooflineKind::Product(product)
+            | RooflineKind::Attention { product, .. }
+            | RooflineKind::Convolution { product, .. } => Some(product),
+        }
+    }
+}
+
+/// The matrix product that a piece of work amounts to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Gemm {
     /// Products that wait for each other (steps of a recurrence).
@@ -43,145 +156,110 @@ pub struct Gemm {
     pub n: u64,
     /// Depth: products added up per element.
     pub k: u64,
-}
-
-impl Workload {
-    /// The workload of the same class and element type with other sizes.
-    ///
-    /// Flops and bytes of products and convolutions follow from the sizes; those of other ops are
-    /// proportional to the bytes that are their only size.
-    pub fn resized(&self, sizes: &[u64]) -> Workload {
-        let element = self.dtype.bytes();
-        let gemm = gemm_of(self.class, sizes);
-        let (flops, bytes) = match (self.class, &gemm) {
-            // A step and the weights stay in cache: what is moved is proportional to the steps' data.
-            ("lstm" | "lstm_grad", Some(g)) => {
-                let share = (g.steps * g.m * g.n / 4) as f64 / self.lstm_states() as f64;
-                (g.flops(), (self.bytes as f64 * share) as u64)
-            }
-            ("gemm" | "gemm_nt" | "gemm_tn" | "gemm_tt", Some(g)) => {
-                let operands = g.m * g.k + g.k * g.n + g.m * g.n;
-                (g.flops(), g.batch.saturating_mul(operands).saturating_mul(element))
-            }
-            (_, Some(g)) => (g.flops(), conv_elements(sizes).saturating_mul(element)),
-            (_, None) => {
-                let bytes = sizes.first().copied().unwrap_or(0);
-                let share = bytes as f64 / self.bytes.max(1) as f64;
-                ((self.flops as f64 * share) as u64, bytes)
-            }
-        };
-        Workload { class: self.class, dtype: self.dtype, sizes: sizes.into(), flops, bytes, gemm }
-    }
-}
-
-impl Workload {
-    /// States that a recurrence makes: steps, batch and width multiplied.
-    fn lstm_states(&self) -> u64 {
-        [0, 1, 3].iter().filter_map(|&i| self.sizes.get(i)).fold(1u64, |n, &s| n.saturating_mul(s)).max(1)
-    }
+    /// The largest power of two, up to [`Gemm::ALIGNED`], that divides every size along which operands or the result are
+    /// contiguous in memory.
+    pub align: u64,
 }
 
 impl Gemm {
+    /// The alignment of sizes that no device needs more of: vectors of 16 bytes of 16-bit floats.
+    pub const ALIGNED: u64 = 8;
+
+    /// The alignment of contiguous sizes.
+    pub fn alignment(contiguous: [u64; 3]) -> u64 {
+        contiguous.iter().fold(Self::ALIGNED, |align, size| align.min(1 << size.trailing_zeros().min(3)))
+    }
+
     /// Floating-point operations.
     pub fn flops(&self) -> u64 {
         [self.batch, self.m, self.n, self.k, 2].iter().fold(self.steps, |n, &s| n.saturating_mul(s))
     }
 }
 
-/// Samples, groups, input and output channels per group; output sizes; kernel sizes; strides.
-type ConvParts<'a> = ([u64; 4], &'a [u64], &'a [u64], &'a [u64]);
-
-/// Sizes of the three convolution classes: samples, groups, input and output channels per group, then per
-/// spatial dimension the output's size, the kernel's and the stride.
-fn conv_parts(sizes: &[u64]) -> Option<ConvParts<'_>> {
-    let (head, spatial) = sizes.split_first_chunk::<4>()?;
-    let dims = spatial.len() / 3;
-    let (out, rest) = spatial.split_at(dims);
-    let (kernel, stride) = rest.split_at(dims);
-    Some((*head, out, kernel, stride))
+/// The pass of fused attention that is computed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum AttentionPass {
+    /// The result.
+    Forward,
+    /// The gradients by queries, keys and values.
+    Backward,
 }
 
-/// Elements that a convolution reads and writes.
-fn conv_elements(sizes: &[u64]) -> u64 {
-    let Some(([n, g, c, o], out, kernel, stride)) = conv_parts(sizes) else { return 0 };
-    let product = |s: &mut dyn Iterator<Item = u64>| s.fold(1u64, |n, x| n.saturating_mul(x));
-    let kernel_size = product(&mut kernel.iter().copied());
-    let out_size = product(&mut out.iter().copied());
-    let in_size = product(&mut (0..out.len()).map(|i| (out[i].saturating_sub(1)) * stride[i] + kernel[i]));
-    let (x, y) =
-        (product(&mut [n, g, c, in_size].into_iter()), product(&mut [n, g, o, out_size].into_iter()));
-    x.saturating_add(y).saturating_add(product(&mut [g, c, o, kernel_size].into_iter()))
+/// Which of the three tensors of a convolution is computed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ConvolutionPass {
+    /// The output.
+    Forward,
+    /// The gradient by the input.
+    InputGradient,
+    /// The gradient by the weight.
+    WeightGradient,
 }
 
-/// The matrix product that work of a class amounts to, if it is one.
-fn gemm_of(class: &str, sizes: &[u64]) -> Option<Gemm> {
-    if class.starts_with("gemm") {
-        let &[batch, m, n, k] = sizes else { return None };
-        return Some(Gemm { steps: 1, batch, m, n, k });
+/// Sizes of an ungrouped convolution of images by 3x3 kernels with stride 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Filter3x3 {
+    /// Images.
+    pub samples: u64,
+    /// Input channels.
+    pub inputs: u64,
+    /// Output channels.
+    pub outputs: u64,
+    /// Rows of the output.
+    pub height: u64,
+    /// Columns of the output.
+    pub width: u64,
+}
+
+impl Workload {
+    /// The workload of the same class and element type with other sizes.
+    ///
+    /// Flops of products follow from the sizes; those of other ops are proportional to the bytes.
+    pub fn resized(&self, sizes: &[u64]) -> Workload {
+        // Sizes come from ops, or from tables with the same number of columns. Others leave the workload as it is.
+        let Some(roofline) = self.class.roofline_kind(sizes) else { return self.clone() };
+        let bytes = (self.class.bytes)(self, sizes);
+        let flops = match roofline.product() {
+            Some(product) => product.flops(),
+            None => (self.flops as f64 * (bytes as f64 / self.bytes.max(1) as f64)) as u64,
+        };
+        Workload { class: self.class, dtype: self.dtype, sizes: sizes.into(), flops, bytes, roofline }
     }
-    if let ("lstm" | "lstm_grad", &[steps, m, k, hidden]) = (class, sizes) {
-        // Per step: hidden state times weights for all four gates; backwards also the weights' gradient.
-        let batch = if class == "lstm" { 1 } else { 2 };
-        return Some(Gemm { steps, batch, m, n: hidden.saturating_mul(4), k });
-    }
-    let ([samples, batch, c, o], out, kernel, _) = conv_parts(sizes).filter(|_| class.starts_with("conv"))?;
-    let positions = out.iter().fold(samples, |n, &s| n.saturating_mul(s));
-    let window = kernel.iter().fold(1u64, |n, &s| n.saturating_mul(s));
-    Some(match class {
-        "conv" => Gemm { steps: 1, batch, m: positions, n: o, k: c.saturating_mul(window) },
-        "conv_grad_input" => Gemm { steps: 1, batch, m: positions, n: c.saturating_mul(window), k: o },
-        "conv_grad_weight" => Gemm { steps: 1, batch, m: o, n: c.saturating_mul(window), k: positions },
-        _ => return None,
-    })
 }
 
 impl Op {
-    /// What decides how long this op takes on these types.
+    /// The workload of this op on these types.
     pub fn workload(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Workload {
         let operator = self.operator();
         let (flops, bytes) = (operator.flops(inputs, outputs), operator.bytes(inputs, outputs));
         let (class, sizes) = operator
             .workload(inputs, outputs)
-            .unwrap_or_else(|| (self.kind(), SmallVec::from_slice(&[bytes.max(1)])));
+            .unwrap_or_else(|| (self.stream_class(), SmallVec::from_slice(&[bytes.max(1)])));
         let float = outputs.iter().chain(inputs).map(|t| t.dtype).find(|d| d.is_float());
+        // Every op has an output; `F32` stands for the type of none.
+        debug_assert!(!outputs.is_empty(), "a workload of {} without outputs", self.kind());
         let dtype = float.or(outputs.first().map(|t| t.dtype)).unwrap_or(DType::F32);
-        let gemm = gemm_of(class, &sizes);
-        Workload { class, dtype, sizes, flops, bytes, gemm }
+        // Work without a model counts as bound by memory.
+        let roofline = class.roofline_kind(&sizes).unwrap_or(RooflineKind::Stream);
+        Workload { class, dtype, sizes, flops, bytes, roofline }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Contract;
 
     #[test]
-    fn products_are_told_apart_by_how_their_operands_lie() {
-        let class = |spec: &str, shapes: [&[u64]; 2]| {
-            let op: Op = Contract::parse(spec).unwrap().into();
-            let inputs = shapes.map(|s| TensorType::new(DType::F32, s));
-            let outputs = op.operator().infer(&inputs).unwrap();
-            op.workload(&inputs, &outputs).class
-        };
-        assert_eq!(class("mk,kn->mn", [&[3, 5], &[5, 7]]), "gemm");
-        assert_eq!(class("mn,kn->mk", [&[3, 7], &[5, 7]]), "gemm_nt", "the gradient by the first operand");
-        assert_eq!(class("mk,mn->kn", [&[3, 5], &[3, 7]]), "gemm_tn", "the gradient by the second");
-        assert_eq!(class("km,nk->mn", [&[5, 3], &[7, 5]]), "gemm_tt");
-        assert_eq!(class("mkb,bkn->bmn", [&[3, 5, 2], &[2, 5, 7]]), "gemm", "batches do not count");
-    }
-
-    #[test]
-    fn letters_become_batch_rows_columns_and_depth() {
-        let check = |spec: &str, shapes: [&[u64]; 2], expected: [u64; 4]| {
-            let op: Op = Contract::parse(spec).unwrap().into();
-            let inputs = shapes.map(|s| TensorType::new(DType::Bf16, s));
-            let outputs = op.operator().infer(&inputs).unwrap();
-            let workload = op.workload(&inputs, &outputs);
-            assert_eq!(workload.sizes[..], expected, "{spec}");
-            assert_eq!(workload.resized(&expected), workload, "{spec}");
-        };
-        check("mk,kn->mn", [&[3, 5], &[5, 7]], [1, 3, 7, 5]);
-        check("bqhd,bkhd->bhqk", [&[2, 3, 4, 5], &[2, 6, 4, 5]], [8, 3, 6, 5]);
-        check("bsk,kn->bsn", [&[2, 3, 5], &[5, 7]], [1, 6, 7, 5]);
+    fn declared_classes_have_names_of_their_own_and_fallbacks_that_exist() {
+        let declared = Op::declared_classes();
+        for (i, class) in declared.iter().enumerate() {
+            assert!(declared[..i].iter().all(|other| other != class), "{class:?} is declared twice");
+            assert_eq!(WorkloadClass::find(class.name), Some(*class));
+            if let Some(fallback) = class.fallback {
+                assert!(declared.iter().any(|other| other.name == fallback), "{class:?} by {fallback}");
+            }
+        }
+        assert!(Op::KINDS.iter().all(|kind| WorkloadClass::find(kind).is_some()));
+        assert_eq!(WorkloadClass::find("abacus"), None);
     }
 }

@@ -1,15 +1,30 @@
-//! Op kinds by example: its rule as a golden line, and its attributes through JSON and back.
+//! Op kinds by example: rules as golden lines, attributes through JSON and back, workload classes.
 
 mod common;
 
-use common::examples::examples;
-use shardwright_graph::{Op, TensorType};
+use common::examples;
+use shardwright_graph::{Op, TensorType, WorkloadClass, examples::Rng};
 
 #[test]
 fn every_op_kind_has_an_example() {
-    let all = examples();
-    let missing: Vec<_> = Op::KINDS.iter().filter(|k| all.iter().all(|e| e.op.kind() != **k)).collect();
-    assert!(missing.is_empty(), "add examples of {missing:?} to tests/common/examples.rs");
+    let kinds: Vec<_> = examples().iter().map(|e| e.op.kind()).collect();
+    assert_eq!(kinds, Op::KINDS, "a golden example is of another kind");
+    for examples in Op::EXAMPLES {
+        for seed in 0..10 {
+            assert_eq!((examples.case)(&mut Rng::new(seed)).op.kind(), examples.kind);
+        }
+    }
+}
+
+/// Cost files name classes; every class that an op has is found again by its name.
+#[test]
+fn every_workload_class_is_found_by_its_name() {
+    for e in examples() {
+        let outputs = e.op.operator().infer(&e.inputs).unwrap();
+        let workload = e.op.workload(&e.inputs, &outputs);
+        assert_eq!(WorkloadClass::find(workload.class.name), Some(workload.class), "{}", e.op.kind());
+        assert_eq!(workload.resized(&workload.sizes).sizes, workload.sizes);
+    }
 }
 
 #[test]

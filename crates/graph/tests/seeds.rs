@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{examples::examples, mlp};
+use common::{examples, mlp};
 use shardwright_graph::{DType, Graph, GraphBuilder, Init, Real, Role};
 use std::path::PathBuf;
 

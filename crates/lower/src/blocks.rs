@@ -1,34 +1,23 @@
-//! Who gets which block from whom: the meaning of every instruction that moves data.
+//! Blocks and their senders: the meaning of every instruction that moves data.
 //!
-//! A step from one arrangement to another is fully described by the blocks that devices hold before and after it. An
-//! engine may carry it out in any way that gives the same blocks; rings and trees are its own business.
+//! The blocks that devices hold before and after a step fully describe it. An engine may use any algorithm that gives
+//! the same blocks, for example rings or trees.
 
 use crate::program::{Instruction, ParallelGraph, Value, Work};
 use shardwright_cost::{Action, Placement, Reduction};
-use shardwright_graph::Block;
+use shardwright_graph::{Block, block::intersection};
 use shardwright_machine::{AxisSet, DeviceId, Mesh};
 
-/// A block that a device gets from a device, possibly itself.
+/// A block that a device receives from a device, possibly itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Who has it.
+    /// The device that holds it.
     pub from: DeviceId,
     /// In positions of the whole tensor.
     pub block: Block,
 }
 
-/// The common part of two blocks, if there is one.
-pub fn intersection(a: &Block, b: &Block) -> Option<Block> {
-    let common: Block = a.iter().zip(b).map(|(a, b)| a.start.max(b.start)..a.end.min(b.end)).collect();
-    common.iter().all(|r| r.start < r.end).then_some(common)
-}
-
-/// How many elements a block has.
-pub fn elements(block: &Block) -> u64 {
-    block.iter().map(|r| r.end - r.start).product()
-}
-
-/// The devices that agree with one on all axes but these, in order.
+/// The devices that agree with a device on all axes except these, in order.
 pub fn group(mesh: &Mesh, axes: AxisSet, device: DeviceId) -> Vec<DeviceId> {
     let own: u32 = axes.iter().map(|axis| mesh.digit(device, axis) * mesh.stride(axis)).sum();
     let mut members = vec![DeviceId(device.0 - own)];
@@ -53,16 +42,16 @@ fn nearest_first(mesh: &Mesh, axes: AxisSet, device: DeviceId) -> Vec<DeviceId> 
 }
 
 impl ParallelGraph {
-    /// What a device's block of `writes[which]` is made of, for an instruction that moves data; nothing if
-    /// the device has no such block.
+    /// The pieces of a device's block of `writes[which]`, for an instruction that moves data; empty if the device has
+    /// no such block.
     ///
-    /// Where the instruction reduces, the pieces are the members' parts of the whole block, in order of the
-    /// members. Otherwise they are disjoint and make up the block, each from the nearest device that has it.
+    /// If the instruction reduces, the pieces are the members' partial results of the whole block, in order of the
+    /// members. Otherwise they are disjoint and cover the block, each from the nearest device that holds it.
     pub fn pieces(&self, instruction: &Instruction, which: usize, device: DeviceId) -> Vec<Piece> {
         let (axes, reduces) = match &instruction.work {
             Work::Compute { .. } => return Vec::new(),
-            Work::Relayout(step) => (step.axes, step.reduction.is_some()),
-            Work::Window { axes, .. } => (*axes, false),
+            Work::Reshard(step) => (step.axes, step.reduction.is_some()),
+            Work::HaloExchange { axes, .. } => (*axes, false),
         };
         let (before, after) = (self.value(instruction.reads[which]), self.value(instruction.writes[which]));
         let Some(wanted) = after.block(&self.mesh, device) else { return Vec::new() };
@@ -72,7 +61,7 @@ impl ParallelGraph {
         for from in members {
             let Some(held) = before.block(&self.mesh, from) else { continue };
             let Some(block) = intersection(&held, &wanted) else { continue };
-            // Blocks within a group are equal or disjoint, so the first to have one is enough.
+            // Blocks within a group are equal or disjoint, so the first holder of a block is enough.
             if reduces || pieces.iter().all(|piece| piece.block != block) {
                 pieces.push(Piece { from, block });
             }
@@ -81,8 +70,8 @@ impl ParallelGraph {
     }
 }
 
-/// The pieces that a whole tensor is put together from, and how: each block once for every device whose part
-/// of it counts. Pieces of equal block are to be joined by the reduction, if there is one.
+/// The pieces of a whole tensor, and their reduction. Each block occurs once for every device whose partial result
+/// counts. Pieces of equal blocks are combined by the reduction, if there is one.
 pub fn assemble(mesh: &Mesh, value: &Value) -> (Vec<Piece>, Option<Reduction>) {
     let layout = value.at.layout();
     let repeated = layout.axes_where(|p| p == Placement::Replicated);
@@ -94,7 +83,7 @@ pub fn assemble(mesh: &Mesh, value: &Value) -> (Vec<Piece>, Option<Reduction>) {
     (pieces, value.partial().map(|(kind, _)| kind))
 }
 
-/// Whether an action joins partial results.
+/// Whether an action reduces partial results.
 pub(crate) fn reduces(action: Action) -> bool {
     matches!(action, Action::AllReduce | Action::ReduceScatter | Action::Reduce)
 }

@@ -1,39 +1,41 @@
-//! Small all-reduces joined into larger ones, as DDP does with gradients (Li et al., VLDB 2020, section 3.2.3).
+//! Buckets: small all-reduces joined into larger ones, as DDP does with gradients (Li et al., VLDB 2020, section
+//! 3.2.3).
 //!
-//! An all-reduce waits for others along the same axes until together they are large enough, or until an op reads one
-//! of the results. Updates wait with it: they are in no hurry. Latency is paid once per bucket; the bytes on every axis stay the same: an all-reduce that
-//! would make the cost model switch to an algorithm that sends differently starts a bucket of its own.
+//! An all-reduce waits for others along the same axes, until the bucket is large enough or an op reads one of the
+//! results. Updates wait with it: no op of the step reads their results. Latency is paid once per bucket. The bytes on
+//! every axis stay the same. An all-reduce for which the cost model would switch to an algorithm with other traffic
+//! starts a new bucket.
 
-use crate::program::{Instruction, ParallelGraph, Relayout, ValueId, Work};
+use crate::program::{Instruction, ParallelGraph, Reshard, ValueId, Work};
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Action, Collective, Comm, Reduction, Traffic};
 use shardwright_graph::{DType, OpId};
 use shardwright_machine::{AxisSet, Bytes};
 
-/// All-reduces of so many bytes or more are not worth joining: DDP's default.
+/// All-reduces of at least this size are not joined: DDP's default.
 pub const BUCKET: Bytes = Bytes(25 << 20);
 
-/// What the members of a bucket have in common: axes, absent axes, reduction, element type.
+/// The key of a bucket: axes, absent axes, reduction, element type.
 type Key = (AxisSet, AxisSet, Reduction, DType);
 
-/// All-reduces waiting for more.
+/// All-reduces that wait to be joined.
 struct Bucket {
     key: Key,
     members: Vec<Instruction>,
-    /// What has to wait for them: updates, and whatever moves their results.
+    /// Instructions that wait for them: updates, and reshards of their results.
     waiting: Vec<Instruction>,
     bytes: u64,
     traffic: Traffic,
 }
 
-struct Bucketing<'a> {
+struct BucketPass<'a> {
     program: &'a ParallelGraph,
     comm: &'a Comm,
     limit: Bytes,
-    /// Whether an op is an update, which can wait; others need their operands at once.
+    /// Whether an op is an update, which can wait. Other ops need their operands at once.
     is_update: &'a dyn Fn(OpId) -> bool,
     open: Vec<Bucket>,
-    /// Which open bucket holds up a value.
+    /// Per value: the open bucket that delays it.
     pending: FxHashMap<ValueId, Key>,
     out: Vec<Instruction>,
 }
@@ -48,7 +50,7 @@ pub(crate) fn bucket(
     let instructions = std::mem::take(&mut program.instructions);
     let (open, pending) = (Vec::new(), FxHashMap::default());
     let out = Vec::with_capacity(instructions.len());
-    let mut pass = Bucketing { program: &program, comm, limit, is_update, open, pending, out };
+    let mut pass = BucketPass { program: &program, comm, limit, is_update, open, pending, out };
     for instruction in instructions {
         pass.add(instruction);
     }
@@ -59,20 +61,21 @@ pub(crate) fn bucket(
     program
 }
 
-impl Bucketing<'_> {
+impl BucketPass<'_> {
     fn add(&mut self, instruction: Instruction) {
         let can_wait = match instruction.work {
             Work::Compute { op } => (self.is_update)(op),
-            Work::Relayout(_) => true,
-            Work::Window { .. } => false,
+            Work::Reshard(_) => true,
+            Work::HaloExchange { .. } => false,
         };
-        // Closing a bucket may put what waited for it into another.
+        // Closing a bucket may move its waiting instructions into another one.
         loop {
             let mut held = instruction.reads.iter().filter_map(|read| self.pending.get(read)).copied();
             let Some(key) = held.next() else { break };
             if can_wait && held.all(|other| other == key) {
                 self.pending.extend(instruction.writes.iter().map(|&value| (value, key)));
                 let bucket = self.open.iter_mut().find(|bucket| bucket.key == key);
+                debug_assert!(bucket.is_some(), "pending values belong to an open bucket");
                 bucket.into_iter().for_each(|bucket| bucket.waiting.push(instruction.clone()));
                 return;
             }
@@ -86,7 +89,7 @@ impl Bucketing<'_> {
 
     /// The key and bytes of an all-reduce that is small enough to wait.
     fn small(&self, instruction: &Instruction) -> Option<(Key, u64)> {
-        let Work::Relayout(step) = &instruction.work else { return None };
+        let Work::Reshard(step) = &instruction.work else { return None };
         if step.action != Action::AllReduce || step.message >= self.limit {
             return None;
         }
@@ -102,9 +105,9 @@ impl Bucketing<'_> {
         let sent = self.traffic(key, bytes);
         if let Some(bucket) = self.open.iter().find(|bucket| bucket.key == key) {
             let all = bucket.bytes.saturating_add(bytes);
-            let mut together = bucket.traffic;
-            together.merge(&sent);
-            if all > self.limit.0 || together != self.traffic(key, all) {
+            let mut separate = bucket.traffic;
+            separate.merge(&sent);
+            if all > self.limit.0 || separate != self.traffic(key, all) {
                 self.close(key);
             }
         }
@@ -120,7 +123,7 @@ impl Bucketing<'_> {
         bucket.members.push(instruction);
     }
 
-    /// Emits a bucket as one instruction, and then what has waited for it.
+    /// Emits a bucket as one instruction, then the instructions that waited for it.
     fn close(&mut self, key: Key) {
         let Some(at) = self.open.iter().position(|bucket| bucket.key == key) else { return };
         let bucket = self.open.remove(at);
@@ -131,7 +134,7 @@ impl Bucketing<'_> {
         let message = Bytes(bucket.bytes);
         let seconds = self.comm.choose(Collective::AllReduce, axes, absent, message).1;
         let action = Action::AllReduce;
-        let work = Work::Relayout(Relayout { action, axes, message, seconds, reduction: Some(reduction) });
+        let work = Work::Reshard(Reshard { action, axes, message, seconds, reduction: Some(reduction) });
         let reads = bucket.members.iter().flat_map(|member| member.reads.iter().copied()).collect();
         let writes = bucket.members.iter().flat_map(|member| member.writes.iter().copied()).collect();
         self.out.push(Instruction { work, reads, writes });

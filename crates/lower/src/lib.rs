@@ -1,18 +1,18 @@
-//! Lowering: from a training graph and one config per op to the program that every device runs.
+//! Lowering: from a training graph and an assignment to the program that every device runs.
 //!
-//! [`lower`] makes a [`ParallelGraph`]: one list of instructions for all devices, made of local ops on local blocks,
-//! collectives along mesh axes, and fetches for windows. An engine needs to know, per device: the block that it holds of
-//! a [`Value`], the op that it runs ([`ParallelGraph::local_op`]), and what its new block is made of
-//! ([`ParallelGraph::pieces`]). How it carries a collective out is its own business.
+//! [`lower`] builds a [`ParallelGraph`]: one list of instructions for all devices. Instructions are local ops on local
+//! blocks, collectives along mesh axes, and halo exchanges. Per device, an engine needs three facts: its block of a
+//! [`Value`], its local op ([`ParallelGraph::local_op`]), and the pieces of its new block ([`ParallelGraph::pieces`]).
+//! The engine chooses the algorithm of a collective.
 //!
-//! The steps are those of the cost model, so the bytes on every axis are the predicted ones to the byte.
+//! The steps are those of the cost model, so the bytes on every axis equal the predicted ones.
 //!
 //! ```
-//! use shardwright_cost::Relayouts;
+//! use shardwright_cost::Resharder;
 //! use shardwright_graph::{ops::*, *};
 //! use shardwright_lower::{Work, lower};
 //! use shardwright_machine::{DeviceId, builtin};
-//! use shardwright_space::{AxisUse, Config};
+//! use shardwright_space::{Assignment, AxisUse, Config};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let f32 = |shape: &[u64]| TensorType::new(DType::F32, shape);
@@ -26,9 +26,10 @@
 //!
 //! // Two devices share the inner sum of the product, then each needs half of the rows.
 //! let machine = builtin("flat:2")?;
-//! let relayouts = Relayouts::new(&machine, machine.mesh());
+//! let resharder = Resharder::new(&machine, machine.mesh());
 //! let split = |op: u32, factor| Config::new([AxisUse::Split(graph.rule(OpId(op)).find(factor).unwrap())]);
-//! let program = lower(&graph, &relayouts, &[split(0, "c"), split(1, "d0")])?;
+//! let assignment = Assignment::new(vec![split(0, "c"), split(1, "d0")]);
+//! let program = lower(&graph, &resharder, &assignment)?;
 //! assert_eq!(
 //!     program.listing(&graph).to_string(),
 //!     "%0 x f32[8,6] S1\n\
@@ -39,19 +40,19 @@
 //!      output %4\n"
 //! );
 //!
-//! // What device 1 does.
+//! // The work of device 1.
 //! let (mesh, device) = (&program.mesh, DeviceId(1));
 //! for instruction in &program.instructions {
 //!     match &instruction.work {
 //!         // A local op on local blocks.
 //!         Work::Compute { .. } => assert!(program.local_op(instruction, device).is_some()),
 //!         // Sums both devices' parts of rows 4 to 7.
-//!         Work::Relayout(step) => {
+//!         Work::Reshard(step) => {
 //!             let pieces = program.pieces(instruction, 0, device);
 //!             assert!(step.reduction.is_some() && pieces.len() == 2);
 //!             assert!(pieces.iter().all(|piece| piece.block[..] == [4..8, 0..4]));
 //!         }
-//!         Work::Window { .. } => unreachable!("a product has no windows"),
+//!         Work::HaloExchange { .. } => unreachable!("a product has no windows"),
 //!     }
 //! }
 //! let z = program.value(program.outputs[0].value);
@@ -64,6 +65,7 @@ pub mod blocks;
 mod bucket;
 mod local;
 mod lower;
+pub mod memory;
 mod program;
 mod text;
 mod traffic;
@@ -71,9 +73,10 @@ mod verify;
 
 pub use blocks::Piece;
 pub use local::SplitOp;
-pub use lower::{LowerError, lower, lower_joining, window_fetches};
+pub use lower::{LowerError, LowerOptions, halo_exchanges, lower, lower_with};
+pub use memory::DeviceAccount;
 pub use program::{
-    Carry, Instruction, InstructionId, Output, ParallelGraph, Relayout, Source, Value, ValueId, Work,
+    Carry, Instruction, InstructionId, Output, ParallelGraph, Reshard, Source, Value, ValueId, Work,
 };
 pub use shardwright_cost::Reduction;
 pub use text::Listing;

@@ -1,7 +1,7 @@
-//! Which part of an op a device runs.
+//! The part of an op that a device runs.
 //!
-//! Worked out for a device when somebody asks: a program for thousands of devices is simulated by looking at one of them,
-//! and must not cost what running it on all of them would.
+//! Parts are computed on demand. A program for thousands of devices is simulated through one device per class, so
+//! lowering must not visit every device.
 
 use crate::program::{Instruction, ParallelGraph, Work};
 use shardwright_graph::{Op, Region};
@@ -9,19 +9,19 @@ use shardwright_machine::{DeviceId, Mesh};
 use shardwright_space::{AxisUse, Config, OpShapes};
 use smallvec::SmallVec;
 
-/// An op of the graph, and how it is split over the devices.
+/// An op of the graph, and its split over the devices.
 #[derive(Clone, Debug)]
 pub struct SplitOp {
     /// The whole op.
     pub op: Op,
     /// Its rule and the types of its operands and results.
     pub shapes: OpShapes,
-    /// What every axis does to it.
+    /// The op's config.
     pub config: Config,
 }
 
 impl SplitOp {
-    /// Whether a device runs a part of it: wherever no axis pins it to another digit.
+    /// Whether a device runs a part of it: no axis pins it to another digit.
     pub fn runs_on(&self, mesh: &Mesh, device: DeviceId) -> bool {
         mesh.all().iter().zip(self.config.uses()).all(|(axis, used)| match used {
             AxisUse::Pin(pinned) => u32::from(*pinned) == mesh.digit(device, axis),
@@ -29,7 +29,7 @@ impl SplitOp {
         })
     }
 
-    /// The part that a device runs; none where it runs none.
+    /// The part that a device runs; none if it runs no part.
     pub fn on(&self, mesh: &Mesh, device: DeviceId) -> Option<Op> {
         if !self.runs_on(mesh, device) {
             return None;
@@ -54,13 +54,13 @@ impl SplitOp {
 }
 
 impl ParallelGraph {
-    /// Whether a device has anything to compute for an instruction.
+    /// Whether a device computes in an instruction.
     pub fn computes(&self, instruction: &Instruction, device: DeviceId) -> bool {
         let Work::Compute { op } = instruction.work else { return false };
         self.ops[op.index()].runs_on(&self.mesh, device)
     }
 
-    /// The op that a device runs for a compute instruction; none if it has nothing to do.
+    /// The op that a device runs for a compute instruction; none if it does not compute.
     pub fn local_op(&self, instruction: &Instruction, device: DeviceId) -> Option<Op> {
         let Work::Compute { op } = instruction.work else { return None };
         self.ops[op.index()].on(&self.mesh, device)

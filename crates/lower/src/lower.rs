@@ -1,46 +1,36 @@
-//! From a graph and one config per op to the program.
+//! Lowers a graph and an assignment to a program.
 //!
-//! Ops keep the graph's order. Before an op come the re-layouts that its operands need, exactly the steps that the cost
-//! model chose ([`Relayouts::spread`]), each layout of a tensor made once for all its readers (of a weight: once per pass); then what its windows reach
-//! for. Gradients on their way to an update, and updated weights on their way home, start as soon as they are
-//! there, so that they can travel while other ops compute; everything else moves when it is first needed.
+//! Ops keep the graph's order. Before an op come the reshards of its operands, with the steps that the cost model
+//! chose, then its halo exchanges. [`Sharing`] decides which readers share a reshard. Gradients on their way to an
+//! update, and updated weights on their way to their stored layout, start as soon as they are produced. They move while
+//! other ops compute. Every other tensor moves when it is first needed.
 //!
-//! Partial results stay partial until somebody reads them, and sums of partial results are partial ones.
+//! Partial results stay partial until an op reads them.
 
 use crate::{
     blocks::reduces,
     bucket::{BUCKET, bucket},
     local::SplitOp,
-    program::{Carry, Instruction, Output, ParallelGraph, Relayout, Source, Value, ValueId, Work},
+    program::{Carry, Instruction, Output, ParallelGraph, Reshard, Source, Value, ValueId, Work},
 };
 use rustc_hash::FxHashMap;
-use shardwright_cost::{Arrangement, Branch, Layout, LayoutError, Relayouts, TensorShape};
+use shardwright_cost::{Arrangement, Layout, LayoutError, ReshardPath, ReshardTree, Resharder, TensorShape};
 use shardwright_graph::{Graph, OpId, Phase, TensorId};
 use shardwright_machine::{Bytes, DeviceId, Mesh, Seconds};
-use shardwright_space::{Config, OpShapes, Places, halos, place, window_cuts};
+use shardwright_space::{
+    Assignment, AssignmentError, Config, Endpoint, OpShapes, Sharing, TensorLayouts, Transfers,
+    assign_layouts, halos, window_cuts,
+};
 use smallvec::{SmallVec, smallvec};
 use std::rc::Rc;
 
 /// Why a graph cannot be lowered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LowerError {
-    /// Another number of configs than ops.
-    #[error("{configs} configs for a graph of {ops} ops: give one config per op, in the graph's order")]
-    Count {
-        /// Configs given.
-        configs: usize,
-        /// Ops of the graph.
-        ops: usize,
-    },
-    /// A config that the op cannot have.
-    #[error("op `{op}`: {reason}; plan again for this graph and machine")]
-    Config {
-        /// The op.
-        op: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A tensor that cannot be laid out or moved.
+    /// The assignment does not match this graph on this mesh.
+    #[error(transparent)]
+    Assignment(#[from] AssignmentError),
+    /// A tensor that cannot be laid out or resharded.
     #[error("tensor `{tensor}`: {source}")]
     Tensor {
         /// The tensor.
@@ -48,15 +38,38 @@ pub enum LowerError {
         /// What is wrong.
         source: LayoutError,
     },
+    /// A broken invariant of lowering itself.
+    #[error("internal error while lowering tensor `{tensor}`: {reason}; please report it")]
+    Internal {
+        /// The tensor.
+        tensor: String,
+        /// The invariant.
+        reason: &'static str,
+    },
 }
 
-/// Ways from one layout to several, for tensors of one shape.
-type Ways = FxHashMap<(TensorShape, Layout, Vec<Layout>), Rc<[Branch]>>;
+/// Options of lowering that the assignment leaves open.
+#[derive(Clone, Copy, Debug)]
+pub struct LowerOptions {
+    /// Which readers of a tensor share a reshard.
+    pub sharing: Sharing,
+    /// All-reduces of fewer bytes are joined.
+    pub join_below: Bytes,
+}
 
-/// A tensor in another layout than its home.
+impl Default for LowerOptions {
+    fn default() -> Self {
+        Self { sharing: Sharing::AcrossLayers, join_below: BUCKET }
+    }
+}
+
+/// Reshard trees from one layout to several, for tensors of one shape.
+type ReshardTrees = FxHashMap<(TensorShape, Layout, Vec<Layout>), Rc<ReshardTree>>;
+
+/// A copy of a tensor in another layout than the stored one.
 #[derive(Clone)]
-struct Copy {
-    /// The pass that it is for, if it lives for one only.
+struct TensorCopy {
+    /// The pass that it is for, if it lives for one pass only.
     pass: Option<Phase>,
     layout: Layout,
     value: ValueId,
@@ -64,49 +77,68 @@ struct Copy {
 
 struct Lowering<'a> {
     graph: &'a Graph,
-    relayouts: &'a Relayouts,
+    resharder: &'a Resharder,
     shapes: Vec<OpShapes>,
-    places: Places,
-    /// Per tensor: as it is made, stored or (data) first read, once it is there.
-    homes: Vec<Option<ValueId>>,
-    /// Per tensor: the copies in other layouts that exist so far.
-    copies: Vec<SmallVec<[Copy; 1]>>,
-    known_ways: Ways,
+    transfers: Transfers,
+    layouts: TensorLayouts,
+    sharing: Sharing,
+    /// Per tensor: its value in the stored layout, once it exists.
+    stored: Vec<Option<ValueId>>,
+    /// Per tensor: its copies in other layouts so far, shared across layers.
+    copies: Vec<SmallVec<[TensorCopy; 1]>>,
+    /// Values that operands have fetched, shared within layers.
+    fetched: FxHashMap<(TensorId, Endpoint), ValueId>,
+    /// The endpoint that an operand takes its tensor from, under sharing within layers.
+    origins: FxHashMap<(TensorId, Endpoint), Endpoint>,
+    trees: ReshardTrees,
     program: ParallelGraph,
 }
 
-/// Lowers a graph for the mesh of `relayouts`; `configs` has one entry per op, in the graph's order.
+/// Lowers a graph for the mesh of `resharder`.
 ///
-/// The graph is a verified one ([`shardwright_graph::verify`]); configs may be anything.
-pub fn lower(graph: &Graph, relayouts: &Relayouts, configs: &[Config]) -> Result<ParallelGraph, LowerError> {
-    lower_joining(graph, relayouts, configs, BUCKET)
+/// The graph must be verified ([`shardwright_graph::verify`]); the assignment is checked.
+///
+/// # Errors
+/// Where the assignment does not match the graph, or a tensor cannot be laid out.
+pub fn lower(
+    graph: &Graph,
+    resharder: &Resharder,
+    assignment: &Assignment,
+) -> Result<ParallelGraph, LowerError> {
+    lower_with(graph, resharder, assignment, LowerOptions::default())
 }
 
-/// The same, with all-reduces of less than `limit` bytes joined: none for zero.
-pub fn lower_joining(
+/// Lowers with other options.
+///
+/// # Errors
+/// As [`lower`].
+pub fn lower_with(
     graph: &Graph,
-    relayouts: &Relayouts,
-    configs: &[Config],
-    limit: Bytes,
+    resharder: &Resharder,
+    assignment: &Assignment,
+    LowerOptions { sharing, join_below }: LowerOptions,
 ) -> Result<ParallelGraph, LowerError> {
-    let mesh = relayouts.comm().mesh();
-    if configs.len() != graph.ops.len() {
-        return Err(LowerError::Count { configs: configs.len(), ops: graph.ops.len() });
-    }
+    let mesh = resharder.comm().mesh();
     let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-    for ((node, shapes), config) in graph.ops.iter().zip(&shapes).zip(configs) {
-        let fail = |reason| LowerError::Config { op: node.name.clone(), reason };
-        config.check(&shapes.rule, mesh).map_err(fail)?;
-    }
-    let places = place(graph, &shapes, configs, mesh);
+    assignment.check(graph, &shapes, mesh)?;
+    let transfers = Transfers::of(graph);
+    let layouts = assign_layouts(graph, &shapes, &transfers, assignment, mesh, sharing);
+    let origins = match sharing {
+        Sharing::AcrossLayers => FxHashMap::default(),
+        Sharing::WithinLayers => transfers.pairs.iter().map(|t| ((t.tensor, t.to), t.from)).collect(),
+    };
     let mut lowering = Lowering {
         graph,
-        relayouts,
+        resharder,
         shapes,
-        places,
-        homes: vec![None; graph.tensors.len()],
+        transfers,
+        layouts,
+        sharing,
+        stored: vec![None; graph.tensors.len()],
         copies: vec![SmallVec::new(); graph.tensors.len()],
-        known_ways: Ways::default(),
+        fetched: FxHashMap::default(),
+        origins,
+        trees: ReshardTrees::default(),
         program: ParallelGraph {
             mesh: mesh.clone(),
             values: Vec::new(),
@@ -126,25 +158,28 @@ pub fn lower_joining(
             }
         }
     }
-    lowering.finish(limit)
+    lowering.finish(join_below)
 }
 
 impl<'a> Lowering<'a> {
     fn mesh(&self) -> &'a Mesh {
-        self.relayouts.comm().mesh()
+        self.resharder.comm().mesh()
     }
 
-    /// Per tensor: the layouts to be made as soon as it is there.
+    /// Per tensor: the layouts to reshard to as soon as it is produced.
     fn eager(&self) -> Vec<SmallVec<[Layout; 1]>> {
         let mut eager = vec![SmallVec::new(); self.graph.tensors.len()];
+        if self.sharing == Sharing::WithinLayers {
+            return eager;
+        }
         for op in self.graph.op_ids().filter(|&op| self.graph.node(op).phase == Phase::Update) {
             let shapes = &self.shapes[op.index()];
             for (i, t) in self.graph.node(op).inputs.iter().enumerate() {
-                eager[t.index()].push(self.places.input(op, i, shapes, self.mesh()));
+                eager[t.index()].push(self.layouts.input(op, i, shapes, self.mesh()));
             }
         }
         for carry in &self.graph.carries {
-            eager[carry.new.index()].extend(self.places.tensors[carry.old.index()].home);
+            eager[carry.new.index()].extend(self.layouts.tensors[carry.old.index()].stored);
         }
         eager
     }
@@ -166,78 +201,129 @@ impl<'a> Lowering<'a> {
         value
     }
 
-    /// The value of a tensor in its home layout.
-    fn home(&mut self, tensor: TensorId) -> ValueId {
-        if let Some(value) = self.homes[tensor.index()] {
+    /// The value of a tensor in its stored layout.
+    fn stored(&mut self, tensor: TensorId) -> ValueId {
+        if let Some(value) = self.stored[tensor.index()] {
             return value;
         }
-        // What an op makes is there before anybody asks.
-        let value = self.source(tensor, &self.home_layout(tensor));
-        self.homes[tensor.index()] = Some(value);
+        // Only sources get here: the value of an op's result exists before its readers.
+        let value = self.source(tensor, &self.stored_layout(tensor));
+        self.stored[tensor.index()] = Some(value);
         value
     }
 
-    fn home_layout(&self, tensor: TensorId) -> Layout {
+    fn stored_layout(&self, tensor: TensorId) -> Layout {
         let replicated = || Layout::replicated(self.mesh().len());
-        self.places.tensors[tensor.index()].home.unwrap_or_else(replicated)
+        self.layouts.tensors[tensor.index()].stored.unwrap_or_else(replicated)
     }
 
-    /// The value of a tensor in a layout that a pass needs, made now if it does not exist yet.
-    fn get(&mut self, tensor: TensorId, layout: &Layout, phase: Phase) -> Result<ValueId, LowerError> {
-        let home = self.home_layout(tensor);
-        if *layout == home {
-            return Ok(self.home(tensor));
+    /// The value that an operand reads, or that a weight is updated to. Created if it does not exist yet.
+    fn fetch(
+        &mut self,
+        tensor: TensorId,
+        to: Endpoint,
+        layout: &Layout,
+        phase: Phase,
+    ) -> Result<ValueId, LowerError> {
+        let delivered = self.layouts.tensors[tensor.index()].delivered;
+        if self.sharing == Sharing::AcrossLayers || delivered {
+            return self.get(tensor, layout, phase);
         }
-        let delivered = self.places.tensors[tensor.index()].delivered;
+        // The endpoint without an origin is the tensor's source itself.
+        let value = match self.origins.get(&(tensor, to)).copied() {
+            None => self.stored(tensor),
+            Some(from) if Some(from) == self.transfers.sources[tensor.index()] => {
+                let stored = self.stored(tensor);
+                self.reshard(stored, layout)?
+            }
+            Some(from) => self.reshard(self.fetched[&(tensor, from)], layout)?,
+        };
+        self.fetched.insert((tensor, to), value);
+        Ok(value)
+    }
+
+    /// A value in another layout, by the fastest path.
+    fn reshard(&mut self, value: ValueId, to: &Layout) -> Result<ValueId, LowerError> {
+        let Value { tensor, at, .. } = self.program.values[value.index()];
+        let from = *at.layout();
+        if from == *to {
+            return Ok(value);
+        }
+        let shape = self.shape(tensor)?;
+        let path = self.resharder.find(&self.resharder.tensor(shape), &from, to);
+        let path = path.map_err(|source| self.error(tensor, source))?;
+        Ok(self.emit_path(value, &path))
+    }
+
+    /// The value of a tensor in a layout that a pass needs. Created if it does not exist yet.
+    fn get(&mut self, tensor: TensorId, layout: &Layout, phase: Phase) -> Result<ValueId, LowerError> {
+        let stored = self.stored_layout(tensor);
+        if *layout == stored {
+            return Ok(self.stored(tensor));
+        }
+        let delivered = self.layouts.tensors[tensor.index()].delivered;
         let shared = delivered || self.graph.tensor(tensor).producer.is_some();
         let pass = (!shared).then_some(phase);
         let mut copies = self.copies[tensor.index()].iter();
         if let Some(copy) = copies.find(|copy| copy.pass == pass && copy.layout == *layout) {
             return Ok(copy.value);
         }
-        let ways = if delivered { Rc::from([]) } else { self.ways(tensor, pass)? };
-        let value = match ways.iter().find(|branch| branch.to == *layout) {
+        let tree = if delivered { Rc::default() } else { self.tree(tensor, pass)? };
+        let branches = tree.branches();
+        let value = match branches.iter().find(|branch| branch.to == *layout) {
             None => self.source(tensor, layout),
             Some(branch) => {
-                let from = branch.from.map_or(home, |at| ways[at].to);
+                let from = branch.from.map_or(stored, |at| branches[at].to);
                 let from = self.get(tensor, &from, phase)?;
-                self.carry_out(from, branch)
+                self.emit_path(from, &branch.path)
             }
         };
-        self.copies[tensor.index()].push(Copy { pass, layout: *layout, value });
+        self.copies[tensor.index()].push(TensorCopy { pass, layout: *layout, value });
         Ok(value)
     }
 
-    /// The steps of a branch, from a value that it starts from.
-    fn carry_out(&mut self, mut value: ValueId, branch: &Branch) -> ValueId {
-        for step in &branch.way.steps {
+    /// Emits the steps of a reshard path that starts from a value.
+    fn emit_path(&mut self, mut value: ValueId, path: &ReshardPath) -> ValueId {
+        for step in &path.steps {
             let before = &self.program.values[value.index()];
             let reduction = before.partial().map(|(kind, _)| kind).filter(|_| reduces(step.action));
             let after = self.value(before.tensor, step.after);
             let after = self.add(after);
             let (action, axes, message, seconds) = (step.action, step.axes, step.message, step.seconds);
-            let work = Work::Relayout(Relayout { action, axes, message, seconds, reduction });
+            let work = Work::Reshard(Reshard { action, axes, message, seconds, reduction });
             self.emit(work, smallvec![value], smallvec![after]);
             value = after;
         }
         value
     }
 
-    /// How the layouts that a pass needs a tensor in are made from its home.
-    fn ways(&mut self, tensor: TensorId, pass: Option<Phase>) -> Result<Rc<[Branch]>, LowerError> {
-        let t = self.graph.tensor(tensor);
-        let fail = |source| LowerError::Tensor { tensor: t.name.clone(), source };
-        let shape = TensorShape::new(&t.ty.shape, t.ty.dtype.bytes() as u32).map_err(fail)?;
-        let fetches = &self.places.tensors[tensor.index()].fetches;
-        let layouts = fetches.iter().find(|fetch| fetch.pass == pass).map(|fetch| fetch.layouts.clone());
-        let key = (shape, self.home_layout(tensor), layouts.unwrap_or_default());
-        if let Some(known) = self.known_ways.get(&key) {
+    fn error(&self, tensor: TensorId, source: LayoutError) -> LowerError {
+        LowerError::Tensor { tensor: self.graph.tensor(tensor).name.clone(), source }
+    }
+
+    fn shape(&self, tensor: TensorId) -> Result<TensorShape, LowerError> {
+        let ty = &self.graph.tensor(tensor).ty;
+        TensorShape::new(&ty.shape, ty.dtype.bytes() as u32).map_err(|source| self.error(tensor, source))
+    }
+
+    /// The reshard tree from a tensor's stored layout to the layouts that a pass needs.
+    fn tree(&mut self, tensor: TensorId, pass: Option<Phase>) -> Result<Rc<ReshardTree>, LowerError> {
+        let shape = self.shape(tensor)?;
+        let fetches = &self.layouts.tensors[tensor.index()].fetches;
+        let Some(fetch) = fetches.iter().find(|fetch| fetch.pass == pass) else {
+            let reason = "a reader belongs to no fetch group";
+            debug_assert!(false, "{reason}");
+            return Err(LowerError::Internal { tensor: self.graph.tensor(tensor).name.clone(), reason });
+        };
+        let key = (shape, self.stored_layout(tensor), fetch.layouts.clone());
+        if let Some(known) = self.trees.get(&key) {
             return Ok(known.clone());
         }
-        let ready = self.relayouts.tensor(shape);
-        let ways: Rc<[Branch]> = self.relayouts.spread(&ready, &key.1, &key.2).map_err(fail)?.into();
-        self.known_ways.insert(key, ways.clone());
-        Ok(ways)
+        let ready = self.resharder.tensor(shape);
+        let tree = self.resharder.reshard_many(&ready, &key.1, &key.2);
+        let tree = Rc::new(tree.map_err(|source| self.error(tensor, source))?);
+        self.trees.insert(key, tree.clone());
+        Ok(tree)
     }
 
     fn emit(&mut self, work: Work, reads: SmallVec<[ValueId; 4]>, writes: SmallVec<[ValueId; 2]>) {
@@ -249,27 +335,27 @@ impl<'a> Lowering<'a> {
         let node = graph.node(op);
         let mut reads = SmallVec::new();
         for (i, &t) in node.inputs.iter().enumerate() {
-            let layout = self.places.input(op, i, &self.shapes[op.index()], mesh);
-            let value = self.get(t, &layout, node.phase)?;
-            reads.push(self.windows(op, i, value));
+            let layout = self.layouts.input(op, i, &self.shapes[op.index()], mesh);
+            let value = self.fetch(t, Endpoint::operand(op, i), &layout, node.phase)?;
+            reads.push(self.exchange_halos(op, i, value));
         }
         let mut writes = SmallVec::new();
         for (o, &t) in node.outputs.iter().enumerate() {
-            let layout = self.places.output(op, o, &self.shapes[op.index()], mesh);
+            let layout = self.layouts.output(op, o, &self.shapes[op.index()], mesh);
             let value = self.value(t, Arrangement::canonical(&layout));
             let value = self.add(value);
-            self.homes[t.index()] = Some(value);
+            self.stored[t.index()] = Some(value);
             writes.push(value);
         }
         self.emit(Work::Compute { op }, reads, writes);
         Ok(())
     }
 
-    /// Fetches what the windows of an op's operand reach for.
-    fn windows(&mut self, op: OpId, i: usize, mut value: ValueId) -> ValueId {
-        let (shapes, config) = (&self.shapes[op.index()], &self.places.configs[op.index()]);
+    /// Emits the halo exchanges of an op's operand.
+    fn exchange_halos(&mut self, op: OpId, i: usize, mut value: ValueId) -> ValueId {
+        let (shapes, config) = (&self.shapes[op.index()], &self.layouts.configs[op.index()]);
         let stored = &self.program.values[value.index()];
-        for (after, work) in window_fetches(self.relayouts, shapes, i, config, stored) {
+        for (after, work) in halo_exchanges(self.resharder, shapes, i, config, stored) {
             let after = self.add(after);
             self.emit(work, smallvec![value], smallvec![after]);
             value = after;
@@ -277,37 +363,41 @@ impl<'a> Lowering<'a> {
         value
     }
 
-    fn finish(mut self, limit: Bytes) -> Result<ParallelGraph, LowerError> {
+    fn finish(mut self, join_below: Bytes) -> Result<ParallelGraph, LowerError> {
         let graph = self.graph;
         for &tensor in &graph.outputs {
-            let value = self.home(tensor);
+            let value = self.stored(tensor);
             self.program.outputs.push(Output { tensor, value });
         }
         for carry in &graph.carries {
-            let new = self.get(carry.new, &self.home_layout(carry.old), Phase::Update)?;
-            let old = self.home(carry.old);
+            let layout = self.stored_layout(carry.old);
+            let new = match self.transfers.sources[carry.old.index()] {
+                Some(source) => self.fetch(carry.new, source, &layout, Phase::Update)?,
+                None => self.get(carry.new, &layout, Phase::Update)?,
+            };
+            let old = self.stored(carry.old);
             self.program.carries.push(Carry { old, new });
         }
         let is_update = |op| graph.node(op).phase == Phase::Update;
-        let ops = graph.ops.iter().zip(self.shapes).zip(self.places.configs);
+        let ops = graph.ops.iter().zip(self.shapes).zip(self.layouts.configs);
         self.program.ops =
             ops.map(|((node, shapes), config)| SplitOp { op: node.op.clone(), shapes, config }).collect();
-        let mut program = bucket(self.program, self.relayouts.comm(), limit, &is_update);
-        program.note_lifetimes();
+        let mut program = bucket(self.program, self.resharder.comm(), join_below, &is_update);
+        program.record_lifetimes();
         Ok(program)
     }
 }
 
-/// What the windows of an op's `i`-th operand reach for, fetched one dimension after the other from the operand as it is
-/// stored: what each fetch makes, and the fetch.
-pub fn window_fetches(
-    relayouts: &Relayouts,
+/// The halo exchanges of an op's `i`-th operand, one windowed dimension after the other: the value that each produces,
+/// and its work. `stored` is the operand in its stored layout.
+pub fn halo_exchanges(
+    resharder: &Resharder,
     shapes: &OpShapes,
     i: usize,
     config: &Config,
     stored: &Value,
 ) -> SmallVec<[(Value, Work); 2]> {
-    let mesh = relayouts.comm().mesh();
+    let mesh = resharder.comm().mesh();
     let exchanges = halos(shapes, i, config, mesh);
     let mut found: SmallVec<[(Value, Work); 2]> = SmallVec::new();
     for cut in window_cuts(shapes, i, config, mesh) {
@@ -322,8 +412,8 @@ pub fn window_fetches(
         }
         let halo = exchanges.iter().find(|halo| halo.axes == axes_stored);
         let seconds =
-            halo.map_or(Seconds::ZERO, |halo| relayouts.comm().halo_seconds(halo.axes, halo.down, halo.up));
-        found.push((after, Work::Window { dim, axes, seconds }));
+            halo.map_or(Seconds::ZERO, |halo| resharder.comm().halo_seconds(halo.axes, halo.down, halo.up));
+        found.push((after, Work::HaloExchange { dim, axes, seconds }));
     }
     found
 }

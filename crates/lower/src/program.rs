@@ -1,13 +1,12 @@
-//! What lowering makes: one program for all devices, written once.
+//! The lowered program: one list of instructions for all devices.
 //!
-//! Every device walks the same list of [`Instruction`]s. What differs between devices is which block of a
-//! [`Value`] each holds ([`Value::block`]), which local op it runs ([`ParallelGraph::local_op`]), and whether it takes
-//! part at all: a device that a value is absent from neither reads nor writes it, and one that takes part in nothing
-//! of an instruction skips it.
+//! Every device runs through the same list of [`Instruction`]s. Devices differ in their block of a [`Value`]
+//! ([`Value::block`]) and in their local op ([`ParallelGraph::local_op`]). A device that a value is absent from neither
+//! reads nor writes it. A device that takes no part in an instruction skips it.
 
 use crate::local::SplitOp;
 use shardwright_cost::{Action, Arrangement, Placement, Reduction};
-use shardwright_graph::{Block, OpId, TensorId, TensorType};
+use shardwright_graph::{Block, OpId, TensorId, TensorType, block::extents};
 use shardwright_machine::{AxisSet, Bytes, DeviceId, Mesh, Seconds};
 use shardwright_space::WindowCut;
 use smallvec::SmallVec;
@@ -42,59 +41,48 @@ id!(
     /// An instruction of the program: its position.
     InstructionId, "!"
 );
-/// A tensor of the graph as it lies on the devices at some point of the step. Written once.
+/// A tensor of the graph in one layout, at some point of the step. Written once.
 #[derive(Clone, Debug)]
 pub struct Value {
-    /// The tensor that it is.
+    /// The tensor.
     pub tensor: TensorId,
     /// Element type and shape of the whole tensor.
     pub ty: TensorType,
-    /// What each axis does to it: shards a dimension, repeats it, holds partial results, or leaves it to one digit.
+    /// Its arrangement. Per axis: sharded, replicated, partial, or absent except on one digit.
     pub at: Arrangement,
-    /// Dimensions that are not in equal blocks, because they were fetched for windows: these ranges hold
-    /// instead, and neighbours overlap.
+    /// Windowed dimensions after a halo exchange. Their blocks are these ranges instead of equal ones, and neighbours
+    /// overlap.
     pub cuts: SmallVec<[WindowCut; 1]>,
-    /// The instruction that writes it; none for sources, which are there before the first.
+    /// The instruction that writes it; none for sources, which exist before the first instruction.
     pub made_by: Option<InstructionId>,
-    /// The last instruction that reads it; none if nobody does.
+    /// The last instruction that reads it; none if no instruction does.
     pub last_read: Option<InstructionId>,
-    /// Whether it must outlive the step: results and what is carried over, and sources.
+    /// Whether it outlives the step: outputs, carried values and sources.
     pub kept: bool,
 }
 
 impl Value {
     /// Whether a device has a block of it.
     pub fn is_on(&self, mesh: &Mesh, device: DeviceId) -> bool {
-        let layout = self.at.layout();
-        layout
-            .absent()
-            .iter()
-            .all(|axis| layout.get(axis) == Placement::Absent(mesh.digit(device, axis) as u16))
+        self.at.layout().is_on(mesh, device)
     }
 
     /// The block that a device holds, in positions of the whole tensor; none where it is absent.
     pub fn block(&self, mesh: &Mesh, device: DeviceId) -> Option<Block> {
-        if !self.is_on(mesh, device) {
-            return None;
+        let mut block = self.at.device_block(mesh, device, &self.ty.shape)?;
+        for cut in &self.cuts {
+            block[usize::from(cut.dim)] = cut.range(mesh, device);
         }
-        let range = |(d, &size): (usize, &u64)| {
-            if let Some(cut) = self.cuts.iter().find(|cut| usize::from(cut.dim) == d) {
-                return cut.range(mesh, device);
-            }
-            let length = size / self.at.parts(mesh, d as u8).max(1);
-            let start = self.at.block(mesh, device, d as u8) * length;
-            start..start + length
-        };
-        Some(self.ty.shape.iter().enumerate().map(range).collect())
+        Some(block)
     }
 
     /// Element type and shape of the block that a device holds.
     pub fn local_type(&self, mesh: &Mesh, device: DeviceId) -> Option<TensorType> {
         let block = self.block(mesh, device)?;
-        Some(TensorType { dtype: self.ty.dtype, shape: block.iter().map(|r| r.end - r.start).collect() })
+        Some(TensorType { dtype: self.ty.dtype, shape: extents(&block) })
     }
 
-    /// The axes along which devices hold parts that must still be reduced, and how; none if there are none.
+    /// The axes of partial results and their reduction; none if the value is complete.
     pub fn partial(&self) -> Option<(Reduction, AxisSet)> {
         [Reduction::Sum, Reduction::Max]
             .map(|kind| (kind, self.at.layout().axes_where(|p| p == Placement::Partial(kind))))
@@ -103,64 +91,65 @@ impl Value {
     }
 }
 
-/// What an instruction does.
+/// The work of an instruction.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// Runs an op of the graph: every device that has the results runs its own local op on its own blocks.
+    /// Runs an op of the graph. Every device that holds the results runs its local op on its blocks.
     Compute {
         /// The op.
         op: OpId,
     },
-    /// Changes how values lie: `reads[i]` becomes `writes[i]`. Several at once only for all-reduces.
-    Relayout(Relayout),
-    /// Fetches what windows reach for: `reads[0]` becomes `writes[0]`, whose dimension `dim` is cut as its
-    /// [`Value::cuts`] say. Devices get from each other along `axes` what they lack, and drop what they do not need.
-    Window {
+    /// Changes layouts: `reads[i]` becomes `writes[i]`. Only all-reduces have several values.
+    Reshard(Reshard),
+    /// Exchanges halos: `reads[0]` becomes `writes[0]`, whose dimension `dim` is cut by its [`Value::cuts`]. Devices
+    /// receive the rows that they lack from each other along `axes`, and drop rows that they do not need.
+    HaloExchange {
         /// The dimension.
         dim: u8,
-        /// The axes along which devices differ in what they read of it. Local where nothing is stored in blocks.
+        /// The axes along which devices read different ranges of it. The exchange is local where nothing is stored in
+        /// blocks.
         axes: AxisSet,
-        /// How long it is predicted to take.
+        /// Predicted duration.
         seconds: Seconds,
     },
 }
 
-/// A step from one arrangement to another: see [`Action`].
+/// A step from one arrangement to another ([`Action`]).
 #[derive(Clone, Copy, Debug)]
-pub struct Relayout {
-    /// Which step. [`Action::Slice`] and [`Action::Drop`] are local, all others are collectives.
+pub struct Reshard {
+    /// The action. [`Action::Slice`] and [`Action::Drop`] are local, all others are collectives.
     pub action: Action,
     /// The axes that span a group: devices that agree on all other axes.
     pub axes: AxisSet,
     /// Bytes of the larger side on one device, all values together.
     pub message: Bytes,
-    /// How long it is predicted to take.
+    /// Predicted duration.
     pub seconds: Seconds,
-    /// How partial results are joined, if the step does that.
+    /// The reduction of partial results, if the step reduces.
     pub reduction: Option<Reduction>,
 }
 
 /// One entry of the program.
 #[derive(Clone, Debug)]
 pub struct Instruction {
-    /// What it does.
+    /// Its work.
     pub work: Work,
-    /// What it reads; an op's operands in their order.
+    /// The values that it reads; an op's operands in their order.
     pub reads: SmallVec<[ValueId; 4]>,
-    /// What it writes; an op's results in their order.
+    /// The values that it writes; an op's results in their order.
     pub writes: SmallVec<[ValueId; 2]>,
 }
 
-/// A tensor that no op makes: each device makes its own block, from seed and name, before the first step.
+/// A tensor that no op produces. Each device generates its block from seed and name, before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The tensor. Data and constants may have several sources, one per layout that they are read in.
+    /// The tensor. Data and constants may have several sources, one per layout that readers need.
     pub tensor: TensorId,
     /// Its value.
     pub value: ValueId,
 }
 
-/// A result of the step; may lie in any way, as partial results too. [`crate::blocks::assemble`] says how to read it.
+/// A result of the step, in any layout, partial results included. [`crate::blocks::assemble`] reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Output {
     /// The tensor.
@@ -169,31 +158,31 @@ pub struct Output {
     pub value: ValueId,
 }
 
-/// At the end of a step `new` takes the place of `old`: both lie in the same way.
+/// A carry: at the end of a step `new` replaces `old`. Both have the same layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carry {
     /// A source.
     pub old: ValueId,
-    /// What the step made of it.
+    /// Its value after the step.
     pub new: ValueId,
 }
 
 /// The program of all devices of a mesh for one training step.
 #[derive(Clone, Debug)]
 pub struct ParallelGraph {
-    /// The axes that everything speaks of.
+    /// The mesh of all arrangements.
     pub mesh: Mesh,
     /// All values.
     pub values: Vec<Value>,
-    /// The program: each instruction after those whose values it reads.
+    /// The instructions, each after the writers of its operands.
     pub instructions: Vec<Instruction>,
-    /// The graph's ops, in its order, and how they are split.
+    /// The graph's ops and their splits, in the graph's order.
     pub ops: Vec<SplitOp>,
-    /// What is there before the first step.
+    /// Values that exist before the first step.
     pub sources: Vec<Source>,
-    /// What somebody wants to see after a step; the loss first.
+    /// Results of a step; the loss first.
     pub outputs: Vec<Output>,
-    /// What a step hands to the next.
+    /// Values that a step passes to the next.
     pub carries: Vec<Carry>,
 }
 

@@ -5,14 +5,14 @@ use shardwright_graph::Graph;
 use shardwright_machine::AxisSet;
 use std::fmt::{self, Write};
 
-/// A program with the graph that it was made from, for printing.
+/// A program with its graph, for printing.
 pub struct Listing<'a> {
     program: &'a ParallelGraph,
     graph: &'a Graph,
 }
 
 impl ParallelGraph {
-    /// The program in words: `%3 fc.grad f32[4,8] R = all-reduce gpu.0 (%2)`.
+    /// The program as text: `%3 fc.grad f32[4,8] R = all-reduce gpu.0 (%2)`.
     pub fn listing<'a>(&'a self, graph: &'a Graph) -> Listing<'a> {
         Listing { program: self, graph }
     }
@@ -40,8 +40,8 @@ impl Listing<'_> {
                 let node = self.graph.node(*op);
                 format!("{} {}", node.op.kind(), node.name)
             }
-            Work::Relayout(step) => format!("{} {}", step.action.name(), self.axes(step.axes)),
-            Work::Window { axes, .. } => format!("window {}", self.axes(*axes)),
+            Work::Reshard(step) => format!("{} {}", step.action.name(), self.axes(step.axes)),
+            Work::HaloExchange { axes, .. } => format!("window {}", self.axes(*axes)),
         }
     }
 }

@@ -1,22 +1,20 @@
-//! The bytes that a program sends, instruction by instruction, and how long its values live.
+//! The bytes that a program sends per instruction, and the lifetimes of its values.
 
-use crate::{
-    blocks::elements,
-    program::{Instruction, InstructionId, ParallelGraph, Work},
-};
-use shardwright_cost::{Comm, Step, Traffic};
+use crate::program::{Instruction, InstructionId, ParallelGraph, Work};
+use shardwright_cost::{Comm, ReshardStep, Traffic};
+use shardwright_graph::block::elements;
 
 impl ParallelGraph {
     /// The bytes that an instruction sends over each axis, all devices together.
     pub fn traffic_of(&self, comm: &Comm, instruction: &Instruction) -> Traffic {
         match &instruction.work {
             Work::Compute { .. } => Traffic::default(),
-            Work::Relayout(step) => {
+            Work::Reshard(step) => {
                 let (before, after) = (self.value(instruction.reads[0]), self.value(instruction.writes[0]));
                 let (action, axes, message, seconds) = (step.action, step.axes, step.message, step.seconds);
-                Step { action, axes, message, seconds, after: after.at }.traffic(comm, &before.at)
+                ReshardStep { action, axes, message, seconds, after: after.at }.traffic(comm, &before.at)
             }
-            Work::Window { axes, .. } => {
+            Work::HaloExchange { axes, .. } => {
                 let mut traffic = Traffic::default();
                 let bytes = self.value(instruction.writes[0]).ty.dtype.bytes();
                 for device in self.devices() {
@@ -42,8 +40,8 @@ impl ParallelGraph {
         traffic
     }
 
-    /// Writes down who makes every value, who reads it last, and which outlive the step.
-    pub(crate) fn note_lifetimes(&mut self) {
+    /// Records every value's writer, its last reader, and whether it outlives the step.
+    pub(crate) fn record_lifetimes(&mut self) {
         for value in &mut self.values {
             (value.made_by, value.last_read, value.kept) = (None, None, false);
         }

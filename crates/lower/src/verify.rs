@@ -1,24 +1,21 @@
-//! The verifier: what must hold for every program. Tests run it on all that they lower.
+//! The verifier: invariants of every program. Tests run it on every lowered program.
 //!
 //! 1. Every value is a source or written by exactly one instruction, and read only after that.
-//! 2. Lifetimes say so: `made_by`, `last_read`, `kept`.
-//! 3. A compute instruction has a local op on exactly the devices that have its results and operands; given the
-//!    operands' local types, that op infers the results' local types.
-//! 4. An instruction that moves data covers every block that it writes: by disjoint pieces, or, where it reduces, by
-//!    one whole piece per member.
-//! 5. What is carried over lies as its source does.
+//! 2. The lifetimes `made_by`, `last_read` and `kept` agree with the instructions.
+//! 3. A compute instruction has a local op on exactly the devices that hold its results and operands. That op infers
+//!    the results' local types from the operands' local types.
+//! 4. An instruction that moves data covers every block that it writes: by disjoint pieces, or, if it reduces, by one
+//!    whole piece per member.
+//! 5. A carried value has the layout of its source.
 
-use crate::{
-    blocks::elements,
-    program::{Instruction, InstructionId, ParallelGraph, ValueId, Work},
-};
-use shardwright_graph::TensorType;
+use crate::program::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
+use shardwright_graph::{TensorType, block::elements};
 
 impl ParallelGraph {
-    /// Checks every invariant in the module's documentation; says what is broken and where.
+    /// Checks every invariant in the module's documentation. The error names the broken invariant and its place.
     pub fn verify(&self) -> Result<(), String> {
-        let mut there = vec![false; self.values.len()];
-        let mut write = |v: ValueId| match std::mem::replace(&mut there[v.index()], true) {
+        let mut written = vec![false; self.values.len()];
+        let mut write = |v: ValueId| match std::mem::replace(&mut written[v.index()], true) {
             true => Err(format!("{v:?} is written twice")),
             false => Ok(()),
         };
@@ -27,30 +24,30 @@ impl ParallelGraph {
         for (at, instruction) in self.instructions.iter().enumerate() {
             let id = InstructionId(at as u32);
             for v in &instruction.reads {
-                if !there[v.index()] {
-                    return Err(format!("{id:?} reads {v:?} before it is there"));
+                if !written[v.index()] {
+                    return Err(format!("{id:?} reads {v:?} before it is written"));
                 }
                 last_read[v.index()] = Some(id);
             }
             for &v in &instruction.writes {
-                if std::mem::replace(&mut there[v.index()], true) {
+                if std::mem::replace(&mut written[v.index()], true) {
                     return Err(format!("{v:?} is written twice"));
                 }
                 if self.value(v).made_by != Some(id) {
-                    return Err(format!("{v:?} does not say that {id:?} makes it"));
+                    return Err(format!("{v:?} does not name its writer {id:?}"));
                 }
             }
             self.verify_instruction(instruction).map_err(|e| format!("{id:?}: {e}"))?;
         }
         for (at, value) in self.values.iter().enumerate() {
-            if !there[at] || value.last_read != last_read[at] {
-                return Err(format!("%{at} is never made, or its last reader is wrong"));
+            if !written[at] || value.last_read != last_read[at] {
+                return Err(format!("%{at} is never written, or its last reader is wrong"));
             }
         }
         for carry in &self.carries {
             let (old, new) = (self.value(carry.old), self.value(carry.new));
             if old.at != new.at || old.ty != new.ty || !new.kept {
-                return Err(format!("{:?} cannot take the place of {:?}", carry.new, carry.old));
+                return Err(format!("{:?} cannot replace {:?}", carry.new, carry.old));
             }
         }
         Ok(())
@@ -65,10 +62,10 @@ impl ParallelGraph {
                     let pieces = self.pieces(instruction, which, device);
                     let covered: u64 = pieces.iter().map(|piece| elements(&piece.block)).sum();
                     let (wanted, members) = (wanted.shape.elements(), pieces.len() as u64);
-                    let reduces = matches!(&instruction.work, Work::Relayout(s) if s.reduction.is_some());
+                    let reduces = matches!(&instruction.work, Work::Reshard(s) if s.reduction.is_some());
                     let expected = if reduces { wanted * members } else { wanted };
                     if covered != expected || pieces.is_empty() {
-                        return Err(format!("device {} gets {covered} of {expected} elements", device.0));
+                        return Err(format!("device {} receives {covered} of {expected} elements", device.0));
                     }
                 }
                 continue;
@@ -79,11 +76,16 @@ impl ParallelGraph {
                 (Some(op), Some(reads), Some(writes)) => {
                     let inferred = op.operator().infer(&reads).map_err(|e| format!("{op:?}: {e}"))?;
                     if inferred != writes {
-                        return Err(format!("{op:?} makes {inferred:?}, not {writes:?}"));
+                        return Err(format!("{op:?} infers {inferred:?}, not {writes:?}"));
                     }
                 }
                 (None, _, None) => {}
-                _ => return Err(format!("device {} does not take part as it should", device.0)),
+                _ => {
+                    return Err(format!(
+                        "device {} has operands, results or a local op without the others",
+                        device.0
+                    ));
+                }
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Programs of small graphs, line by line.
 
-use shardwright_cost::{Action, Relayouts};
+use shardwright_cost::{Action, Resharder};
 use shardwright_graph::{
     DType, Graph, GraphBuilder, Init, Optimizer, Phase, Real, Role, TensorId, TensorType,
     ops::{Contract, Conv, ConvGeometry, Reduce, Unary, UnaryFn},
@@ -8,7 +8,7 @@ use shardwright_graph::{
 };
 use shardwright_lower::{LowerError, ParallelGraph, Work, lower};
 use shardwright_machine::builtin;
-use shardwright_space::{AxisUse, Config};
+use shardwright_space::{Assignment, AssignmentError, AxisUse, Config};
 
 fn source(b: &mut GraphBuilder, name: &str, shape: &[u64], role: Role) -> TensorId {
     b.source(name, TensorType::new(DType::F32, shape), role, Init::Normal(Real(1.0))).unwrap()
@@ -36,14 +36,14 @@ fn perceptron(shared: bool) -> Graph {
 /// A program for two devices: every op is split along the first of the factors that it has.
 fn program(graph: &Graph, factors: impl Fn(Phase) -> &'static [&'static str]) -> ParallelGraph {
     let machine = builtin("flat:2").unwrap();
-    let relayouts = Relayouts::new(&machine, machine.mesh());
+    let resharder = Resharder::new(&machine, machine.mesh());
     let config = |op| {
         let rule = graph.rule(op);
         let mut found = factors(graph.node(op).phase).iter().filter_map(|name| rule.find(name));
         Config::new([found.next().map_or(AxisUse::Replicate, AxisUse::Split)])
     };
-    let configs: Vec<Config> = graph.op_ids().map(config).collect();
-    let program = lower(graph, &relayouts, &configs).unwrap();
+    let assignment = Assignment::new(graph.op_ids().map(config).collect());
+    let program = lower(graph, &resharder, &assignment).unwrap();
     program.verify().unwrap();
     program
 }
@@ -51,7 +51,7 @@ fn program(graph: &Graph, factors: impl Fn(Phase) -> &'static [&'static str]) ->
 /// How often each step occurs, and how many tensors it moves.
 fn steps(program: &ParallelGraph) -> Vec<(Action, usize)> {
     let step = |i: &shardwright_lower::Instruction| match &i.work {
-        Work::Relayout(step) => Some((step.action, i.writes.len())),
+        Work::Reshard(step) => Some((step.action, i.writes.len())),
         _ => None,
     };
     program.instructions.iter().filter_map(step).collect()
@@ -106,9 +106,9 @@ fn pinned_ops_send_to_each_other() {
         b.finish()
     };
     let machine = builtin("flat:2").unwrap();
-    let relayouts = Relayouts::new(&machine, machine.mesh());
+    let resharder = Resharder::new(&machine, machine.mesh());
     let configs = [0, 1].map(|digit| Config::new([AxisUse::Pin(digit)]));
-    let program = lower(&graph, &relayouts, &configs).unwrap();
+    let program = lower(&graph, &resharder, &Assignment::new(configs.to_vec())).unwrap();
     program.verify().unwrap();
     assert_eq!(
         program.listing(&graph).to_string(),
@@ -118,7 +118,7 @@ fn pinned_ops_send_to_each_other() {
          %3 second f32[8,4] @1 = unary second (%2)\n\
          output %3\n"
     );
-    assert_eq!(program.traffic(relayouts.comm()).total().0, 8 * 4 * 4);
+    assert_eq!(program.traffic(resharder.comm()).total().0, 8 * 4 * 4);
 }
 
 #[test]
@@ -150,11 +150,12 @@ fn windows_fetch_their_neighbours_rows() {
 fn bad_configs_are_refused_with_a_reason() {
     let graph = perceptron(false);
     let machine = builtin("flat:2").unwrap();
-    let relayouts = Relayouts::new(&machine, machine.mesh());
-    let mut configs = vec![Config::replicated(1); graph.ops.len()];
-    configs[1] = Config::new([AxisUse::Split(9)]);
-    let error = lower(&graph, &relayouts, &configs).unwrap_err().to_string();
+    let resharder = Resharder::new(&machine, machine.mesh());
+    let mut assignment = Assignment::replicated(&graph, machine.mesh());
+    assignment.configs[1] = Config::new([AxisUse::Split(9)]);
+    let error = lower(&graph, &resharder, &assignment).unwrap_err().to_string();
     assert!(error.starts_with("op `relu`: axis gpu.0 splits factor 9"), "{error}");
-    let few = lower(&graph, &relayouts, &configs[1..]).unwrap_err();
-    assert_eq!(few, LowerError::Count { configs: graph.ops.len() - 1, ops: graph.ops.len() });
+    let few = Assignment::new(assignment.configs[1..].to_vec());
+    let count = AssignmentError::Count { configs: graph.ops.len() - 1, ops: graph.ops.len() };
+    assert_eq!(lower(&graph, &resharder, &few).unwrap_err(), LowerError::Assignment(count));
 }

@@ -1,13 +1,14 @@
-//! The machines that come built in, and how machines are named: `p100x16`, `p100x16:4`, `flat:8`, `cpu:2`, a path.
+//! The built-in machines, and the names of machines: `p100x16`, `8xh100`, `p100x16:4`, `flat:8`, `cpu:2`, or a path.
 //!
-//! One TOML file each under `machines/`, embedded as text, so that `machines NAME` prints exactly what is used and
-//! every constant stands beside its source. `flat:N` and `cpu:N` are made from a file and a number.
+//! Each built-in machine is a TOML file under `machines/`, embedded as text. `machines NAME` prints exactly the text in
+//! use, with the source of every constant. `flat:N` and `cpu:N` are made from a file and a number.
 
 use crate::error::MachineError;
 use crate::file::{self, ReadFile};
 use crate::machine::Machine;
+use crate::sized::{SizedName, suggestion};
 
-/// Name and file of every built-in machine, in the order that lists show them.
+/// Name and file of every built-in machine, in list order.
 const FILES: &[(&str, &str)] = &[
     ("p100x16", include_str!("../machines/p100x16.toml")),
     ("k80x64", include_str!("../machines/k80x64.toml")),
@@ -16,13 +17,24 @@ const FILES: &[(&str, &str)] = &[
     ("2080tix64", include_str!("../machines/2080tix64.toml")),
     ("a100x64", include_str!("../machines/a100x64.toml")),
     ("h100x64", include_str!("../machines/h100x64.toml")),
-    ("h100x4096", include_str!("../machines/h100x4096.toml")),
     ("h200x64", include_str!("../machines/h200x64.toml")),
     ("b200x64", include_str!("../machines/b200x64.toml")),
+    ("gb200x576", include_str!("../machines/gb200x576.toml")),
+    ("a100-40gbx64", include_str!("../machines/a100-40gbx64.toml")),
+    ("v100x64", include_str!("../machines/v100x64.toml")),
+    ("a10x64", include_str!("../machines/a10x64.toml")),
+    ("l4x64", include_str!("../machines/l4x64.toml")),
+    ("l40sx64", include_str!("../machines/l40sx64.toml")),
+    ("t4x64", include_str!("../machines/t4x64.toml")),
+    ("mi300xx64", include_str!("../machines/mi300xx64.toml")),
+    ("mi325xx64", include_str!("../machines/mi325xx64.toml")),
+    ("v4-256", include_str!("../machines/v4-256.toml")),
+    ("v5p-256", include_str!("../machines/v5p-256.toml")),
+    ("v6e-256", include_str!("../machines/v6e-256.toml")),
     ("v5e-256", include_str!("../machines/v5e-256.toml")),
 ];
 
-/// Machines whose size is part of the name. The files say `count = 1`; the number replaces it.
+/// Machines whose size is part of the name. The number replaces `count = 1` in the file.
 const SIZED: &[(&str, &str)] =
     &[("flat", include_str!("../machines/flat.toml")), ("cpu", include_str!("../machines/cpu.toml"))];
 
@@ -31,18 +43,26 @@ pub fn builtin_names() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|&(name, _)| name)
 }
 
-/// The text of a built-in machine's file as it stands in the source: with comments and sources. `flat:N` and
-/// `cpu:N` give their file with N filled in; a restriction (`p100x16:4`) has no file of its own.
+/// The text of a built-in machine's file, with comments and sources. For `flat:N` and `cpu:N` the text contains N. That of
+/// `8xh100` refers to the file with the sources. A restriction (`p100x16:4`) has no file.
 pub fn builtin_file(name: &str) -> Option<String> {
     if let Some((_, text)) = FILES.iter().find(|(known, _)| *known == name) {
         return Some((*text).to_string());
+    }
+    if let Some(sized) = SizedName::parse(name) {
+        let machine = sized.machine().ok()?;
+        let base = sized.base;
+        return Some(format!(
+            "# `{base}` in another size. Its file has the sources of all constants.\n{}",
+            machine.to_toml()
+        ));
     }
     let (stem, count) = name.split_once(':')?;
     let count: u32 = count.parse().ok()?;
     let (_, text) = SIZED.iter().find(|(known, _)| *known == stem)?;
     Some(
         text.replace("count = 1\n", &format!("count = {count}\n"))
-            // The machine's name; its device's, further down, is that of costs for machines of any size.
+            // Only the machine's name: cost files for machines of any size use the device's name further down.
             .replacen(&format!("name = \"{stem}\"\n"), &format!("name = \"{stem}:{count}\"\n"), 1),
     )
 }
@@ -53,36 +73,37 @@ pub fn is_file(name: &str) -> bool {
     stem.ends_with(".toml") || stem.contains(['/', '\\'])
 }
 
-/// What a name asks of a machine.
+/// The part of a machine that a name selects.
 #[derive(Clone, Copy)]
-enum Part {
+enum DeviceSelection {
     /// Its first devices.
     First(u64),
     /// Its first devices, in groups of some size.
     Groups(u64, u64),
 }
 
-impl Part {
+impl DeviceSelection {
     fn of(self, machine: &Machine) -> Result<Machine, MachineError> {
         match self {
-            Part::First(devices) => machine.restrict(devices),
-            Part::Groups(groups, members) => {
+            DeviceSelection::First(devices) => machine.restrict(devices),
+            DeviceSelection::Groups(groups, members) => {
                 machine.restrict(groups.saturating_mul(members))?.grouped(groups, members)
             }
         }
     }
 }
 
-/// `p100x16:4` as `p100x16` and the first 4, `flat:4x2` as `flat` and four groups of two; the name alone otherwise.
-fn split_part(name: &str) -> (&str, Option<Part>) {
-    // A number beyond 64 bits is more devices than any machine has; restricting will say so.
+/// Splits `p100x16:4` into `p100x16` and the first 4 devices, and `flat:4x2` into `flat` and four groups of two. Other
+/// names have no selection.
+fn split_part(name: &str) -> (&str, Option<DeviceSelection>) {
+    // A number beyond 64 bits exceeds every machine, and `restrict` reports that.
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         digits.then(|| text.parse().unwrap_or(u64::MAX))
     };
     let part = |text: &str| match text.split_once('x') {
-        Some((groups, members)) => Some(Part::Groups(number(groups)?, number(members)?)),
-        None => number(text).map(Part::First),
+        Some((groups, members)) => Some(DeviceSelection::Groups(number(groups)?, number(members)?)),
+        None => number(text).map(DeviceSelection::First),
     };
     match name.rsplit_once(':').map(|(stem, text)| (stem, part(text))) {
         Some((stem, Some(part))) => (stem, Some(part)),
@@ -90,33 +111,38 @@ fn split_part(name: &str) -> (&str, Option<Part>) {
     }
 }
 
-/// A built-in machine: `p100x16`, `flat:8`, or the first devices of one, `p100x16:4`, `flat:8:2`, also in groups,
-/// `flat:4x2`.
+/// A built-in machine (`p100x16`, `flat:8`), its first devices (`p100x16:4`, `flat:8:2`) or groups (`flat:4x2`).
 pub fn builtin(name: &str) -> Result<Machine, MachineError> {
     let no_files: &mut ReadFile<'_> = &mut |_| Err("built-in machines extend no files".to_string());
+    if FILES.iter().all(|(known, _)| *known != name)
+        && let Some(sized) = SizedName::parse(name)
+    {
+        return sized.machine();
+    }
     if let Some(text) = builtin_file(name) {
         return file::parse(name, text.as_bytes(), no_files);
     }
     let sized = |stem: &str| SIZED.iter().any(|(known, _)| *known == stem);
     match split_part(name) {
-        (stem, Some(Part::Groups(groups, members))) if sized(stem) => {
+        (stem, Some(DeviceSelection::Groups(groups, members))) if sized(stem) => {
             builtin(&format!("{stem}:{}", groups.saturating_mul(members)))?.grouped(groups, members)
         }
         (stem, Some(part)) if !sized(stem) => part.of(&builtin(stem).map_err(|error| match error {
-            MachineError::UnknownMachine { known, .. } => {
-                MachineError::UnknownMachine { name: name.to_string(), known }
+            MachineError::UnknownMachine { known, nearest, .. } => {
+                MachineError::UnknownMachine { name: name.to_string(), known, nearest }
             }
             other => other,
         })?),
         _ => {
             let known: Vec<&str> = builtin_names().collect();
-            Err(MachineError::UnknownMachine { name: name.to_string(), known: known.join(", ") })
+            let nearest = suggestion(name);
+            Err(MachineError::UnknownMachine { name: name.to_string(), nearest, known: known.join(", ") })
         }
     }
 }
 
-/// A machine by name or path, as given to `--machine`: a built-in name, a `.toml` file, either with `:K` for its
-/// first K devices or `:GxK` for G groups of K. `read` fetches files; this crate does no I/O of its own.
+/// A machine by name or path, as given to `--machine`: a built-in name or a `.toml` file. `:K` selects its first K
+/// devices, `:GxK` G groups of K. `read` reads files.
 pub fn open(name: &str, read: &mut ReadFile<'_>) -> Result<Machine, MachineError> {
     if !is_file(name) {
         return builtin(name);

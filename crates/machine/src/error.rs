@@ -1,49 +1,51 @@
-//! What can be wrong with a machine, said with the place and the remedy.
+//! Errors in machine descriptions, with location and remedy.
 
 use std::fmt;
 
 /// A line of a machine file. Built-in files are named like the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The file as it was asked for.
+pub struct FileLocation {
+    /// The file as the caller named it.
     pub file: String,
-    /// Counted from 1; 0 where the whole file is meant.
+    /// Counted from 1; 0 for the whole file.
     pub line: u32,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FileLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.line == 0 { f.write_str(&self.file) } else { write!(f, "{}:{}", self.file, self.line) }
     }
 }
 
-/// Why a machine could not be had.
+/// Why a machine name or file was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MachineError {
     /// Neither a built-in name nor a path.
     #[error(
-        "there is no machine `{name}`; built in are {known}, `flat:N` and `cpu:N`; a file's path ends in .toml"
+        "there is no machine `{name}`{nearest}; built in are {known}, `KxGPU` of each (`8xh100`), `flat:N` and `cpu:N`; a file's path ends in .toml"
     )]
     UnknownMachine {
-        /// What was asked for.
+        /// The name.
         name: String,
+        /// The nearest known name, as the message's text; empty where none is near.
+        nearest: String,
         /// The built-in names.
         known: String,
     },
     /// The text is not TOML.
-    #[error("{place}: {message}")]
+    #[error("{location}: {message}")]
     Syntax {
-        /// Where.
-        place: Place,
-        /// What the TOML parser says.
+        /// The location.
+        location: FileLocation,
+        /// The TOML parser's message.
         message: String,
     },
     /// The file is not UTF-8 text.
-    #[error("{place}: not UTF-8 text (byte {offset}); machine files are plain TOML")]
+    #[error("{location}: not UTF-8 text (byte {offset}); machine files are plain TOML")]
     NotUtf8 {
         /// The line that holds the first wrong byte.
-        place: Place,
+        location: FileLocation,
         /// Its offset in the file.
         offset: usize,
     },
@@ -57,37 +59,37 @@ pub enum MachineError {
         /// The largest allowed.
         limit: usize,
     },
-    /// A key that means nothing here.
-    #[error("{place}: unknown key `{key}`; known here: {known}")]
+    /// An unknown key.
+    #[error("{location}: unknown key `{key}`; known here: {known}")]
     UnknownKey {
-        /// Where.
-        place: Place,
+        /// The location.
+        location: FileLocation,
         /// Its full path, such as `level[0].bandwith`.
         key: String,
-        /// What may stand there.
+        /// The allowed keys.
         known: String,
     },
-    /// A key that must be there is not.
-    #[error("{place}: `{key}` is missing: {remedy}")]
+    /// A missing key.
+    #[error("{location}: `{key}` is missing: {remedy}")]
     MissingKey {
         /// The table that lacks it.
-        place: Place,
+        location: FileLocation,
         /// Its full path.
         key: String,
         /// What to write.
         remedy: String,
     },
     /// A value that is not allowed.
-    #[error("{place}: `{key}`: {reason}")]
+    #[error("{location}: `{key}`: {reason}")]
     BadValue {
-        /// Where.
-        place: Place,
+        /// The location.
+        location: FileLocation,
         /// The key's full path.
         key: String,
         /// What is wrong and what is allowed.
         reason: String,
     },
-    /// A machine description that did not come from a file is wrong.
+    /// An invalid machine description that did not come from a file.
     #[error("machine description: `{key}`: {reason}")]
     Invalid {
         /// The field.
@@ -95,19 +97,19 @@ pub enum MachineError {
         /// What is wrong and what is allowed.
         reason: String,
     },
-    /// Files that extend each other in a circle.
-    #[error("{place}: `extends` goes round in a circle: {chain}")]
+    /// Files that extend each other in a cycle.
+    #[error("{location}: `extends` forms a cycle: {chain}")]
     Cycle {
-        /// The line that closes the circle.
-        place: Place,
+        /// The line that closes the cycle.
+        location: FileLocation,
         /// The files, in order.
         chain: String,
     },
     /// Too many files extending each other.
-    #[error("{place}: more than {limit} files extend one another")]
+    #[error("{location}: more than {limit} files extend one another")]
     TooDeep {
-        /// Where the chain was cut.
-        place: Place,
+        /// The first `extends` beyond the limit.
+        location: FileLocation,
         /// The longest allowed chain.
         limit: usize,
     },
@@ -116,10 +118,10 @@ pub enum MachineError {
     Unreadable {
         /// The file.
         file: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// `NAME:GxK` where the machine is not G groups of K.
+    /// `NAME:GxK` for a machine that is not G groups of K.
     #[error("`{machine}` as {groups} groups of {members}: {reason}")]
     CannotGroup {
         /// The machine.
@@ -128,17 +130,25 @@ pub enum MachineError {
         groups: u64,
         /// K.
         members: u64,
-        /// Why it cannot be.
+        /// Why it is impossible.
         reason: String,
     },
-    /// `NAME:K` where K devices are not a whole part of the machine.
+    /// `KxGPU` or a TPU slice in a size that the machine does not come in.
+    #[error("`{name}`: {reason}")]
+    CannotResize {
+        /// The machine.
+        name: String,
+        /// Why it is impossible, and numbers that are possible.
+        reason: String,
+    },
+    /// `NAME:K` where K devices are not whole units of the machine.
     #[error("`{machine}:{devices}`: {reason}")]
     CannotRestrict {
         /// The machine.
         machine: String,
         /// K.
         devices: u64,
-        /// Why it does not fit and which numbers do.
+        /// Why it is impossible, and numbers that are possible.
         reason: String,
     },
 }

@@ -1,26 +1,25 @@
-//! Reads machine files: strict TOML, every mistake reported with file, line and key.
+//! Reads machine files: strict TOML, with file, line and key in every error.
 //!
-//! A file is flattened into entries (key path, value, place); files that it `extends` are flattened first and
-//! overridden entry by entry, and a machine is built from the result. Every entry remembers its place, so that a
-//! mistake which only shows once the machine is put together is still reported at the line that made it. This
-//! module does no I/O: whoever calls it brings a reader.
+//! A file is flattened into entries (key path, value, location). Files that it `extends` are flattened first and
+//! overridden entry by entry; the machine is built from the result. Every entry keeps its location, so that an error found
+//! only in the finished machine still names its line. This module does no I/O: callers provide a reader.
 
-use crate::error::{MachineError, Place};
+use crate::error::{FileLocation, MachineError};
 use crate::machine::Machine;
-use crate::measured::{Exchange, Measured, Point};
-use crate::spec::{Device, Level, Link, MachineSpec, Mixed, Precision, Problem, Topology};
-use crate::table::{Source, Table, Value};
+use crate::measurement::{CollectiveKind, CollectiveMeasurement, MeasuredTime};
+use crate::spec::{Device, DeviceOverride, Level, Link, MachineSpec, Precision, SpecError, Topology};
+use crate::toml_table::{SourceText, TomlTable, TomlValue};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
 use toml::de::DeTable;
 
-/// Larger files are refused unread.
+/// Larger files are refused before parsing.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 /// Longest chain of files that extend one another.
 const MAX_EXTENDS: usize = 16;
 
-/// Fetches the bytes of a file, or says why not. Names are passed as written in the file that extends, resolved
-/// against that file's own folder.
+/// Returns the bytes of a file or the reason for failure. Names come from `extends`, resolved against the folder of the
+/// file that contains it.
 pub type ReadFile<'a> = dyn FnMut(&str) -> Result<Vec<u8>, String> + 'a;
 
 const TOP_KEYS: &[&str] = &["name", "description", "extends", "level", "device", "mixed", "measured"];
@@ -38,28 +37,47 @@ const LEVEL_KEYS: &[&str] = &[
     "uplinks",
     "peer_to_peer",
 ];
-const DEVICE_KEYS: &[&str] =
-    &["name", "memory", "memory_bandwidth", "launch_overhead", "cores", "overlap", "peak"];
-const MIXED_KEYS: &[&str] =
-    &["units", "name", "memory", "memory_bandwidth", "launch_overhead", "cores", "overlap", "peak"];
+const DEVICE_KEYS: &[&str] = &[
+    "name",
+    "memory",
+    "reserve",
+    "memory_limit",
+    "memory_bandwidth",
+    "launch_overhead",
+    "cores",
+    "overlap",
+    "peak",
+];
+const MIXED_KEYS: &[&str] = &[
+    "units",
+    "name",
+    "memory",
+    "reserve",
+    "memory_limit",
+    "memory_bandwidth",
+    "launch_overhead",
+    "cores",
+    "overlap",
+    "peak",
+];
 const MEASURED_KEYS: &[&str] = &["level", "collective", "members", "bytes", "times"];
 
-/// One file, or several merged.
+/// The tables of one file, or of several merged.
 #[derive(Clone, Debug)]
 struct Draft {
-    top: Table,
-    levels: Vec<Table>,
-    device: Table,
-    mixed: Vec<Table>,
-    measured: Vec<Table>,
+    top: TomlTable,
+    levels: Vec<TomlTable>,
+    device: TomlTable,
+    mixed: Vec<TomlTable>,
+    measured: Vec<TomlTable>,
 }
 
-/// Reads a machine from the text of a file. `file` names it in messages and is what relative `extends` are
-/// resolved against; `read` fetches the files that it extends.
+/// Reads a machine from the text of a file. `file` names it in messages, and relative `extends` are resolved against its
+/// folder. `read` reads the files that it extends.
 pub fn parse(file: &str, bytes: &[u8], read: &mut ReadFile<'_>) -> Result<Machine, MachineError> {
     let draft = load(file, bytes, read, &mut vec![file.to_string()])?;
     let spec = draft.spec()?;
-    Machine::new(spec).map_err(|problem| draft.locate(problem))
+    Machine::new(spec).map_err(|problem| draft.locate(file, problem))
 }
 
 fn load(
@@ -72,15 +90,15 @@ fn load(
     let Some(extends) = draft.top.entries.get("extends") else {
         return Ok(draft);
     };
-    let place = extends.place.clone();
+    let location = extends.location.clone();
     let base = draft.top.text("extends")?;
     let target = if crate::builtin::is_file(base) { beside(file, base) } else { base.to_string() };
     if chain.contains(&target) {
         chain.push(target);
-        return Err(MachineError::Cycle { place, chain: chain.join(" -> ") });
+        return Err(MachineError::Cycle { location, chain: chain.join(" -> ") });
     }
     if chain.len() >= MAX_EXTENDS {
-        return Err(MachineError::TooDeep { place, limit: MAX_EXTENDS });
+        return Err(MachineError::TooDeep { location, limit: MAX_EXTENDS });
     }
     chain.push(target.clone());
     let mut base = if crate::builtin::is_file(&target) {
@@ -96,7 +114,7 @@ fn load(
     Ok(base)
 }
 
-/// A path written in `file`, seen from where `file` was seen.
+/// Resolves a path in `file` against the folder of `file`.
 fn beside(file: &str, path: &str) -> String {
     match file.rfind('/') {
         Some(at) if !path.starts_with('/') => format!("{}/{path}", &file[..at]),
@@ -115,20 +133,26 @@ fn flatten(file: &str, bytes: &[u8]) -> Result<Draft, MachineError> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let offset = error.valid_up_to();
         let line = 1 + bytes[..offset].iter().filter(|&&b| b == b'\n').count();
-        MachineError::NotUtf8 { place: Place { file: file.to_string(), line: line as u32 }, offset }
+        MachineError::NotUtf8 { location: FileLocation { file: file.to_string(), line: line as u32 }, offset }
     })?;
-    let source = Source { file, text };
+    let source = SourceText { file, text };
     let document = DeTable::parse(text).map_err(|error| MachineError::Syntax {
-        place: error
+        location: error
             .span()
-            .map_or(Place { file: file.to_string(), line: 0 }, |span| source.place(span.start)),
+            .map_or(FileLocation { file: file.to_string(), line: 0 }, |span| source.location(span.start)),
         message: error.message().to_string(),
     })?;
     let document = document.get_ref();
-    let top_place = Place { file: file.to_string(), line: 0 };
-    let top =
-        source.table("", top_place.clone(), document, TOP_KEYS, &["level", "device", "mixed", "measured"])?;
-    let mut device = Table { path: String::from("device"), place: top_place, entries: BTreeMap::new() };
+    let top_location = FileLocation { file: file.to_string(), line: 0 };
+    let top = source.table(
+        "",
+        top_location.clone(),
+        document,
+        TOP_KEYS,
+        &["level", "device", "mixed", "measured"],
+    )?;
+    let mut device =
+        TomlTable { path: String::from("device"), location: top_location, entries: BTreeMap::new() };
     if let Some(value) = document.get("device") {
         device = source.subtable("device", value, DEVICE_KEYS)?;
     }
@@ -139,9 +163,9 @@ fn flatten(file: &str, bytes: &[u8]) -> Result<Draft, MachineError> {
 }
 
 impl Draft {
-    /// Lays a file over the one that it extends. Levels are found by name; `mixed` and `measured` are replaced as a whole.
+    /// Overrides the extended file with another. Levels match by name; `mixed` and `measured` are replaced as a whole.
     fn override_with(&mut self, over: Draft) -> Result<(), MachineError> {
-        self.top.place = over.top.place.clone();
+        self.top.location = over.top.location.clone();
         self.top.entries.extend(over.top.entries);
         self.device.entries.extend(over.device.entries);
         for level in over.levels {
@@ -155,13 +179,13 @@ impl Draft {
                 );
                 return Err(level.bad("name", reason));
             };
-            // A new topology drops what only the old one needs.
+            // A new topology removes the keys of the old one.
             if level.entries.contains_key("topology") {
                 for key in ["dims", "wrap", "fanout", "uplinks", "peer_to_peer"] {
                     base.entries.remove(key);
                 }
             }
-            base.place = level.place;
+            base.location = level.location;
             base.entries.extend(level.entries);
         }
         if !over.mixed.is_empty() {
@@ -187,20 +211,32 @@ impl Draft {
             return Err(self.top.missing("device", "write a [device] table"));
         }
         let mixed = self.mixed.iter().map(|table| {
-            // What a mixed device does not say is as in [device].
+            // Keys that a mixed device leaves out come from [device].
             let mut whole = table.clone();
             for (key, entry) in &self.device.entries {
                 whole.entries.entry(key.clone()).or_insert_with(|| entry.clone());
             }
-            Ok(Mixed { units: table.integers("units", "[2, 3]")?, device: device(&whole)? })
+            Ok(DeviceOverride { units: table.integers("units", "[2, 3]")?, device: device(&whole)? })
         });
         let mixed = mixed.collect::<Result<_, _>>()?;
         let measured = self.measured.iter().map(measured).collect::<Result<_, _>>()?;
         Ok(MachineSpec { name, description, levels, device: device(&self.device)?, mixed, measured })
     }
 
-    /// Finds the line of the key that a finished machine was found wrong at.
-    fn locate(&self, Problem { key, reason }: Problem) -> MachineError {
+    /// Finds the line of the key that is invalid in the finished machine. Where it is in a file that `file` extends, the
+    /// message names both.
+    fn locate(&self, file: &str, SpecError { key, reason }: SpecError) -> MachineError {
+        let bad = |location: FileLocation, key: String, reason: String| match location.file == file {
+            true => MachineError::BadValue { location, key, reason },
+            false => {
+                let reason = format!("{reason} (the value is from {location})");
+                MachineError::BadValue {
+                    location: FileLocation { file: file.to_string(), line: 0 },
+                    key,
+                    reason,
+                }
+            }
+        };
         let tables = || {
             let single = [&self.top, &self.device].into_iter();
             single.chain(&self.levels).chain(&self.mixed).chain(&self.measured)
@@ -208,23 +244,23 @@ impl Draft {
         for table in tables() {
             for (name, entry) in &table.entries {
                 if table.full(name) == key {
-                    return MachineError::BadValue { place: entry.place.clone(), key, reason };
+                    return bad(entry.location.clone(), key, reason);
                 }
             }
         }
         let holder =
             tables().filter(|table| key.starts_with(&table.path)).max_by_key(|table| table.path.len());
-        let place = holder.map_or_else(|| self.top.place.clone(), |table| table.place.clone());
-        MachineError::BadValue { place, key, reason }
+        let location = holder.map_or_else(|| self.top.location.clone(), |table| table.location.clone());
+        bad(location, key, reason)
     }
 }
 
-fn level(table: &Table) -> Result<Level, MachineError> {
+fn level(table: &TomlTable) -> Result<Level, MachineError> {
     let count = table.int("count", table.get("count", "write count = 8")?)?;
     let efficiency = match table.entries.get("efficiency").map(|entry| &entry.value) {
         None => 1.0,
-        Some(Value::Float(share)) => *share,
-        Some(Value::Int(share)) => *share as f64,
+        Some(TomlValue::Float(share)) => *share,
+        Some(TomlValue::Int(share)) => *share as f64,
         Some(other) => return Err(table.wrong("efficiency", "a number", other)),
     };
     let ports = match table.entries.get("ports") {
@@ -238,26 +274,26 @@ fn level(table: &Table) -> Result<Level, MachineError> {
         "ring" => (Topology::ring(count), &[]),
         "torus" => {
             let dims = table.integers("dims", "[16, 16]")?;
-            let flag = |value: &Value| match value {
-                Value::Bool(yes) => Ok(*yes),
+            let flag = |value: &TomlValue| match value {
+                TomlValue::Bool(yes) => Ok(*yes),
                 other => Err(table.wrong("wrap", "true or false", other)),
             };
             let wrap = match table.entries.get("wrap").map(|entry| &entry.value) {
                 None => vec![true; dims.len()],
-                Some(Value::List(flags)) => flags.iter().map(flag).collect::<Result<_, _>>()?,
+                Some(TomlValue::List(flags)) => flags.iter().map(flag).collect::<Result<_, _>>()?,
                 Some(value) => vec![flag(value)?; dims.len()],
             };
             (Topology::Torus { dims, wrap }, &["dims", "wrap"])
         }
         "pcie-tree" => {
-            let rate = |value: &Value| match value {
-                Value::Text(text) => {
+            let rate = |value: &TomlValue| match value {
+                TomlValue::Text(text) => {
                     BytesPerSecond::parse(text).map_err(|reason| table.bad("uplinks", reason))
                 }
                 other => Err(table.wrong("uplinks", "strings such as \"12 GB/s\"", other)),
             };
             let peer_to_peer = match table.get("peer_to_peer", "write peer_to_peer = true or false")? {
-                Value::Bool(yes) => *yes,
+                TomlValue::Bool(yes) => *yes,
                 other => return Err(table.wrong("peer_to_peer", "true or false", other)),
             };
             let topology = Topology::PcieTree {
@@ -274,9 +310,7 @@ fn level(table: &Table) -> Result<Level, MachineError> {
     };
     for key in ["dims", "wrap", "fanout", "uplinks", "peer_to_peer"] {
         if table.entries.contains_key(key) && !needs.contains(&key) {
-            return Err(
-                table.bad(key, format!("means nothing for topology = \"{}\"", table.text("topology")?))
-            );
+            return Err(table.bad(key, format!("is not used by topology = \"{}\"", table.text("topology")?)));
         }
     }
     Ok(Level {
@@ -292,10 +326,10 @@ fn level(table: &Table) -> Result<Level, MachineError> {
     })
 }
 
-fn measured(table: &Table) -> Result<Measured, MachineError> {
+fn measured(table: &TomlTable) -> Result<CollectiveMeasurement, MachineError> {
     let name = table.text("collective")?;
-    let Some(collective) = Exchange::ALL.into_iter().find(|kind| kind.name() == name) else {
-        let known = Exchange::ALL.map(Exchange::name).join(", ");
+    let Some(collective) = CollectiveKind::ALL.into_iter().find(|kind| kind.name() == name) else {
+        let known = CollectiveKind::ALL.map(CollectiveKind::name).join(", ");
         return Err(table.bad("collective", format!("`{}` is not one of {known}", name.escape_debug())));
     };
     let bytes = table.quantities("bytes", "[\"64 KiB\", \"1 MiB\"]", Bytes::parse)?;
@@ -303,15 +337,19 @@ fn measured(table: &Table) -> Result<Measured, MachineError> {
     if bytes.len() != times.len() {
         return Err(table.bad("times", format!("{} times for {} sizes", times.len(), bytes.len())));
     }
-    Ok(Measured {
+    Ok(CollectiveMeasurement {
         level: table.text("level")?.to_string(),
         collective,
         members: table.int("members", table.get("members", "write members = 8")?)?,
-        points: bytes.into_iter().zip(times).map(|(bytes, seconds)| Point { bytes, seconds }).collect(),
+        points: bytes
+            .into_iter()
+            .zip(times)
+            .map(|(bytes, seconds)| MeasuredTime { bytes, seconds })
+            .collect(),
     })
 }
 
-fn device(table: &Table) -> Result<Device, MachineError> {
+fn device(table: &TomlTable) -> Result<Device, MachineError> {
     let mut peak = crate::spec::Peaks::default();
     for p in Precision::ALL {
         let key = format!("peak.{}", p.name());
@@ -323,18 +361,24 @@ fn device(table: &Table) -> Result<Device, MachineError> {
         Some(entry) => table.int("cores", &entry.value)?,
         None => 1,
     };
-    let overlap = match table.entries.get("overlap").map(|entry| &entry.value) {
-        None => true,
-        Some(Value::Bool(yes)) => *yes,
-        Some(other) => return Err(table.wrong("overlap", "true or false", other)),
+    let flag = |key: &str| match table.entries.get(key).map(|entry| &entry.value) {
+        None => Ok(true),
+        Some(TomlValue::Bool(yes)) => Ok(*yes),
+        Some(other) => Err(table.wrong(key, "true or false", other)),
+    };
+    let reserve = match table.entries.contains_key("reserve") {
+        true => table.quantity("reserve", "\"2 GiB\"", Bytes::parse)?,
+        false => Bytes::ZERO,
     };
     Ok(Device {
         name: table.text("name")?.to_string(),
         memory: table.quantity("memory", "\"16 GiB\"", Bytes::parse)?,
         memory_bandwidth: table.quantity("memory_bandwidth", "\"900 GB/s\"", BytesPerSecond::parse)?,
+        reserve,
+        memory_limit: flag("memory_limit")?,
         launch_overhead: table.quantity("launch_overhead", "\"5 us\"", Seconds::parse)?,
         cores,
-        overlap,
+        overlap: flag("overlap")?,
         peak,
     })
 }

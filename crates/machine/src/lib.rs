@@ -1,8 +1,8 @@
-//! Machines: levels of devices joined by links, and the mesh axes that they offer to split work along.
+//! Machines: levels of devices joined by links, and the mesh axes along which work is split.
 //!
-//! A [`Machine`] comes from a built-in name or a TOML file, is checked once, and then answers questions: which
-//! axes it has, which devices form a group along some of them, what a device can do, what a level's links carry.
-//! What anything *costs* is the next crate's business. This crate does no I/O: callers bring a reader for files.
+//! A [`Machine`] comes from a built-in name or a TOML file and is checked once. It describes its mesh axes, the groups
+//! of devices along them, its devices and the links of its levels. The `cost` crate computes costs from it. This crate
+//! does no I/O: callers provide a reader for files.
 //!
 //! ```
 //! use shardwright_machine::{AxisSet, builtin};
@@ -18,7 +18,7 @@
 //! let group: Vec<u32> = mesh.groups(gpu)[1].iter().map(|device| device.0).collect();
 //! assert_eq!(group, [4, 5, 6, 7]);
 //!
-//! // The first four devices are one node: its network level is gone.
+//! // The first four devices are one node, without a network level.
 //! assert_eq!(builtin("p100x16:4")?.levels().len(), 1);
 //! # Ok::<(), shardwright_machine::MachineError>(())
 //! ```
@@ -27,21 +27,22 @@ mod builtin;
 mod error;
 mod file;
 mod machine;
-mod measured;
+mod measurement;
 mod mesh;
+mod sized;
 mod spec;
-mod table;
 mod text;
+mod toml_table;
 mod units;
 
 pub use builtin::{builtin, builtin_file, builtin_names, is_file, open};
-pub use error::{MachineError, Place};
+pub use error::{FileLocation, MachineError};
 pub use file::{MAX_FILE_BYTES, ReadFile, parse};
 pub use machine::{Fingerprint, Machine};
-pub use measured::{Exchange, Measured, Point};
+pub use measurement::{CollectiveKind, CollectiveMeasurement, MeasuredTime};
 pub use mesh::{Axis, AxisId, AxisIter, AxisSet, DeviceId, LevelId, Mesh, MeshError, prime_factors};
 pub use spec::{
-    Device, Level, Link, MAX_AXES, MAX_DEVICES, MAX_LEVELS, MachineSpec, Mixed, Peaks, Precision, Problem,
-    Topology,
+    Device, DeviceOverride, Level, Link, MAX_AXES, MAX_DEVICES, MAX_LEVELS, MachineSpec, Peaks, Precision,
+    SpecError, Topology,
 };
-pub use units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+pub use units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, show_bytes};

@@ -1,23 +1,23 @@
-//! A checked machine: a spec that makes sense, with its mesh worked out. What the rest of the code base uses.
+//! A checked machine: a valid spec with its mesh. The other crates use this type.
 
 use crate::error::MachineError;
 use crate::mesh::{DeviceId, Mesh};
-use crate::spec::{Device, Level, Link, MachineSpec, Problem, Topology};
-use crate::units::BytesPerSecond;
+use crate::spec::{Device, Level, Link, MachineSpec, SpecError, Topology};
+use crate::units::{Bytes, BytesPerSecond};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A machine that has been checked. Serialises as its [`MachineSpec`], and is checked again when read back.
+/// A valid machine. It serialises as its [`MachineSpec`], which deserialising checks again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "MachineSpec", into = "MachineSpec")]
 pub struct Machine {
     spec: MachineSpec,
     mesh: Mesh,
-    /// For each unit of the outermost level: 0 = the spec's device, i + 1 = `mixed[i]`. Empty if all are alike.
+    /// For each unit of the outermost level: 0 = the spec's device, i + 1 = `mixed[i]`. Empty if all are equal.
     kinds: Vec<u32>,
 }
 
-/// A short name for a machine's hardware: equal for equal levels, links and devices, whatever they are called.
+/// A hash of a machine's hardware: levels, links and devices, without names and description of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Fingerprint(pub u64);
@@ -31,7 +31,7 @@ impl fmt::Display for Fingerprint {
 impl TryFrom<MachineSpec> for Machine {
     type Error = MachineError;
     fn try_from(spec: MachineSpec) -> Result<Machine, MachineError> {
-        Machine::new(spec).map_err(|Problem { key, reason }| MachineError::Invalid { key, reason })
+        Machine::new(spec).map_err(|SpecError { key, reason }| MachineError::Invalid { key, reason })
     }
 }
 
@@ -42,8 +42,8 @@ impl From<Machine> for MachineSpec {
 }
 
 impl Machine {
-    /// Checks a spec and works out its mesh.
-    pub fn new(spec: MachineSpec) -> Result<Machine, Problem> {
+    /// Checks a spec and builds its mesh.
+    pub fn new(spec: MachineSpec) -> Result<Machine, SpecError> {
         spec.check()?;
         let mesh = Mesh::prime(&spec.levels);
         let mut kinds = Vec::new();
@@ -58,12 +58,12 @@ impl Machine {
         Ok(Machine { spec, mesh, kinds })
     }
 
-    /// The plain data.
+    /// The spec.
     pub fn spec(&self) -> &MachineSpec {
         &self.spec
     }
 
-    /// What people call it.
+    /// The name.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
@@ -78,7 +78,7 @@ impl Machine {
         &self.spec.levels
     }
 
-    /// The finest mesh: one axis per prime.
+    /// The finest mesh: one axis per prime factor.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
@@ -93,12 +93,12 @@ impl Machine {
         self.spec.levels[level + 1..].iter().map(|l| l.count).product()
     }
 
-    /// Whether all devices are alike.
+    /// Whether all devices are equal.
     pub fn is_homogeneous(&self) -> bool {
         self.kinds.is_empty()
     }
 
-    /// What a device is made of.
+    /// The properties of a device.
     pub fn device(&self, device: DeviceId) -> &Device {
         let unit = (device.0 / self.devices_per_unit(0)) as usize;
         match self.kinds.get(unit) {
@@ -107,29 +107,39 @@ impl Machine {
         }
     }
 
-    /// The worst device of the machine in every respect: what a split over all of it waits for.
+    /// A device with the worst of every property over the machine: an even split over all devices waits for it.
     pub fn slowest(&self) -> Device {
         let per_unit = self.devices_per_unit(0);
         let units = if self.is_homogeneous() { 1 } else { self.spec.levels[0].count };
         self.slowest_of((0..units).map(|unit| DeviceId(unit * per_unit)))
     }
 
-    /// The worst of some devices in every respect: what an even split over them waits for. Of none: the usual one.
+    /// A device with the worst of every property over some devices. For an empty list, the spec's device.
     pub fn slowest_of(&self, devices: impl IntoIterator<Item = DeviceId>) -> Device {
         let mut devices = devices.into_iter().map(|device| self.device(device));
         let first = devices.next().unwrap_or(&self.spec.device).clone();
         devices.fold(first, |slowest, device| {
-            // Of A, B, A the worst is called A+B: what is already accounted for is left alone.
+            // Keep the name if nothing gets worse, so that A, B, A gives A+B.
             let worst = slowest.slower_of(device);
             let same = (Device { name: slowest.name.clone(), ..worst.clone() }) == slowest;
             if same { slowest } else { worst }
         })
     }
 
-    /// A stable 64-bit hash of the hardware: FNV-1a of the canonical file without name and description.
+    /// The most bytes that a plan may hold on every device; none where the memory limits no plan.
+    pub fn memory_limit(&self) -> Option<Bytes> {
+        self.slowest().usable_memory()
+    }
+
+    /// A stable 64-bit hash of the hardware: FNV-1a of the canonical file without name, description and limits of the
+    /// memory, which change no time.
     pub fn fingerprint(&self) -> Fingerprint {
-        let nameless =
+        let mut nameless =
             MachineSpec { name: String::from("-"), description: String::new(), ..self.spec.clone() };
+        let overrides = nameless.mixed.iter_mut().map(|mixed| &mut mixed.device);
+        for device in overrides.chain([&mut nameless.device]) {
+            (device.reserve, device.memory_limit) = (Bytes::ZERO, true);
+        }
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         for byte in crate::text::to_toml(&nameless).bytes() {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -137,13 +147,13 @@ impl Machine {
         Fingerprint(hash)
     }
 
-    /// The machine's file in canonical form: reading it gives this machine back.
+    /// The machine as canonical TOML. Parsing it gives this machine again.
     pub fn to_toml(&self) -> String {
         crate::text::to_toml(&self.spec)
     }
 
-    /// The first `devices` devices, whole inner levels first: `p100x16` restricted to 4 is one node, to 8 two
-    /// nodes, to 2 half a node. Levels left with one unit vanish.
+    /// The first `devices` devices, whole inner levels first: `p100x16` restricted to 4 is one node, to 8 two nodes, to
+    /// 2 half a node. Levels with one remaining unit are removed.
     pub fn restrict(&self, devices: u64) -> Result<Machine, MachineError> {
         let error = |reason: String| MachineError::CannotRestrict {
             machine: self.spec.name.clone(),
@@ -158,7 +168,7 @@ impl Machine {
             return Ok(self.clone());
         }
         let mut spec = self.spec.clone();
-        // The innermost level whose unit still holds fewer devices than asked for is the one to cut.
+        // The outermost level whose units have fewer devices than requested is shortened; for one device, the innermost.
         let cut = (0..spec.levels.len())
             .find(|&at| u64::from(self.devices_per_unit(at)) < devices)
             .unwrap_or(spec.levels.len() - 1);
@@ -173,18 +183,18 @@ impl Machine {
             )));
         }
         if cut > 0 {
-            // Everything left lies in the first unit of the outermost level.
+            // All remaining devices are in the first unit of the outermost level.
             spec.device = self.device(DeviceId(0)).clone();
             spec.mixed.clear();
         }
         spec.levels.drain(..cut);
         let units = (devices / per_unit) as u32;
-        spec.levels[0] = cut_level(&spec.levels[0], units).map_err(error)?;
+        spec.levels[0] = shorten_level(&spec.levels[0], units).map_err(error)?;
         for mixed in &mut spec.mixed {
             mixed.units.retain(|&unit| unit < units);
         }
         spec.mixed.retain(|mixed| !mixed.units.is_empty());
-        // Measured among all devices, with all of them busy.
+        // The measurements were made with all devices active.
         spec.measured.clear();
         spec.name = format!("{}:{devices}", self.spec.name);
         Machine::try_from(spec)
@@ -192,8 +202,8 @@ impl Machine {
 }
 
 impl Machine {
-    /// The same devices seen as groups: a machine of one level becomes one of two, with the same links. Strategies that
-    /// do one thing inside the innermost level and another outside it can so be had on any grid.
+    /// The same devices in groups: a machine of one level becomes one of two, with the same links. This gives strategies
+    /// that treat the innermost level differently any grid.
     pub fn grouped(&self, groups: u64, members: u64) -> Result<Machine, MachineError> {
         let error = |reason: String| MachineError::CannotGroup {
             machine: self.spec.name.clone(),
@@ -202,11 +212,11 @@ impl Machine {
             reason,
         };
         let [level] = &self.spec.levels[..] else {
-            return Err(error("only a machine of one level can be seen as groups".into()));
+            return Err(error("only a machine of one level can be grouped".into()));
         };
         if !matches!(level.link.topology, Topology::Switch | Topology::Memory) {
             return Err(error(
-                "only devices on a switch, or that share a memory, are all alike to each other".into(),
+                "only devices on a switch or with shared memory have equal links to each other".into(),
             ));
         }
         if groups < 1 || members < 1 || groups.checked_mul(members) != Some(u64::from(level.count)) {
@@ -231,10 +241,10 @@ impl Machine {
 }
 
 /// The first `units` units of a level.
-fn cut_level(level: &Level, units: u32) -> Result<Level, String> {
+fn shorten_level(level: &Level, units: u32) -> Result<Level, String> {
     let mut cut = Level { count: units, ..level.clone() };
     // The first `units` positions of a grid, whole inner dimensions first.
-    let cut_grid = |dims: &[u32]| -> Result<Vec<u32>, String> {
+    let shorten_grid = |dims: &[u32]| -> Result<Vec<u32>, String> {
         let mut left = units;
         let mut kept = dims.to_vec();
         for at in (0..dims.len()).rev() {
@@ -252,13 +262,13 @@ fn cut_level(level: &Level, units: u32) -> Result<Level, String> {
     match &level.link.topology {
         Topology::Switch | Topology::Memory => {}
         Topology::FullyConnected => {
-            // The wires to the units left out are lost.
+            // The wires to the removed units are lost.
             let wires = f64::from(units.max(2) - 1) / f64::from((level.count - 1).max(1));
             cut.link.bandwidth = BytesPerSecond(level.link.bandwidth.0 * wires);
         }
         Topology::Torus { dims, wrap } => {
-            let kept = cut_grid(dims)?;
-            // A part of a ring is a line, and dimensions that vanish take their wires with them.
+            let kept = shorten_grid(dims)?;
+            // A part of a ring is a line, and removed dimensions take their wires with them.
             let (mut new_dims, mut new_wrap) = (Vec::new(), Vec::new());
             for at in 0..dims.len() {
                 if kept[at] > 1 || (units == 1 && at + 1 == dims.len()) {
@@ -272,7 +282,7 @@ fn cut_level(level: &Level, units: u32) -> Result<Level, String> {
         }
         Topology::PcieTree { fanout, uplinks, peer_to_peer } => {
             cut.link.topology = Topology::PcieTree {
-                fanout: cut_grid(fanout)?,
+                fanout: shorten_grid(fanout)?,
                 uplinks: uplinks.clone(),
                 peer_to_peer: *peer_to_peer,
             };

@@ -1,9 +1,8 @@
-//! Mesh axes: what a machine offers to be split along, and the arithmetic between device ids and axis digits.
+//! Mesh axes, along which work is split, and the arithmetic between device ids and axis digits.
 //!
-//! Each level's count is factored into primes and each prime is one axis, outermost first. A device id is the
-//! mixed-radix number of its axis digits, so which links an axis crosses can be read off its level. Neighbouring
-//! axes of a level may be glued into coarser ones; a [`Mesh`] is one such granularity. A mesh knows nothing of
-//! bandwidths: what crossing a level costs is the cost crate's business.
+//! Each level's count is factored into primes, and each prime is one axis, outermost first. A device id is the
+//! mixed-radix number of its axis digits, so an axis crosses the links of its own level. Neighbouring axes of a level may
+//! be merged; a [`Mesh`] is one choice of merged axes. A mesh has no bandwidths: the `cost` crate prices its levels.
 
 use crate::spec::{Level, MAX_AXES};
 use serde::{Deserialize, Serialize};
@@ -52,12 +51,12 @@ impl AxisSet {
         AxisSet(if n >= 32 { u32::MAX } else { (1 << n) - 1 })
     }
 
-    /// A set of one.
+    /// The set of one axis.
     pub fn of(axis: AxisId) -> AxisSet {
         AxisSet(1 << axis.0)
     }
 
-    /// With one axis more.
+    /// The set with one more axis.
     #[must_use]
     pub fn with(self, axis: AxisId) -> AxisSet {
         AxisSet(self.0 | 1 << axis.0)
@@ -68,23 +67,23 @@ impl AxisSet {
         axis.0 < 32 && self.0 >> axis.0 & 1 == 1
     }
 
-    /// How many axes.
+    /// Number of axes.
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The axes in either.
+    /// The axes in either set.
     #[must_use]
     pub fn union(self, other: AxisSet) -> AxisSet {
         AxisSet(self.0 | other.0)
     }
 
-    /// The axes in both.
+    /// The axes in both sets.
     #[must_use]
     pub fn intersect(self, other: AxisSet) -> AxisSet {
         AxisSet(self.0 & other.0)
@@ -146,51 +145,51 @@ impl fmt::Debug for AxisSet {
 /// One axis of a mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
-    /// `node.0`; glued ones `node.0-1`, or just `node` for the whole level.
+    /// `node.0`; merged `node.0-1`, or `node` for a whole level.
     pub name: String,
-    /// How many digits it has.
+    /// Number of digits.
     pub size: u32,
-    /// The level whose links its traffic crosses.
+    /// The level whose links the axis's traffic crosses.
     pub level: LevelId,
-    /// Which dimension of the level's grid (torus dimension, depth of the PCIe tree) its outermost prime lies in.
+    /// The dimension of the level's grid (torus dimension, depth of the PCIe tree) of its outermost prime.
     pub dim: u32,
-    /// The prime axes that it is made of: itself, in the prime mesh.
+    /// Its prime axes; in the prime mesh, itself.
     pub primes: AxisSet,
 }
 
-/// One granularity of a machine's axes.
+/// The prime axes of a machine, or merged ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     axes: Vec<Axis>,
-    /// Devices from one digit of the axis to the next.
+    /// Distance in device ids between neighbouring digits of each axis.
     strides: Vec<u32>,
     devices: u32,
 }
 
-/// Why axes could not be glued, or digits are not a device.
+/// Why axes could not be merged, or digits are not a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeshError {
-    /// Only neighbours of one level can be one axis.
-    #[error("axes {first} and {second} cannot be glued: only neighbours of one level can")]
+    /// Axes to merge that are not neighbours of one level.
+    #[error("axes {first} and {second} cannot be merged: only neighbours of one level can")]
     NotNeighbours {
         /// The outer one.
         first: String,
         /// The inner one.
         second: String,
     },
-    /// The groups to glue must name every axis once, in order.
-    #[error("glue groups must name all {axes} axes once, in order; they name {named}")]
+    /// Groups to merge that do not name every axis once, in order.
+    #[error("merge groups must name all {axes} axes once, in order; they name {named}")]
     NotAPartition {
         /// Axes of the mesh.
         axes: usize,
-        /// How many were named.
+        /// Axes named.
         named: usize,
     },
     /// Wrong number of digits.
     #[error("{given} digits for {axes} axes")]
     DigitCount {
-        /// How many were given.
+        /// Digits given.
         given: usize,
         /// Axes of the mesh.
         axes: usize,
@@ -202,15 +201,15 @@ pub enum MeshError {
         axis: String,
         /// Its last digit.
         last: u32,
-        /// What was given.
+        /// The digit given.
         digit: u32,
     },
     /// No such device.
-    #[error("device {device} does not exist: the mesh has {devices}")]
+    #[error("device {device} does not exist: the mesh has {devices} devices")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The device id.
         device: u32,
-        /// How many there are.
+        /// Devices of the mesh.
         devices: u32,
     },
 }
@@ -266,16 +265,16 @@ impl Mesh {
         Mesh { axes, strides, devices }
     }
 
-    /// A coarser mesh: each group of neighbouring axes of one level becomes one axis. The groups, in order, must
-    /// name every axis of this mesh.
-    pub fn glue(&self, groups: &[AxisSet]) -> Result<Mesh, MeshError> {
+    /// A mesh with merged axes: each group of neighbouring axes of one level becomes one axis. The groups, in order, must
+    /// name every axis of this mesh once.
+    pub fn merge_axes(&self, groups: &[AxisSet]) -> Result<Mesh, MeshError> {
         let order: Vec<AxisId> = groups.iter().flat_map(|group| group.iter()).collect();
         if !order.iter().map(|axis| axis.index()).eq(0..self.axes.len())
             || groups.iter().any(|g| g.is_empty())
         {
             return Err(MeshError::NotAPartition { axes: self.axes.len(), named: order.len() });
         }
-        let mut glued = Vec::with_capacity(groups.len());
+        let mut merged = Vec::with_capacity(groups.len());
         for group in groups {
             let members: Vec<&Axis> = group.iter().map(|axis| self.axis(axis)).collect();
             let (first, last) = (members[0], members[members.len() - 1]);
@@ -285,28 +284,35 @@ impl Mesh {
                     second: last.name.clone(),
                 });
             }
-            let whole = self.axes.iter().filter(|axis| axis.level == first.level).count() == members.len();
-            let stem = first.name.split('.').next().unwrap_or(&first.name);
-            let ordinal = |axis: &Axis, end: bool| {
-                let digits = axis.name.split('.').nth(1).unwrap_or("0").to_string();
-                let mut ends = digits.split('-').map(str::to_string);
-                let start = ends.next().unwrap_or_default();
-                if end { ends.next().unwrap_or(start) } else { start }
-            };
+            let in_level = |axis: &&Axis| axis.level == first.level;
+            let whole = self.axes.iter().filter(in_level).count() == members.len();
+            // Level names contain no dot.
+            let (stem, _) = first.name.split_once('.').unwrap_or((&first.name, ""));
+            let primes = members.iter().fold(AxisSet::EMPTY, |set, axis| set.union(axis.primes));
             let name = match (whole, members.len()) {
                 (true, _) => stem.to_string(),
                 (false, 1) => first.name.clone(),
-                (false, _) => format!("{stem}.{}-{}", ordinal(first, false), ordinal(last, true)),
+                (false, _) => {
+                    // Prime axes are numbered within their level.
+                    let level = self
+                        .axes
+                        .iter()
+                        .filter(in_level)
+                        .fold(AxisSet::EMPTY, |set, axis| set.union(axis.primes));
+                    let (start, end) = (primes.0.trailing_zeros(), primes.0.ilog2());
+                    let origin = level.0.trailing_zeros();
+                    format!("{stem}.{}-{}", start - origin, end - origin)
+                }
             };
-            glued.push(Axis {
+            merged.push(Axis {
                 name,
                 size: members.iter().map(|axis| axis.size).product(),
                 level: first.level,
                 dim: first.dim,
-                primes: members.iter().fold(AxisSet::EMPTY, |set, axis| set.union(axis.primes)),
+                primes,
             });
         }
-        Ok(Mesh::from_axes(glued))
+        Ok(Mesh::from_axes(merged))
     }
 
     /// The coarsest mesh: one axis per level (levels of one unit have none).
@@ -319,8 +325,10 @@ impl Mesh {
                 _ => groups.push(AxisSet::of(id)),
             }
         }
-        // The groups are neighbours of one level by construction.
-        self.glue(&groups).unwrap_or_else(|_| self.clone())
+        let merged = self.merge_axes(&groups);
+        debug_assert!(merged.is_ok(), "groups are neighbours of one level and cover all axes: {merged:?}");
+        // The prime mesh describes the same machine, with more axes.
+        merged.unwrap_or_else(|_| self.clone())
     }
 
     /// The axes, outermost first.
@@ -358,7 +366,7 @@ impl Mesh {
         AxisSet::first(self.axes.len())
     }
 
-    /// Devices from one digit of the axis to the next.
+    /// Distance in device ids between neighbouring digits of the axis.
     pub fn stride(&self, axis: AxisId) -> u32 {
         self.strides[axis.index()]
     }
@@ -368,7 +376,7 @@ impl Mesh {
         axes.iter().map(|axis| self.axis(axis).size).product()
     }
 
-    /// The prime axes under a set of this mesh's axes.
+    /// The prime axes of a set of this mesh's axes.
     pub fn primes(&self, axes: AxisSet) -> AxisSet {
         axes.iter().fold(AxisSet::EMPTY, |set, axis| set.union(self.axis(axis).primes))
     }
@@ -406,7 +414,7 @@ impl Mesh {
         Ok(DeviceId(device))
     }
 
-    /// The groups of devices that differ only on the given axes: in order of their first device, members in order.
+    /// The groups of devices that differ only on the given axes, sorted by first device; members ascend.
     pub fn groups(&self, axes: AxisSet) -> Vec<Vec<DeviceId>> {
         let mut offsets = vec![0];
         for axis in axes.iter() {

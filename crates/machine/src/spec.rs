@@ -1,13 +1,13 @@
-//! What a machine is made of: levels, links, devices. Plain data, as read from a file or embedded in a plan.
+//! The description of a machine: levels, links, devices. Plain data, as read from a file or embedded in a plan.
 //!
-//! A [`MachineSpec`] may be nonsense; [`MachineSpec::check`] says what is wrong with it. [`crate::Machine`] is a
-//! spec that has been checked, with its mesh axes worked out.
+//! A [`MachineSpec`] may be invalid; [`MachineSpec::check`] finds errors. [`crate::Machine`] is a valid spec with its mesh
+//! axes.
 
-use crate::measured::Measured;
+use crate::measurement::CollectiveMeasurement;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// The most devices a machine may have. Enough for any cluster that exists; keeps bit sets and tables small.
+/// The most devices of a machine. More than any existing cluster has; keeps bit sets and tables small.
 pub const MAX_DEVICES: u64 = 1 << 20;
 /// The most levels.
 pub const MAX_LEVELS: usize = 8;
@@ -18,30 +18,30 @@ pub const MAX_AXES: usize = 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineSpec {
-    /// What people call it.
+    /// The machine's name.
     pub name: String,
     /// One line for lists.
     #[serde(default)]
     pub description: String,
     /// Outermost first.
     pub levels: Vec<Level>,
-    /// The device that all units have unless `mixed` says otherwise.
+    /// The device of all units that `mixed` does not list.
     pub device: Device,
     /// Units of the outermost level with another device. A split waits for its slowest part.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub mixed: Vec<Mixed>,
-    /// Times of collectives, where they were measured: they count instead of what follows from the links.
+    pub mixed: Vec<DeviceOverride>,
+    /// Measured times of collectives, which replace the model of the links.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub measured: Vec<Measured>,
+    pub measured: Vec<CollectiveMeasurement>,
 }
 
-/// Units of the outermost level that have a device of their own.
+/// Units of the outermost level with another device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Mixed {
+pub struct DeviceOverride {
     /// Indices of the units, counted from 0.
     pub units: Vec<u32>,
-    /// What they are made of.
+    /// Their device.
     pub device: Device,
 }
 
@@ -51,65 +51,65 @@ pub struct Mixed {
 pub struct Level {
     /// Names the mesh axes: `node` gives `node.0`, `node.1`, ...
     pub name: String,
-    /// How many units the level joins.
+    /// Number of units.
     pub count: u32,
-    /// What joins them.
+    /// The link between them.
     pub link: Link,
 }
 
-/// What joins the units of a level.
+/// The link between the units of a level.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// What one port can send, and at the same time receive, over all its wires together: the published rate.
+    /// Published rate of one port in each direction, over all of its wires.
     pub bandwidth: BytesPerSecond,
     /// The share of `bandwidth` that large messages reach.
     pub efficiency: f64,
-    /// From one unit to another, including software, for a message of no size.
+    /// Time of an empty message from one unit to another, including software.
     #[serde(with = "crate::units::seconds_text")]
     pub latency: Seconds,
-    /// Ports per unit. 1: all devices of the unit share one (a node's network card); as many as the unit has
-    /// devices: each has its own. The devices of a unit are dealt out evenly to its ports.
+    /// Ports per unit, shared evenly by its devices. With one port all devices share it (a node's network card); with one
+    /// per device each has its own.
     pub ports: u32,
-    /// How the wires run.
+    /// The wiring.
     pub topology: Topology,
 }
 
 impl Link {
-    /// What large messages get through one port, each way.
+    /// Bandwidth of one port for large messages, in each direction.
     pub fn effective_bandwidth(&self) -> BytesPerSecond {
         BytesPerSecond(self.bandwidth.0 * self.efficiency)
     }
 }
 
-/// How the wires of a level run.
+/// The wiring of a level.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Topology {
     /// A non-blocking switch: every port can use its full bandwidth towards any others.
     Switch,
-    /// Memory that all devices share: moving is copying, and what a device has already is copied too.
+    /// Memory that all devices share. Communication is copying, and a device's own part is copied too.
     Memory,
-    /// A wire between every two units: a pair has 1/(count-1) of a port's bandwidth.
+    /// A wire between every two units. A pair has 1/(count-1) of a port's bandwidth.
     FullyConnected,
-    /// A grid of rings (wrapped) or lines, dimensions outermost first; a port's bandwidth is divided evenly over
-    /// the dimensions and over the two ways along each. One wrapped dimension is a ring.
+    /// A grid of rings (wrapped) or lines, dimensions outermost first. A port's bandwidth is divided evenly over the
+    /// dimensions and their two directions. One wrapped dimension is a ring.
     Torus {
         /// Sizes; their product is the level's count.
         dims: Vec<u32>,
-        /// Which dimensions close into a ring.
+        /// Whether each dimension closes into a ring.
         wrap: Vec<bool>,
     },
-    /// A tree of PCI Express switches: all below a switch share its uplink.
+    /// A tree of PCI Express switches. All devices below a switch share its uplink.
     PcieTree {
         /// Children per node of the tree, from the root: first the host sockets, then root ports or switches,
         /// last the devices of one switch. The product is the level's count.
         fanout: Vec<u32>,
-        /// Bandwidth each way of the uplink of the nodes at depth 1, 2, ...; one less than `fanout` has, since a
+        /// Bandwidth in each direction of the uplinks at depth 1, 2, ... There is one fewer than in `fanout`, since a
         /// device's own link is the level's `bandwidth`. `efficiency` applies here too.
         uplinks: Vec<BytesPerSecond>,
-        /// Devices write to each other directly. Otherwise everything goes up to the memory of a socket and back
-        /// down, over all uplinks on the way.
+        /// Whether devices write to each other directly. Otherwise data go up to the memory of a socket and back down,
+        /// over all uplinks between.
         peer_to_peer: bool,
     },
 }
@@ -120,7 +120,7 @@ impl Topology {
         Topology::Torus { dims: vec![count], wrap: vec![true] }
     }
 
-    /// The grid that the units of a level with this topology form, outermost dimension first.
+    /// The grid of the units of a level, outermost dimension first.
     pub fn dims(&self, count: u32) -> Vec<u32> {
         match self {
             Topology::Switch | Topology::Memory | Topology::FullyConnected => vec![count],
@@ -134,19 +134,26 @@ impl Topology {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// What people call it; measured costs are keyed by it.
+    /// The device's name; cost files refer to it.
     pub name: String,
-    /// Its own memory.
+    /// Size of its memory.
     pub memory: Bytes,
-    /// Between the device and its own memory.
+    /// The part of the memory that no plan can use: driver context, loaded kernels, buffers of the communication library,
+    /// fragments of the allocator.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reserve: Bytes,
+    /// Whether the memory limits plans. An idealised device states a size without a limit.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub memory_limit: bool,
+    /// Bandwidth between the device and its memory.
     pub memory_bandwidth: BytesPerSecond,
-    /// Time lost per operation started.
+    /// Overhead per operation launch.
     #[serde(with = "crate::units::seconds_text")]
     pub launch_overhead: Seconds,
-    /// Processors that work on different tiles of one operation: multiprocessors of a GPU, matrix units of a TPU.
-    /// An operation with fewer tiles than this leaves some idle.
+    /// Processors that work on different tiles of one operation: multiprocessors of a GPU, matrix units of a TPU. An
+    /// operation with fewer tiles leaves some idle.
     pub cores: u32,
-    /// Whether it computes while data moves. A core that moves its data itself does not.
+    /// Whether the device computes during communication. A core that copies its data itself does not.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub overlap: bool,
     /// Peak arithmetic rates by number format, dense.
@@ -158,11 +165,16 @@ fn yes() -> bool {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_yes(overlap: &bool) -> bool {
-    *overlap
+fn is_yes(flag: &bool) -> bool {
+    *flag
 }
 
-/// Number formats that devices have different rates for.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(bytes: &Bytes) -> bool {
+    *bytes == Bytes::ZERO
+}
+
+/// Number formats with their own arithmetic rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -183,7 +195,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// All, widest first.
+    /// All formats, widest first.
     pub const ALL: [Precision; 7] = [
         Precision::F64,
         Precision::F32,
@@ -194,7 +206,7 @@ impl Precision {
         Precision::I8,
     ];
 
-    /// As written in machine files.
+    /// The name in machine files.
     pub fn name(self) -> &'static str {
         match self {
             Precision::F64 => "f64",
@@ -215,7 +227,7 @@ pub struct Peaks {
     /// See [`Precision::F64`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub f64: Option<FlopsPerSecond>,
-    /// See [`Precision::F32`]. Every device has it.
+    /// See [`Precision::F32`]. Every device states it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub f32: Option<FlopsPerSecond>,
     /// See [`Precision::Tf32`].
@@ -249,7 +261,7 @@ impl Peaks {
         }
     }
 
-    /// States the rate for a format.
+    /// Sets the rate of a format.
     pub fn set(&mut self, precision: Precision, rate: Option<FlopsPerSecond>) {
         *match precision {
             Precision::F64 => &mut self.f64,
@@ -262,9 +274,8 @@ impl Peaks {
         } = rate;
     }
 
-    /// The rate for a format, or that of the next wider one which the device would compute in instead (i8 and f8
-    /// as f16, then bf16, then f32; the others as f32). `None` for f64 where not stated:
-    /// nothing can stand in for it.
+    /// The rate of a format, or of the next wider one that the device computes in instead: for i8 and f8 f16, then bf16,
+    /// then f32; for the others f32. `None` for f64 if it is not stated, since no format can replace it.
     pub fn get_or_wider(&self, precision: Precision) -> Option<FlopsPerSecond> {
         use Precision::*;
         let stand_ins: &[Precision] = match precision {
@@ -281,14 +292,19 @@ impl Peaks {
 }
 
 impl Device {
-    /// The worst of two devices in every respect: what an evenly split operation waits for.
+    /// The most bytes that a plan may hold on the device; none where its memory limits no plan.
+    pub fn usable_memory(&self) -> Option<Bytes> {
+        self.memory_limit.then(|| Bytes(self.memory.0.saturating_sub(self.reserve.0)))
+    }
+
+    /// A device with the worse of every property of two devices: an evenly split operation waits for it.
     pub fn slower_of(&self, other: &Device) -> Device {
         if self == other {
             return self.clone();
         }
         let mut peak = Peaks::default();
         for p in Precision::ALL {
-            // A device without the format computes in a wider one; only if neither states it is it left out.
+            // A device without the format computes in a wider one. A format that neither states is left out.
             let stated = self.peak.get(p).is_some() || other.peak.get(p).is_some();
             peak.set(
                 p,
@@ -302,6 +318,8 @@ impl Device {
         Device {
             name: format!("{}+{}", self.name, other.name),
             memory: self.memory.min(other.memory),
+            reserve: self.reserve.max(other.reserve),
+            memory_limit: self.memory_limit || other.memory_limit,
             memory_bandwidth: min(self.memory_bandwidth, other.memory_bandwidth),
             launch_overhead: self.launch_overhead.max(other.launch_overhead),
             cores: self.cores.max(other.cores),
@@ -311,76 +329,77 @@ impl Device {
     }
 }
 
-/// One thing wrong with a spec: the key's path as in a machine file, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+/// An error in a spec: the key's path as in a machine file, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{key}`: {reason}")]
+pub struct SpecError {
     /// Such as `level[1].count`.
     pub key: String,
     /// What is wrong and what is allowed.
     pub reason: String,
 }
 
-pub(crate) fn problem(key: impl Into<String>, reason: impl Into<String>) -> Result<(), Problem> {
-    Err(Problem { key: key.into(), reason: reason.into() })
+pub(crate) fn spec_error(key: impl Into<String>, reason: impl Into<String>) -> Result<(), SpecError> {
+    Err(SpecError { key: key.into(), reason: reason.into() })
 }
 
-fn check_name(key: String, name: &str) -> Result<(), Problem> {
+fn check_name(key: String, name: &str) -> Result<(), SpecError> {
     let fine = !name.is_empty()
         && name.len() <= 64
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '+' | ' ' | ':' | '/'));
     if fine {
         return Ok(());
     }
-    problem(
+    spec_error(
         key,
         format!("`{}` is not a name: 1 to 64 letters, digits or any of `-_+:/ `", name.escape_debug()),
     )
 }
 
-fn check_rate(key: String, rate: f64, unit: &str) -> Result<(), Problem> {
+fn check_rate(key: String, rate: f64, unit: &str) -> Result<(), SpecError> {
     if rate > 0.0 && rate <= 1e21 {
         return Ok(());
     }
-    problem(key, format!("{rate} {unit} is not possible: must be above zero and at most 1e21"))
+    spec_error(key, format!("{rate} {unit} is not possible: must be above zero and at most 1e21"))
 }
 
-pub(crate) fn check_seconds(key: String, seconds: Seconds) -> Result<(), Problem> {
+pub(crate) fn check_seconds(key: String, seconds: Seconds) -> Result<(), SpecError> {
     if seconds.0 >= 0.0 && seconds.0 <= 1e3 {
         return Ok(());
     }
-    problem(key, format!("{} s is not possible: must be from 0 to 1000 seconds", seconds.0))
+    spec_error(key, format!("{} s is not possible: must be from 0 to 1000 seconds", seconds.0))
 }
 
 impl MachineSpec {
-    /// Devices in all. Only meaningful for a spec that passes [`MachineSpec::check`].
+    /// Number of devices, for a spec that passes [`MachineSpec::check`].
     pub fn device_count(&self) -> u64 {
         self.levels.iter().fold(1u64, |n, level| n.saturating_mul(u64::from(level.count)))
     }
 
-    /// Says what is wrong, if anything is: the specification of what a machine is.
+    /// Checks the rules for machines:
     ///
-    /// - 1 to 8 levels with distinct names, each count at least 1, at most 2^20 devices in all;
+    /// - 1 to 8 levels with distinct names, each count at least 1, at most 2^20 devices in total;
     /// - bandwidths above zero, efficiencies in (0, 1], latencies from 0 to 1000 s;
     /// - ports divide the devices of a unit; grid dimensions and tree fan-outs multiply to the count;
     /// - every device states f32, all stated rates above zero, memory at least one byte;
     /// - `mixed` names existing units of the outermost level, each at most once;
-    /// - `measured` has every collective of a level and a group size once, with growing sizes and times.
-    pub fn check(&self) -> Result<(), Problem> {
+    /// - `measured` has every collective of a level and a group size at most once, with growing sizes and times.
+    pub fn check(&self) -> Result<(), SpecError> {
         check_name("name".into(), &self.name)?;
         if self.levels.is_empty() {
-            return problem("level", "a machine needs at least one level");
+            return spec_error("level", "a machine needs at least one level");
         }
         if self.levels.len() > MAX_LEVELS {
-            return problem("level", format!("{} levels; at most {MAX_LEVELS}", self.levels.len()));
+            return spec_error("level", format!("{} levels; at most {MAX_LEVELS}", self.levels.len()));
         }
-        // Counts first: everything after may multiply them.
+        // Counts first: later checks multiply them.
         for (i, level) in self.levels.iter().enumerate() {
             if level.count == 0 {
-                return problem(format!("level[{i}].count"), "must be at least 1");
+                return spec_error(format!("level[{i}].count"), "must be at least 1");
             }
             let so_far: u64 = self.levels[..=i].iter().map(|l| u64::from(l.count)).product();
             if so_far > MAX_DEVICES {
-                return problem(
+                return spec_error(
                     format!("level[{i}].count"),
                     format!("makes {so_far} devices; at most {MAX_DEVICES} are supported"),
                 );
@@ -391,7 +410,7 @@ impl MachineSpec {
             inner /= u64::from(level.count);
             level.check(i, inner)?;
             if let Some(j) = self.levels[..i].iter().position(|other| other.name == level.name) {
-                return problem(
+                return spec_error(
                     format!("level[{i}].name"),
                     format!("`{}` is also the name of level[{j}]; axes are named after levels", level.name),
                 );
@@ -402,12 +421,12 @@ impl MachineSpec {
         for (i, mixed) in self.mixed.iter().enumerate() {
             mixed.device.check(&format!("mixed[{i}]"))?;
             if mixed.units.is_empty() {
-                return problem(format!("mixed[{i}].units"), "names no unit");
+                return spec_error(format!("mixed[{i}].units"), "names no unit");
             }
             for &unit in &mixed.units {
                 match seen.get_mut(unit as usize) {
                     None => {
-                        return problem(
+                        return spec_error(
                             format!("mixed[{i}].units"),
                             format!(
                                 "there is no {} {unit}: units are 0 to {}",
@@ -417,7 +436,10 @@ impl MachineSpec {
                         );
                     }
                     Some(true) => {
-                        return problem(format!("mixed[{i}].units"), format!("unit {unit} is named twice"));
+                        return spec_error(
+                            format!("mixed[{i}].units"),
+                            format!("unit {unit} is named twice"),
+                        );
                     }
                     Some(slot) => *slot = true,
                 }
@@ -428,11 +450,11 @@ impl MachineSpec {
 }
 
 impl Level {
-    fn check(&self, i: usize, devices_per_unit: u64) -> Result<(), Problem> {
+    fn check(&self, i: usize, devices_per_unit: u64) -> Result<(), SpecError> {
         let key = |field: &str| format!("level[{i}].{field}");
         check_name(key("name"), &self.name)?;
         if self.name.contains(['.', ' ', ':', '/']) {
-            return problem(
+            return spec_error(
                 key("name"),
                 format!("`{}`: axis names are made from it; letters, digits, - and _ only", self.name),
             );
@@ -441,10 +463,13 @@ impl Level {
         check_rate(key("bandwidth"), link.bandwidth.0, "B/s")?;
         check_seconds(key("latency"), link.latency)?;
         if !(link.efficiency > 0.0 && link.efficiency <= 1.0) {
-            return problem(key("efficiency"), format!("{} must be above 0 and at most 1", link.efficiency));
+            return spec_error(
+                key("efficiency"),
+                format!("{} must be above 0 and at most 1", link.efficiency),
+            );
         }
         if link.ports == 0 || !devices_per_unit.is_multiple_of(u64::from(link.ports)) {
-            return problem(
+            return spec_error(
                 key("ports"),
                 format!(
                     "{} ports cannot be shared evenly by the {devices_per_unit} devices of a unit",
@@ -457,7 +482,7 @@ impl Level {
             if dims.len() <= MAX_LEVELS && product == Some(self.count) {
                 return Ok(());
             }
-            problem(
+            spec_error(
                 key(field),
                 format!("{dims:?} must be at most {MAX_LEVELS} numbers with product {}", self.count),
             )
@@ -469,12 +494,12 @@ impl Level {
                 if wrap.len() == dims.len() {
                     return Ok(());
                 }
-                problem(key("wrap"), format!("{} values for {} dimensions", wrap.len(), dims.len()))
+                spec_error(key("wrap"), format!("{} values for {} dimensions", wrap.len(), dims.len()))
             }
             Topology::PcieTree { fanout, uplinks, .. } => {
                 multiplies("fanout", fanout)?;
                 if uplinks.len() + 1 != fanout.len() {
-                    return problem(
+                    return spec_error(
                         key("uplinks"),
                         format!(
                             "{} values; one less than fanout has, here {}",
@@ -490,18 +515,24 @@ impl Level {
 }
 
 impl Device {
-    fn check(&self, at: &str) -> Result<(), Problem> {
+    fn check(&self, at: &str) -> Result<(), SpecError> {
         check_name(format!("{at}.name"), &self.name)?;
         if self.memory.0 == 0 || self.memory.0 > 1 << 62 {
-            return problem(format!("{at}.memory"), "must be from 1 byte to 2^62");
+            return spec_error(format!("{at}.memory"), "must be from 1 byte to 2^62");
+        }
+        if self.reserve >= self.memory {
+            return spec_error(
+                format!("{at}.reserve"),
+                format!("{} of {} leaves no memory for a plan", self.reserve, self.memory),
+            );
         }
         check_rate(format!("{at}.memory_bandwidth"), self.memory_bandwidth.0, "B/s")?;
         check_seconds(format!("{at}.launch_overhead"), self.launch_overhead)?;
         if self.cores == 0 || self.cores > 1 << 20 {
-            return problem(format!("{at}.cores"), "must be from 1 to 2^20");
+            return spec_error(format!("{at}.cores"), "must be from 1 to 2^20");
         }
         if self.peak.f32.is_none() {
-            return problem(format!("{at}.peak.f32"), "is missing; every device states its f32 rate");
+            return spec_error(format!("{at}.peak.f32"), "is missing; every device states its f32 rate");
         }
         for p in Precision::ALL {
             if let Some(rate) = self.peak.get(p) {

@@ -1,9 +1,9 @@
-//! Writes a machine as a file: the canonical text that fingerprints are taken of.
+//! Writes a machine as TOML: the canonical text, which fingerprints are computed from.
 
 use crate::spec::{Device, MachineSpec, Precision, Topology};
 use std::fmt::Write;
 
-/// A TOML basic string. Names are plain by [`MachineSpec::check`]; descriptions may hold anything.
+/// A TOML basic string. [`MachineSpec::check`] restricts names; descriptions may contain any character.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -83,6 +83,12 @@ pub(crate) fn to_toml(spec: &MachineSpec) -> String {
 fn write_device(out: &mut String, device: &Device) {
     let _ = writeln!(out, "name = {}", quoted(&device.name));
     let _ = writeln!(out, "memory = \"{}\"", device.memory);
+    if device.reserve.0 != 0 {
+        let _ = writeln!(out, "reserve = \"{}\"", device.reserve);
+    }
+    if !device.memory_limit {
+        let _ = writeln!(out, "memory_limit = false");
+    }
     let _ = writeln!(out, "memory_bandwidth = \"{}\"", device.memory_bandwidth);
     let _ = writeln!(out, "launch_overhead = \"{}\"", device.launch_overhead);
     let _ = writeln!(out, "cores = {}", device.cores);

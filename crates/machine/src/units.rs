@@ -1,7 +1,7 @@
 //! Quantities with their units in the type, and the text forms used in machine files ("25 GB/s", "1.5 us").
 //!
-//! Only the four quantities that machines and costs are made of. This is not a units library: there is no
-//! dimensional algebra beyond the few operators that cost models use.
+//! There are only the four quantities of machines and costs. This is not a units library: there is no dimensional
+//! algebra beyond the few operators that cost models use.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,7 +18,7 @@ pub struct Seconds(pub f64);
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
-/// A transfer rate in bytes per second. Serialises as text with its unit, which loses nothing in any format.
+/// A transfer rate in bytes per second. Serialises as text with its unit, which is exact in any format.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct BytesPerSecond(pub f64);
@@ -29,10 +29,10 @@ pub struct BytesPerSecond(pub f64);
 pub struct FlopsPerSecond(pub f64);
 
 impl Seconds {
-    /// No time at all.
+    /// Zero seconds.
     pub const ZERO: Seconds = Seconds(0.0);
 
-    /// The later of two moments, or the longer of two durations.
+    /// The longer of two durations.
     pub fn max(self, other: Seconds) -> Seconds {
         Seconds(self.0.max(other.0))
     }
@@ -70,11 +70,11 @@ impl Sum for Seconds {
 }
 
 impl Bytes {
-    /// Nothing.
+    /// Zero bytes.
     pub const ZERO: Bytes = Bytes(0);
 }
 
-/// Saturates: a total that does not fit 64 bits is as good as infinite for every comparison made with it.
+/// Saturates: for every comparison, a total beyond 64 bits counts as infinite.
 impl Add for Bytes {
     type Output = Bytes;
     fn add(self, other: Bytes) -> Bytes {
@@ -94,7 +94,7 @@ impl Sum for Bytes {
     }
 }
 
-/// One unit: its symbol and its size in the base unit, `times * 10^exponent`. Powers of ten are kept apart so that
+/// One unit: its symbol and its size in the base unit, `times * 10^exponent`. Powers of ten are separate, so that
 /// "1.9 us" is read as the double nearest to 0.0000019, which 1.9 * 1e-6 is not.
 struct Unit {
     symbol: &'static str,
@@ -106,7 +106,7 @@ const fn unit(symbol: &'static str, times: f64, exponent: i32) -> Unit {
     Unit { symbol, times, exponent }
 }
 
-/// The units of one quantity in the order tried when writing; the base unit is the first of size one.
+/// The units of one quantity, in the order tried by writing. The base unit is the first of size one.
 type Units = &'static [Unit];
 
 const KIB: f64 = 1024.0;
@@ -131,7 +131,7 @@ const RATE_UNITS: Units = &[
     unit("MB/s", 1.0, 6),
     unit("kB/s", 1.0, 3),
     unit("B/s", 1.0, 0),
-    // Networks are sold in bits; accepted when reading, never written.
+    // Network rates are usually stated in bits: these are read but never written.
     unit("Tb/s", 0.125, 12),
     unit("Gb/s", 0.125, 9),
     unit("Mb/s", 0.125, 6),
@@ -164,6 +164,18 @@ fn scaled(number: &str, exponent: i32) -> Option<f64> {
     format!("{mantissa}e{exponent}").parse().ok()
 }
 
+/// The unit of bytes that `16G`, `16gb` or `16Gi` mean: either case, with or without the B. Other quantities are spelled
+/// exactly, since bits and bytes differ only by case.
+fn loose(symbol: &str, units: Units) -> Option<&'static Unit> {
+    let bytes = std::ptr::eq(units, BYTE_UNITS) && !symbol.is_empty();
+    let matches = |unit: &&Unit| {
+        let prefix = unit.symbol.trim_end_matches('B');
+        symbol.eq_ignore_ascii_case(unit.symbol)
+            || (!prefix.is_empty() && symbol.eq_ignore_ascii_case(prefix))
+    };
+    units.iter().find(|unit| bytes && matches(unit))
+}
+
 /// Splits "25 GB/s" into its number and its unit, and converts to the base unit.
 fn parse_quantity(text: &str, units: Units, example: &str) -> Result<f64, String> {
     let text = text.trim();
@@ -179,7 +191,7 @@ fn parse_quantity(text: &str, units: Units, example: &str) -> Result<f64, String
     if number.parse::<f64>().is_err() {
         return Err(format!("`{text}` does not start with a number (write it like {example})"));
     }
-    let Some(unit) = units.iter().find(|unit| unit.symbol == symbol) else {
+    let Some(unit) = units.iter().find(|unit| unit.symbol == symbol).or_else(|| loose(symbol, units)) else {
         let known: Vec<&str> = units.iter().map(|unit| unit.symbol).collect();
         let found = if symbol.is_empty() { "no unit".to_string() } else { format!("unit `{symbol}`") };
         return Err(format!("`{text}` has {found}; use one of {}", known.join(", ")));
@@ -190,12 +202,12 @@ fn parse_quantity(text: &str, units: Units, example: &str) -> Result<f64, String
     }
 }
 
-/// Writes a value in the largest unit that loses nothing: reading it back gives the same bits.
+/// Writes a value in the largest unit that is exact: reading it gives the same bits.
 fn write_quantity(value: f64, units: Units, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for unit in units.iter().filter(|unit| unit.times == 1.0) {
         let Some(number) = scaled(&format!("{value:e}"), -unit.exponent) else { continue };
         let text = format!("{number} {}", unit.symbol);
-        // Short text only: a third of a GB/s reads better in B/s than with sixteen decimals.
+        // Short text only: a third of a GB/s is better in B/s than with sixteen decimals.
         if number.abs() >= 1.0 && text.len() < 16 && parse_quantity(&text, units, "") == Ok(value) {
             return f.write_str(&text);
         }
@@ -291,7 +303,17 @@ macro_rules! text_form {
 text_form!(BytesPerSecond);
 text_form!(FlopsPerSecond);
 
-/// Serialises [`Seconds`] as text with its unit, for constants that must survive any format to the bit.
+/// Bytes as people read them, in decimal units.
+pub fn show_bytes(bytes: u64) -> String {
+    match bytes as f64 {
+        b if b >= 1e12 => format!("{:.2} TB", b / 1e12),
+        b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
+        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
+        b => format!("{:.1} kB", b / 1e3),
+    }
+}
+
+/// Serialises [`Seconds`] as text with its unit, for constants that must be exact in any format.
 pub(crate) mod seconds_text {
     use super::Seconds;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -317,6 +339,12 @@ mod tests {
         assert_eq!(Seconds::parse("1.5 us"), Ok(Seconds(1.5e-6)));
         assert_eq!(Seconds::parse("1.5 \u{b5}s"), Ok(Seconds(1.5e-6)));
         assert_eq!(Bytes::parse("16 GiB"), Ok(Bytes(16 << 30)));
+        for text in ["16G", "16gb", "16 GB", "16g", "16000 MB", "1.6e1 Gb"] {
+            assert_eq!(Bytes::parse(text), Ok(Bytes(16_000_000_000)), "{text}");
+        }
+        for text in ["16Gi", "16gib", "16 GiB", "16384MiB"] {
+            assert_eq!(Bytes::parse(text), Ok(Bytes(16 << 30)), "{text}");
+        }
         assert_eq!(FlopsPerSecond::parse("10.6 TFLOP/s"), Ok(FlopsPerSecond(10.6e12)));
     }
 

@@ -1,4 +1,4 @@
-//! Axes, device ids, groups, gluing and restriction.
+//! Axes, device ids, groups, merging and restriction.
 
 use proptest::prelude::*;
 use shardwright_machine::{AxisId, AxisSet, DeviceId, Topology, builtin, prime_factors};
@@ -47,7 +47,7 @@ fn the_papers_sizes_are_restrictions() {
         panic!("still a tree")
     };
     assert_eq!(fanout, &[1, 2, 2]);
-    // A row of the torus is a line when cut from a longer ring, a ring when whole.
+    // A part of a torus row is a line; a whole row is a ring.
     let torus = |name: &str| builtin(name).unwrap().levels()[0].link.topology.clone();
     assert_eq!(torus("v5e-256:16"), Topology::ring(16));
     assert_eq!(torus("v5e-256:8"), Topology::Torus { dims: vec![8], wrap: vec![false] });
@@ -70,7 +70,7 @@ fn a_number_that_does_not_fit_the_levels_is_refused_with_those_that_do() {
     assert!(message("p100x16:99999999999999999999999").contains("ask for 1 to 16"));
     assert!(message("flat:0").contains("`level[0].count`: must be at least 1"));
     assert!(message("flat:1000000000").contains("at most 1048576"));
-    for unknown in ["p100x61", "p100x61:4", "", ":", "flat", "flat:", "flat:-1", "flat:x"] {
+    for unknown in ["p100y16", "p100y16:4", "", ":", "flat", "flat:", "flat:-1", "flat:x"] {
         assert!(
             message(unknown).starts_with(&format!("there is no machine `{unknown}`")),
             "{}",
@@ -80,7 +80,7 @@ fn a_number_that_does_not_fit_the_levels_is_refused_with_those_that_do() {
 }
 
 #[test]
-fn glued_axes_are_the_same_devices_at_a_coarser_grain() {
+fn merged_axes_address_the_same_devices() {
     let machine = builtin("1080tix64").unwrap();
     let prime = machine.mesh();
     let coarse = prime.per_level();
@@ -89,15 +89,18 @@ fn glued_axes_are_the_same_devices_at_a_coarser_grain() {
     assert_eq!(coarse.device_of(&[3, 5]), prime.device_of(&[0, 1, 1, 1, 0, 1]));
     assert_eq!(coarse.primes(set(&[1])), set(&[3, 4, 5]));
     assert_eq!(coarse.groups(set(&[1])), prime.groups(set(&[3, 4, 5])));
-    let half = prime.glue(&[set(&[0, 1]), set(&[2]), set(&[3]), set(&[4, 5])]).unwrap();
+    let half = prime.merge_axes(&[set(&[0, 1]), set(&[2]), set(&[3]), set(&[4, 5])]).unwrap();
     let names: Vec<&str> = half.axes().iter().map(|axis| axis.name.as_str()).collect();
     assert_eq!(names, ["node.0-1", "node.2", "gpu.0", "gpu.1-2"]);
-    assert!(prime.glue(&[set(&[0, 1, 2, 3]), set(&[4, 5])]).is_err(), "node and gpu are different links");
     assert!(
-        prime.glue(&[set(&[0, 2]), set(&[1]), set(&[3]), set(&[4]), set(&[5])]).is_err(),
+        prime.merge_axes(&[set(&[0, 1, 2, 3]), set(&[4, 5])]).is_err(),
+        "node and gpu are different links"
+    );
+    assert!(
+        prime.merge_axes(&[set(&[0, 2]), set(&[1]), set(&[3]), set(&[4]), set(&[5])]).is_err(),
         "not neighbours"
     );
-    assert!(prime.glue(&[set(&[0])]).is_err(), "axes left out");
+    assert!(prime.merge_axes(&[set(&[0])]).is_err(), "axes left out");
 }
 
 #[test]

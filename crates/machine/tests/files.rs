@@ -1,4 +1,4 @@
-//! Machine files: what is read, and what every kind of mistake is reported as.
+//! Machine files: valid ones are read, and every kind of mistake is reported.
 
 use proptest::prelude::*;
 use shardwright_machine::{
@@ -37,7 +37,7 @@ fn read(text: &str) -> Result<Machine, MachineError> {
     parse("m.toml", text.as_bytes(), &mut |_| Err("no files here".into()))
 }
 
-/// The message that a change to the good file leads to.
+/// The error message after a change to the valid file.
 fn message(from: &str, to: &str) -> String {
     let text = GOOD.replacen(from, to, 1);
     assert_ne!(text, GOOD, "the test replaces something");
@@ -56,7 +56,7 @@ fn the_good_file_is_read() {
 
 #[test]
 fn the_documented_example_is_read_and_every_builtin_documented() {
-    // Read, not included: the page is no part of the crate's own package.
+    // Read at run time: the page is not part of the crate's package.
     let page = std::fs::read_to_string("../../docs/machines.md").unwrap();
     let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let machine = read(example).unwrap();
@@ -109,7 +109,7 @@ fn every_mistake_names_file_line_and_key() {
         (
             "topology = \"switch\"",
             "topology = \"switch\"\ndims = [2]",
-            "m.toml:9: `level[0].dims`: means nothing for",
+            "m.toml:9: `level[0].dims`: is not used by",
         ),
         (
             "topology = \"switch\"",
@@ -139,7 +139,7 @@ fn every_mistake_names_file_line_and_key() {
         ("[device]", "[devise]", "m.toml:20: unknown key `devise`; known here: name, description"),
         ("name = \"X\"", "name = \"X\"\nname = \"Y\"", "m.toml:22: duplicate key"),
         ("count = 6", "count = ", "m.toml:12: "),
-        ("count = 6", "count = 2026-01-01", "m.toml:12: `level[1].count`: a datetime means nothing here"),
+        ("count = 6", "count = 2026-01-01", "m.toml:12: `level[1].count`: a datetime is not allowed here"),
         ("[[level]]", "level = 3\n[[levels]]", "m.toml:"),
     ];
     for (from, to, expected) in cases {
@@ -199,10 +199,7 @@ fn a_cycle_of_files_is_named() {
         ("c.toml", "extends = \"a.toml\""),
     ];
     let error = open_among("a.toml", &files).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "c.toml:1: `extends` goes round in a circle: a.toml -> b.toml -> c.toml -> a.toml"
-    );
+    assert_eq!(error.to_string(), "c.toml:1: `extends` forms a cycle: a.toml -> b.toml -> c.toml -> a.toml");
     let error = open_among("s.toml", &[("s.toml", "extends = \"s.toml\"")]).unwrap_err();
     assert!(error.to_string().contains("s.toml -> s.toml"), "{error}");
 }
@@ -218,7 +215,7 @@ fn a_chain_without_end_is_cut() {
 }
 
 #[test]
-fn what_cannot_be_extended_is_said() {
+fn a_missing_base_is_reported() {
     let bad = |text: &str| open_among("a.toml", &[("a.toml", text)]).unwrap_err().to_string();
     assert!(bad("extends = \"p100\"").starts_with("a.toml:1: `extends`: there is no machine `p100`"));
     assert!(bad("extends = \"gone.toml\"").starts_with("cannot read gone.toml: no such file"));
@@ -250,7 +247,7 @@ fn mixed_nodes_have_their_own_device_and_a_split_waits_for_the_slowest() {
     assert_eq!(slowest.peak.f32.unwrap().0, 4.365e12);
     assert_eq!(machine.slowest_of([DeviceId(0), DeviceId(5)]).name, "P100");
     assert_eq!(machine.slowest_of([DeviceId(0), DeviceId(9), DeviceId(1), DeviceId(10)]).name, "P100+K80");
-    // The first two nodes are P100s only; one node of the machine likewise.
+    // The first two nodes have only P100s, and so does one node.
     assert!(machine.restrict(8).unwrap().is_homogeneous());
     assert_eq!(machine.restrict(12).unwrap().device(DeviceId(8)).name, "K80");
     let twice = format!("{text}\n[[mixed]]\nunits = [3]");
@@ -275,7 +272,7 @@ fn every_builtin_reads_prints_and_reads_back_the_same() {
         let embedded: Machine = serde_json::from_str(&json).unwrap();
         assert_eq!(embedded, machine, "{json}");
         assert_eq!(embedded.fingerprint(), machine.fingerprint());
-        // Every constant of the file has its source beside it: each table has comments.
+        // Every constant has its source next to it: each table has comments.
         let text = builtin_file(&name).unwrap();
         assert!(text.starts_with('#') && text.matches("\n#").count() >= 2, "{name} cites its sources");
     }
@@ -291,7 +288,7 @@ fn an_embedded_machine_is_checked_again() {
 }
 
 #[test]
-fn fingerprints_tell_hardware_apart_and_ignore_names() {
+fn fingerprints_distinguish_hardware_and_ignore_names() {
     let mut prints: Vec<_> = builtin_names().map(|name| builtin(name).unwrap().fingerprint()).collect();
     prints.sort();
     prints.dedup();
@@ -305,10 +302,21 @@ fn fingerprints_tell_hardware_apart_and_ignore_names() {
     assert_eq!(builtin("flat:4").unwrap().fingerprint().to_string(), "d8b70891c5e797d8");
 }
 
+#[test]
+fn a_value_that_contradicts_an_inherited_one_is_named_with_both_files() {
+    let text = "name = \"small\"\nextends = \"h100x64\"\n[device]\nmemory = \"186 B\"\n";
+    let error =
+        parse("small.toml", text.as_bytes(), &mut |_| Err("no files".into())).unwrap_err().to_string();
+    assert!(
+        error.starts_with("small.toml: `device.reserve`: ") && error.contains("from h100x64:"),
+        "{error}"
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is done to a file, reading it gives a machine or a message with its name; it never panics.
+    /// Reading a mutated file gives a machine or a message with the file's name, and never panics.
     #[test]
     fn a_mutated_file_is_read_or_refused_with_its_name(
         which in 0usize..12,
@@ -362,7 +370,7 @@ fn measured_collectives_are_read_printed_and_checked() {
     assert_ne!(machine.fingerprint(), read(GOOD).unwrap().fingerprint());
     let json = serde_json::to_string(&machine).unwrap();
     assert_eq!(serde_json::from_str::<Machine>(&json).unwrap(), machine);
-    // One node is another machine than two.
+    // Measurements of two nodes do not apply to one.
     assert!(machine.restrict(6).unwrap().spec().measured.is_empty());
     let cases = [
         ("level = \"node\"", "level = \"rack\"", "`measured[0].level`: there is no level `rack`"),
@@ -380,11 +388,11 @@ fn measured_collectives_are_read_printed_and_checked() {
         assert!(message.contains(expected) && message.starts_with("m.toml:"), "{message}");
     }
     let twice = read(&format!("{text}{MEASURED}")).expect_err("stated twice").to_string();
-    assert!(twice.contains("all-gather among 2 has been stated already"), "{twice}");
+    assert!(twice.contains("all-gather among 2 is stated twice"), "{twice}");
 }
 
 #[test]
-fn a_flat_machine_can_be_seen_as_groups() {
+fn a_flat_machine_can_be_grouped() {
     let machine = builtin("flat:4x2").unwrap();
     let names: Vec<&str> = machine.mesh().axes().iter().map(|axis| axis.name.as_str()).collect();
     assert_eq!((machine.name(), machine.devices()), ("flat:8:4x2", 8));

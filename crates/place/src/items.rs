@@ -1,18 +1,18 @@
-//! What is placed, and where: items with work, memory and the bytes that flow between them; devices with links.
+//! Items with their work, memory and data flows, and the devices and links that they are placed on.
 
-/// Bytes that one item makes and another reads. Items are in topological order, so `from < to`; what flows back (gradients)
-/// is added to what flows there.
+/// Bytes that one item produces and another reads. Items are in topological order, so `from < to`. Bytes in the other direction (gradients)
+/// are included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// The earlier item.
     pub from: u32,
     /// The later one.
     pub to: u32,
-    /// Bytes, both ways.
+    /// Bytes, both directions.
     pub bytes: u64,
 }
 
-/// What is placed: each item on one device.
+/// The items to be placed, each on one device.
 #[derive(Clone, Debug)]
 pub struct Items {
     /// Per item and kind of device: picoseconds.
@@ -20,15 +20,15 @@ pub struct Items {
     kinds: usize,
     memory: Vec<u64>,
     flows: Vec<Flow>,
-    /// Per item: where its neighbours begin.
+    /// Per item: offset of its first neighbour.
     starts: Vec<u32>,
-    /// Neighbour and bytes.
+    /// Neighbours of all items with the bytes exchanged.
     neighbours: Vec<(u32, u64)>,
 }
 
 impl Items {
-    /// Items by their picoseconds on each kind of device and the bytes that they hold. Flows between the same two items are
-    /// added up; those from an item to itself, or to items that do not exist, are left out.
+    /// Items by their picoseconds on each kind of device and the bytes that they hold. An item with fewer times than others takes its last
+    /// time on all further kinds. Flows between the same two items are added up; flows from an item to itself, or to items that do not exist, are left out.
     pub fn new(items: &[(Vec<u64>, u64)], flows: impl IntoIterator<Item = Flow>) -> Self {
         let kinds = items.iter().map(|(times, _)| times.len()).max().unwrap_or(1).max(1);
         let times = items.iter().flat_map(|(times, _)| {
@@ -79,22 +79,22 @@ impl Items {
         self.starts = counts;
     }
 
-    /// How many there are.
+    /// Number of items.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
 
-    /// How many kinds of devices their times are known for.
+    /// Number of kinds of devices with known times.
     pub fn kinds(&self) -> usize {
         self.kinds
     }
 
-    /// Picoseconds of an item on a kind of device; kinds that its times are not known for are as the last one.
+    /// Picoseconds of an item on a kind of device; kinds without known times take those of the last kind.
     pub fn time(&self, item: usize, kind: usize) -> u64 {
         self.times[item * self.kinds + kind.min(self.kinds - 1)]
     }
@@ -104,27 +104,27 @@ impl Items {
         self.memory[item]
     }
 
-    /// All flows, by their ends.
+    /// All flows, sorted by their ends.
     pub fn flows(&self) -> &[Flow] {
         &self.flows
     }
 
-    /// The items that an item exchanges bytes with.
+    /// The items that an item exchanges bytes with, and how many.
     pub fn neighbours(&self, item: usize) -> &[(u32, u64)] {
         &self.neighbours[self.starts[item] as usize..self.starts[item + 1] as usize]
     }
 
-    /// Items that hang together, in groups of two at least and half of all at most: those that flows of at least so many bytes
-    /// connect, for every number of bytes that makes a difference. Two groups have nothing in common, or one is part of the other.
+    /// Clusters of connected items: for every threshold of bytes, the components that flows of at least that many bytes
+    /// connect. A cluster has at least two items and at most half of all. Two clusters are disjoint, or one contains the other.
     pub fn clusters(&self) -> Vec<Vec<u32>> {
         let mut heaviest: Vec<&Flow> = self.flows.iter().collect();
         heaviest.sort_by_key(|flow| (std::cmp::Reverse(flow.bytes), flow.from, flow.to));
         let mut group: Vec<u32> = (0..self.len() as u32).collect();
         let mut members: Vec<Vec<u32>> = group.iter().map(|&item| vec![item]).collect();
         let mut clusters = Vec::new();
-        for alike in heaviest.chunk_by(|a, b| a.bytes == b.bytes) {
+        for equal in heaviest.chunk_by(|a, b| a.bytes == b.bytes) {
             let mut grown = Vec::new();
-            for flow in alike {
+            for flow in equal {
                 let (a, b) = (group[flow.from as usize], group[flow.to as usize]);
                 if a != b {
                     let few = members[a as usize].len() < members[b as usize].len();
@@ -143,7 +143,7 @@ impl Items {
         clusters
     }
 
-    /// The items of groups as one item each; `group` says which, groups are numbered in the order of their first items.
+    /// Merges each group into one item. `group` has the group of every item; groups are numbered in the order of their first items.
     #[must_use]
     pub fn grouped(&self, group: &[u32], groups: usize) -> Self {
         let mut items = vec![(vec![0u64; self.kinds], 0u64); groups];
@@ -159,25 +159,25 @@ impl Items {
     }
 }
 
-/// Time that bytes take over a link.
+/// The transfer time of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Picoseconds however few they are.
+    /// Picoseconds per transfer.
     pub latency: u64,
-    /// Picoseconds for each.
+    /// Picoseconds per byte.
     pub per_byte: f64,
 }
 
-/// One digit of a device's number: which unit of a level it is in.
+/// One digit of a device's number: its unit of a machine level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Axis {
-    /// How many digits there are.
+    /// Number of units.
     pub size: u32,
-    /// What transfers take whose ends differ here, and on no axis before.
+    /// The link of transfers between devices that differ on this axis and on no axis before it.
     pub link: Link,
 }
 
-/// Where items can be: devices in a hierarchy of links, the slowest first.
+/// The devices, in a hierarchy of links with the slowest first.
 #[derive(Clone, Debug)]
 pub struct Devices {
     axes: Vec<Axis>,
@@ -185,16 +185,16 @@ pub struct Devices {
     kinds: Vec<u32>,
     /// Per device: the most bytes that it may hold.
     memory: Vec<u64>,
-    /// Per two devices: the link between them.
+    /// Per pair of devices: the link between them.
     between: Vec<Link>,
 }
 
 impl Devices {
-    /// Devices by the axes of their numbers, the first one counting most; each with its kind and the most that it holds.
+    /// Devices by the axes of their numbers, the most significant first. `device` gives each device's kind and its memory in bytes.
     pub fn new(axes: &[Axis], device: impl Fn(u32) -> (u32, u64)) -> Self {
         let count: u32 = axes.iter().map(|axis| axis.size).product();
-        let nothing = Link { latency: 0, per_byte: 0.0 };
-        let mut between = vec![nothing; (count * count) as usize];
+        let free = Link { latency: 0, per_byte: 0.0 };
+        let mut between = vec![free; (count * count) as usize];
         for a in 0..count {
             for b in 0..count {
                 let mut stride = count;
@@ -202,7 +202,7 @@ impl Devices {
                     stride /= axis.size;
                     a / stride % axis.size != b / stride % axis.size
                 };
-                let link = axes.iter().find(differs).map_or(nothing, |axis| axis.link);
+                let link = axes.iter().find(differs).map_or(free, |axis| axis.link);
                 between[(a * count + b) as usize] = link;
             }
         }
@@ -210,12 +210,12 @@ impl Devices {
         Self { axes: axes.to_vec(), kinds, memory, between }
     }
 
-    /// How many there are.
+    /// Number of devices.
     pub fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// Whether there are none: never.
+    /// Whether there are no devices; never true.
     pub fn is_empty(&self) -> bool {
         self.kinds.is_empty()
     }
@@ -230,12 +230,12 @@ impl Devices {
         self.kinds[device] as usize
     }
 
-    /// The most that a device may hold.
+    /// Most bytes that a device may hold.
     pub fn memory(&self, device: usize) -> u64 {
         self.memory[device]
     }
 
-    /// Picoseconds that bytes take between two devices.
+    /// Picoseconds of a transfer between two devices.
     pub fn transfer(&self, bytes: u64, a: usize, b: usize) -> u64 {
         if a == b {
             return 0;
@@ -244,7 +244,7 @@ impl Devices {
         link.latency + (bytes as f64 * link.per_byte) as u64
     }
 
-    /// Picoseconds that all work would take if it could be shared without loss.
+    /// Picoseconds of all work if it were divided perfectly: each device's share of the work.
     pub fn balanced(&self, items: &Items) -> u64 {
         let total = |kind: usize| (0..items.len()).map(|item| items.time(item, kind) as f64).sum::<f64>();
         let totals: Vec<f64> = (0..items.kinds()).map(total).collect();

@@ -1,9 +1,9 @@
-//! Whole layers on devices: partitions of a training step that keep devices evenly busy and little data on the way.
+//! Places whole items (layers) on devices: partitions with evenly loaded devices and little communication.
 //!
-//! The paper that this stands for ("Automatic Model Parallelism for Deep Neural Networks with Compiler and Hardware
-//! Support", arXiv 1906.08168) says in its abstract that costs are modelled and the graph is partitioned by heuristics for
-//! little communication and good balance; the details here are ours. [`candidates`] makes placements in several
-//! ways, the plain ones that others are measured by among them. Which is best only a simulation can say.
+//! This implements the idea of "Automatic Model Parallelism for Deep Neural Networks with Compiler and Hardware
+//! Support" (arXiv 1906.08168). Its abstract says that costs are modelled and the graph is partitioned by heuristics for
+//! little communication and good balance; the details here are ours. [`candidates`] computes placements by several
+//! heuristics, including plain baselines. Only a simulation can tell which is best.
 //!
 //! ```
 //! use shardwright_place::{Axis, Devices, Flow, Items, Link, candidates, measure};
@@ -19,35 +19,33 @@
 //! assert_eq!(measure(&items, &devices, &bisection.place).cut_bytes, 10);
 //! ```
 
-mod forecast;
 mod items;
 mod multilevel;
 mod orders;
 mod refine;
 mod schedule;
-mod tally;
+mod totals;
 
-pub use forecast::{Forecast, Planned, Standing, TOLERATED};
 pub use items::{Axis, Devices, Flow, Items, Link};
 pub use refine::refine;
-pub use tally::{Measure, Tally};
+pub use totals::{PlacementQuality, PlacementTotals};
 
-/// A placement and how it was made.
+/// A placement and the heuristic that found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// How.
+    /// Name of the heuristic.
     pub name: String,
-    /// Whether it is one of the plain ones that others are measured by.
+    /// Whether it is a plain baseline that the others are compared with.
     pub baseline: bool,
     /// Per item: its device.
     pub place: Vec<u32>,
 }
 
-/// Of the tolerance: what `bisection, even` and `bisection, uneven` keep to. Little may be worth moving for an even load, or much.
+/// Factors on the balance tolerance of `bisection, even` and `bisection, uneven`. Either may win: the simulated step decides.
 const EVEN: f64 = 0.25;
 const UNEVEN: f64 = 4.0;
 
-/// Placements made in several ways; `balance` is by how much a device may have more than its share of the work.
+/// Placements by all heuristics. `balance` is the relative amount by which a device's work may exceed its share.
 pub fn candidates(items: &Items, devices: &Devices, balance: f64) -> Vec<Candidate> {
     let plain = |name: &str, place| Candidate { name: name.into(), baseline: true, place };
     let mut all = vec![
@@ -55,12 +53,12 @@ pub fn candidates(items: &Items, devices: &Devices, balance: f64) -> Vec<Candida
         plain("round-robin", orders::round_robin(items, devices)),
         plain("chunks", orders::chunks(items, devices)),
     ];
-    all.extend(made(items, devices, balance));
+    all.extend(searched(items, devices, balance));
     all
 }
 
-/// Placements for little communication and good balance.
-fn made(items: &Items, devices: &Devices, balance: f64) -> Vec<Candidate> {
+/// Placements with little communication and good balance.
+fn searched(items: &Items, devices: &Devices, balance: f64) -> Vec<Candidate> {
     let earliest = schedule::earliest_finish(items, devices);
     let refined = |name: &str, balance, place| Candidate {
         name: name.into(),
@@ -78,7 +76,7 @@ fn made(items: &Items, devices: &Devices, balance: f64) -> Vec<Candidate> {
     ]
 }
 
-/// What can be said of a placement without simulating it.
-pub fn measure(items: &Items, devices: &Devices, place: &[u32]) -> Measure {
-    Tally::new(items, devices, 0.0, place.to_vec()).measure()
+/// Communication and balance of a placement, without simulation.
+pub fn measure(items: &Items, devices: &Devices, place: &[u32]) -> PlacementQuality {
+    PlacementTotals::new(items, devices, 0.0, place.to_vec()).measure()
 }

@@ -1,7 +1,7 @@
-//! Multilevel recursive bisection along the machine's levels: the slowest links first, so that least crosses them.
+//! Multilevel recursive bisection along the machine's levels: the slowest links first, so that the fewest bytes cross them.
 //!
-//! Items are merged into fewer and fewer (chains, then neighbours that exchange most), the few are cut along their order,
-//! and the cut is refined while the items come apart again. Each side is then cut along the next axis.
+//! Items are merged repeatedly (chains first, then the neighbours that exchange most bytes). The few merged items are cut along
+//! their order, and the cut is refined while the merging is undone. Each side is then cut along the next axis.
 
 use crate::{
     items::{Axis, Devices, Items},
@@ -9,9 +9,9 @@ use crate::{
     refine::refine,
 };
 
-/// So few items are cut without merging any more.
+/// At most this many items are cut without further merging.
 const FEW: usize = 48;
-/// A merged item is at most this part of a device's share of the work.
+/// A merged item has at most 1/`LARGEST` of a device's share of the work.
 const LARGEST: u64 = 3;
 
 /// Places items by cutting them along each axis in turn.
@@ -22,7 +22,7 @@ pub fn bisection(items: &Items, devices: &Devices, balance: f64) -> Vec<u32> {
     place
 }
 
-/// Places some items on a range of devices, which the axes from `axis` on tell apart.
+/// Places some items on a range of devices, which differ on the axes from `axis` on.
 fn cut(
     items: &Items,
     devices: &Devices,
@@ -41,7 +41,7 @@ fn cut(
     }
     let width = (range.end - range.start) / size;
     let side = |side: u32| range.start + side * width..range.start + (side + 1) * width;
-    // Each side of the axis as one device: what its devices do together, what they hold together.
+    // Each side of the axis as one device with the combined speed and memory of its devices.
     let sides = Devices::new(&[Axis { size, link }], |s| {
         let memory = side(s).map(|device| devices.memory(device as usize)).fold(0u64, u64::saturating_add);
         (s, memory)
@@ -72,7 +72,7 @@ fn cut(
     }
 }
 
-/// Cuts items between devices that stand side by side: merged, cut along their order, and refined on the way back.
+/// Cuts items between the devices of one axis: merges them, cuts the merged order, and refines while undoing the merges.
 fn multilevel(items: &Items, devices: &Devices, balance: f64) -> Vec<u32> {
     let Some((group, groups)) = (items.len() > FEW).then(|| merge(items, devices)).flatten() else {
         return refine(items, devices, balance, linear(items, devices, balance));
@@ -81,8 +81,8 @@ fn multilevel(items: &Items, devices: &Devices, balance: f64) -> Vec<u32> {
     refine(items, devices, balance, group.iter().map(|&group| few[group as usize]).collect())
 }
 
-/// Merges items in pairs: with the only one that reads it where that reads nothing else, else with the one that it
-/// exchanges most with. None if too few merge to be of use.
+/// Merges items in pairs: an item with its only reader if that reads nothing else, otherwise with the item that it
+/// exchanges most bytes with. None if fewer than a tenth of the items merge.
 fn merge(items: &Items, devices: &Devices) -> Option<(Vec<u32>, usize)> {
     let count = items.len();
     let most = devices.balanced(items) / LARGEST;

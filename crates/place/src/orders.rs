@@ -1,22 +1,22 @@
-//! Placements along an order of the items: what anybody would try first, and the best cuts of the order.
+//! Placements along an order of the items: plain baselines, and optimal cuts of the order.
 
 use crate::{
     items::{Devices, Items},
-    tally::Tally,
+    totals::PlacementTotals,
 };
 use std::cmp::Reverse;
 
-/// The most items that cuts are searched for among; more are cut at every so many.
-const MOST_PLACES: usize = 1500;
-/// Work over a device's share counts this often beside transfers.
+/// Most positions where the order may be cut. With more items, only every n-th position is considered.
+const MAX_CUTS: usize = 1500;
+/// Weight of work over a device's share, relative to transfers.
 const OVERLOAD: f64 = 4.0;
 
-/// Item after item on device after device.
+/// Item i on device i modulo the number of devices.
 pub fn round_robin(items: &Items, devices: &Devices) -> Vec<u32> {
     (0..items.len()).map(|item| (item % devices.len()) as u32).collect()
 }
 
-/// Everything on the device that is done first.
+/// All items on the fastest device.
 pub fn single(items: &Items, devices: &Devices) -> Vec<u32> {
     let total = |device: &usize| -> u64 {
         (0..items.len()).map(|item| items.time(item, devices.kind(*device))).sum()
@@ -31,7 +31,7 @@ pub fn chunks(items: &Items, devices: &Devices) -> Vec<u32> {
     let (mut device, mut load) = (0usize, 0u64);
     let place = |item: usize| {
         let time = items.time(item, devices.kind(device));
-        // The item goes where more of it lies.
+        // The item goes to the side of the cut where more of it lies.
         if load + time / 2 > share && device + 1 < devices.len() {
             (device, load) = (device + 1, 0);
         }
@@ -41,19 +41,19 @@ pub fn chunks(items: &Items, devices: &Devices) -> Vec<u32> {
     (0..items.len()).map(place).collect()
 }
 
-/// An order cut so that transfers and work over each device's share are the least: the items' own order, or one that follows
-/// branches to their ends, whichever can be cut better.
+/// The cut of an order with the least transfers and overload: of the items' order or of a depth-first order,
+/// whichever is better.
 pub fn linear(items: &Items, devices: &Devices, balance: f64) -> Vec<u32> {
-    let given: Vec<u32> = (0..items.len() as u32).collect();
+    let topological: Vec<u32> = (0..items.len() as u32).collect();
     let cut = |order: Vec<u32>| {
         let place = along(items, devices, balance, &order);
-        (Tally::new(items, devices, balance, place.clone()).cost(), place)
+        (PlacementTotals::new(items, devices, balance, place.clone()).cost(), place)
     };
-    let (first, second) = (cut(given), cut(depth_first(items)));
+    let (first, second) = (cut(topological), cut(depth_first(items)));
     if second.0 < first.0 { second.1 } else { first.1 }
 }
 
-/// All items after those that they read from, a branch as far as it goes before the next one.
+/// A depth-first topological order.
 fn depth_first(items: &Items) -> Vec<u32> {
     let earlier = |item: usize| items.neighbours(item).iter().filter(move |n| (n.0 as usize) < item).count();
     let mut missing: Vec<usize> = (0..items.len()).map(earlier).collect();
@@ -63,7 +63,7 @@ fn depth_first(items: &Items) -> Vec<u32> {
         order.push(item);
         let later = items.neighbours(item as usize).iter().filter(|(other, _)| *other > item);
         let mut later: Vec<(u32, u64)> = later.copied().collect();
-        // Where most flows to comes first, so last on the pile.
+        // The item that gets the most bytes comes first, so it is pushed last.
         later.sort_by_key(|&(other, bytes)| (bytes, Reverse(other)));
         for (other, _) in later {
             missing[other as usize] -= 1;
@@ -75,7 +75,7 @@ fn depth_first(items: &Items) -> Vec<u32> {
     order
 }
 
-/// An order cut so that transfers and work over each device's share are the least; devices in their order.
+/// The cut of one order with the least transfers and overload, by dynamic programming; devices in their order.
 fn along(items: &Items, devices: &Devices, balance: f64, order: &[u32]) -> Vec<u32> {
     let (count, parts) = (items.len(), devices.len());
     if count == 0 || parts < 2 {
@@ -85,9 +85,9 @@ fn along(items: &Items, devices: &Devices, balance: f64, order: &[u32]) -> Vec<u
     for (at, &item) in order.iter().enumerate() {
         position[item as usize] = at;
     }
-    // Where the order may be cut: after so many items.
-    let every = count.div_ceil(MOST_PLACES);
-    let places: Vec<usize> = (0..count).step_by(every).chain([count]).collect();
+    // Positions where the order may be cut, counted in items.
+    let every = count.div_ceil(MAX_CUTS);
+    let cuts: Vec<usize> = (0..count).step_by(every).chain([count]).collect();
     let share = devices.balanced(items) as f64 * (1.0 + balance.max(0.0));
     let mut work = vec![vec![0u64; count + 1]; items.kinds()];
     for (kind, work) in work.iter_mut().enumerate() {
@@ -99,7 +99,7 @@ fn along(items: &Items, devices: &Devices, balance: f64, order: &[u32]) -> Vec<u
     for (at, &item) in order.iter().enumerate() {
         held[at + 1] = held[at].saturating_add(items.memory(item as usize));
     }
-    // Bytes that flow across each place of the order.
+    // Bytes that flow across each position of the order.
     let mut across = vec![0i128; count + 1];
     for flow in items.flows() {
         across[position[flow.from as usize] + 1] += i128::from(flow.bytes);
@@ -108,10 +108,10 @@ fn along(items: &Items, devices: &Devices, balance: f64, order: &[u32]) -> Vec<u
     for at in 1..=count {
         across[at] += across[at - 1];
     }
-    let last = places.len() - 1;
-    // best[p][i]: the least cost of the first places[i] items on the first p devices.
-    let mut best = vec![vec![f64::INFINITY; places.len()]; parts + 1];
-    let mut from = vec![vec![0usize; places.len()]; parts + 1];
+    let last = cuts.len() - 1;
+    // best[p][i]: the least cost of the first cuts[i] items on the first p devices.
+    let mut best = vec![vec![f64::INFINITY; cuts.len()]; parts + 1];
+    let mut from = vec![vec![0usize; cuts.len()]; parts + 1];
     best[0][0] = 0.0;
     for part in 0..parts {
         let work = &work[devices.kind(part)];
@@ -120,10 +120,10 @@ fn along(items: &Items, devices: &Devices, balance: f64, order: &[u32]) -> Vec<u
                 if best[part][begin] == f64::INFINITY {
                     continue;
                 }
-                let (first, after) = (places[begin], places[end]);
+                let (first, after) = (cuts[begin], cuts[end]);
                 let over = held[after].saturating_sub(held[first]).saturating_sub(devices.memory(part));
                 let late = ((work[after] - work[first]) as f64 - share).max(0.0);
-                // What crosses the piece's beginning comes from the device before.
+                // The bytes that cross the piece's beginning come from the device before.
                 let crossing =
                     if part > 0 && first > 0 && first < count { across[first].max(0) as u64 } else { 0 };
                 let moved = if part > 0 && crossing > 0 {
@@ -143,7 +143,7 @@ fn along(items: &Items, devices: &Devices, balance: f64, order: &[u32]) -> Vec<u
     let mut end = last;
     for part in (1..=parts).rev() {
         let begin = from[part][end];
-        for &item in &order[places[begin]..places[end]] {
+        for &item in &order[cuts[begin]..cuts[end]] {
             place[item as usize] = part as u32 - 1;
         }
         end = begin;

@@ -1,20 +1,20 @@
-//! List scheduling (HEFT: Topcuoglu, Hariri and Wu 2002): the item with the longest way to go first, each where it is done
-//! first.
+//! List scheduling (HEFT: Topcuoglu, Hariri and Wu 2002): items by their longest path to the end, each on the device that
+//! finishes it first.
 //!
-//! Items are timed as if the step were its forward pass with all the work of a layer in it: the backward pass mirrors it.
+//! Items are scheduled as if the step were a forward pass with all the work of each layer: the backward pass mirrors it.
 
 use crate::items::{Devices, Items};
 
-/// Places items one after the other where they are done first, as far as memory allows.
+/// Places items one after the other on the device that finishes them first, as far as memory allows.
 pub fn earliest_finish(items: &Items, devices: &Devices) -> Vec<u32> {
     let (count, kinds) = (items.len(), items.kinds() as u64);
     let mean =
         |item: usize| (0..items.kinds()).map(|kind| items.time(item, kind)).sum::<u64>() / kinds.max(1);
-    // A transfer over the slowest link, by how likely it is to be needed.
+    // A transfer over the slowest link, weighted by the probability that it is needed.
     let farthest = devices.len() - 1;
     let apart = (devices.len() - 1) as f64 / devices.len() as f64;
     let transfer = |bytes: u64| (devices.transfer(bytes, 0, farthest) as f64 * apart) as u64;
-    // The longest way from each item to the end; flows lead from earlier items to later ones.
+    // The longest path from each item to the end; flows lead from earlier items to later ones.
     let mut rank = vec![0u64; count];
     for item in (0..count).rev() {
         let later = items.neighbours(item).iter().filter(|(other, _)| *other as usize > item);
@@ -22,7 +22,7 @@ pub fn earliest_finish(items: &Items, devices: &Devices) -> Vec<u32> {
         rank[item] = mean(item) + longest;
     }
     let mut order: Vec<usize> = (0..count).collect();
-    // An item's rank is at least that of those that read it, so ties are the only way to be early.
+    // An item's rank is at least that of its readers, so sorting by rank keeps the topological order; ties go by number.
     order.sort_by_key(|&item| (std::cmp::Reverse(rank[item]), item));
     let mut place = vec![0u32; count];
     let mut end = vec![0u64; count];

@@ -1,4 +1,4 @@
-//! Our partitions beside those of METIS, on graphs that look like training steps: as little between devices, and as even.
+//! Our partitions compared with those of METIS, on graphs like training steps: cut bytes and balance.
 
 use shardwright_place::{Axis, Devices, Flow, Items, Link, candidates, measure};
 
@@ -69,7 +69,7 @@ fn as_little_is_cut_as_metis_cuts() {
         let all = candidates(&items, &devices, 0.1);
         let best = all.iter().filter(|candidate| !candidate.baseline && candidate.name != "heft");
         let measured = best.map(|candidate| measure(&items, &devices, &candidate.place));
-        // METIS keeps to its own tolerance; a graph of few items cannot always be cut evenly.
+        // METIS has another tolerance; a graph of few items cannot always be cut evenly.
         let peer = measure(&items, &devices, &metis(&work, &flows, parts));
         let even = measured.filter(|m| m.imbalance <= peer.imbalance.max(1.15));
         let cut = even.map(|m| m.cut_bytes).min().unwrap_or(u64::MAX);

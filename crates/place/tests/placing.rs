@@ -1,7 +1,7 @@
-//! Placements of random items on random devices: valid, no worse than where they came from, and good where the best is known.
+//! Placements of random items on random devices: valid, no worse than their start, and near the optimum where it is known.
 
 use proptest::prelude::*;
-use shardwright_place::{Axis, Devices, Flow, Items, Link, Tally, candidates, measure, refine};
+use shardwright_place::{Axis, Devices, Flow, Items, Link, PlacementTotals, candidates, measure, refine};
 
 /// Items in topological order, each reading from a few of those before it.
 fn any_items(most: usize) -> impl Strategy<Value = Items> {
@@ -43,7 +43,7 @@ proptest! {
         let clusters = items.clusters();
         for (at, one) in clusters.iter().enumerate() {
             prop_assert!((2..=items.len() / 2).contains(&one.len()));
-            // The weakest flow that holds it together; nothing that flows out of it is as strong.
+            // The weakest flow that connects it; every flow out of it is weaker.
             let inside = |item: &u32| one.contains(item);
             let out = items.flows().iter().filter(|f| inside(&f.from) != inside(&f.to)).map(|f| f.bytes).max();
             let mut reached = vec![one[0]];
@@ -70,12 +70,12 @@ proptest! {
     ) {
         let start: Vec<u32> =
             (0..items.len() as u64).map(|i| (seed.rotate_left(i as u32 * 7) % devices.len() as u64) as u32).collect();
-        let before = Tally::new(&items, &devices, balance, start.clone()).cost();
+        let before = PlacementTotals::new(&items, &devices, balance, start.clone()).cost();
         let refined = refine(&items, &devices, balance, start.clone());
-        let after = Tally::new(&items, &devices, balance, refined.clone()).cost();
+        let after = PlacementTotals::new(&items, &devices, balance, refined.clone()).cost();
         prop_assert!(after <= before, "{after:?} {before:?}");
-        // Moving item by item comes to the same as starting from there, and gains are what is gained.
-        let mut moving = Tally::new(&items, &devices, balance, start);
+        // Moving item by item gives the totals of the final placement, and each gain is the decrease of the cost.
+        let mut moving = PlacementTotals::new(&items, &devices, balance, start);
         for (item, &to) in refined.iter().enumerate() {
             let (old, gain) = (moving.cost(), moving.gain(item, to as usize));
             moving.shift(item, to as usize);
@@ -90,7 +90,10 @@ proptest! {
 fn exhaustive(items: &Items, devices: &Devices, balance: f64) -> (u64, u64) {
     let (count, parts) = (items.len() as u32, devices.len());
     let place = |code: usize| (0..count).map(|i| (code / parts.pow(i) % parts) as u32).collect();
-    (0..parts.pow(count)).map(|code| Tally::new(items, devices, balance, place(code)).cost()).min().unwrap()
+    (0..parts.pow(count))
+        .map(|code| PlacementTotals::new(items, devices, balance, place(code)).cost())
+        .min()
+        .unwrap()
 }
 
 proptest! {
@@ -101,7 +104,7 @@ proptest! {
         let devices = Devices::new(&[Axis { size: 2, link }], |_| (0, u64::MAX));
         let best = exhaustive(&items, &devices, 0.3);
         let ours = candidates(&items, &devices, 0.3);
-        let found = ours.iter().map(|c| Tally::new(&items, &devices, 0.3, c.place.clone()).cost()).min().unwrap();
+        let found = ours.iter().map(|c| PlacementTotals::new(&items, &devices, 0.3, c.place.clone()).cost()).min().unwrap();
         prop_assert!(found >= best);
         prop_assert!(found.1 <= best.1 + best.1 / 2 + 500, "{found:?} {best:?}");
     }
@@ -139,7 +142,7 @@ fn memory_decides_before_time() {
     for axes in [&[Axis { size: 4, link }][..], &[Axis { size: 2, link }; 2]] {
         let devices = Devices::new(axes, |_| (0, 20));
         for candidate in candidates(&items, &devices, 10.0).iter().filter(|c| !c.baseline) {
-            let over = Tally::new(&items, &devices, 10.0, candidate.place.clone()).cost().0;
+            let over = PlacementTotals::new(&items, &devices, 10.0, candidate.place.clone()).cost().0;
             assert_eq!(over, 0, "{}: {:?}", candidate.name, candidate.place);
         }
     }

@@ -1,68 +1,67 @@
-//! From a training graph and a machine to a plan: one config per op, what it is predicted to cost, and a proof of
-//! how good it is.
+//! Pricing and search problems: from a training graph and a machine to costs, networks and plan files.
 //!
-//! [`Problem`] prices every way to run every layer (or, untied, every op) and every re-layout between them, which
-//! makes a cost network;
-//! [`strategy`] says which part of it is searched and how; [`plan`] runs a strategy and describes the result.
+//! [`Context`] is a graph on a mesh of a machine; it prices any [`Assignment`](shardwright_space::Assignment).
+//! [`SearchProblem`] prices every config of every layer (or, untied, of every op) and every reshard between them, as a
+//! cost network. [`Plan`] is the file format of an answer. Strategies that find answers are in
+//! `shardwright-strategies`.
 //!
 //! ```
-//! use shardwright_frontend::zoo::{BuildOptions, build};
 //! use shardwright_machine::builtin;
-//! use shardwright_plan::{Demands, Problem, plan, strategy};
-//! use shardwright_search::Control;
+//! use shardwright_plan::SearchProblem;
+//! use shardwright_search::{Control, Solver, exact::Exact};
+//! use shardwright_zoo::{BuildOptions, build};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let graph = build("mlp:batch=64,hidden=1024,layers=2", &BuildOptions::default())?;
 //! let machine = builtin("flat:4")?;
-//! let problem = Problem::new(&graph, &machine, None)?;
-//! let plan = plan(&problem, strategy::find("auto")?, &Demands::default(), &Control::new())?;
-//! assert!(plan.proved_optimal);
-//! assert!(plan.baselines.values().all(|baseline| plan.objective <= baseline.objective));
+//! let problem = SearchProblem::new(&graph, &machine, None)?;
+//! let outcome = Exact.solve(&problem.network, &Control::new());
+//! assert!(outcome.proved_optimal());
+//! // The network's cost is the price of the assignment.
+//! let assignment = problem.assignment(&outcome.choice.unwrap());
+//! assert_eq!(problem.context.price(&assignment)?.objective(), outcome.cost.unwrap());
 //! # Ok(())
 //! # }
 //! ```
 
-mod alike;
-mod baseline;
-mod describe;
+mod alignment;
+mod compute_lower_bound;
+mod constraints;
+mod context;
 mod direct;
 mod error;
-mod evaluate;
-mod floor;
-mod groups;
-mod leanest;
-mod maker;
 mod memory;
+mod memory_shares;
+mod min_memory;
+mod op_times;
 mod plan;
-mod planner;
-mod problem;
-mod recall;
-mod refine;
-mod smallest;
-pub mod strategy;
-mod tables;
-mod tilings;
-mod times;
+mod price;
+mod pricer;
+mod reading;
+mod search_problem;
+mod throughput;
 mod traffic;
-mod transfer;
-mod wish;
+mod transfer_times;
+mod variable_classes;
+mod variables;
 
-pub use describe::describe_found;
+pub use alignment::padding_hint;
+pub use compute_lower_bound::compute_lower_bound;
+pub use constraints::{ConfigConstraint, Constraints};
+pub use context::Context;
 pub use direct::optcnn_bytes;
 pub use error::PlanError;
-pub use evaluate::{Costs, LayerCost, evaluate};
-pub use floor::floor;
-pub use groups::Groups;
-pub use memory::{limited, peak};
+pub use memory::{limited, network_peak, peak};
+pub use memory_shares::{MemoryShares, memory_shares};
+pub use min_memory::{MinMemory, min_memory, tighten};
+pub use op_times::{OpTimes, picoseconds};
 pub use plan::{
-    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, Optimised, PlacementRow, Plan,
-    PlanAxis, PlanLayer, PlanOp, PlanRequest, SpaceUsed, StageTimes, StepTimes,
+    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, MoveCount, Optimised, PlacementRow,
+    Plan, PlanAxis, PlanLayer, PlanOp, SearchSpace, StageTimes, StepTimes,
 };
-pub use planner::{Demands, Found, baseline_costs, plan, search};
-pub use problem::{Choice, Choices, MOST_AXES, MOST_CONFIGS, Near, Problem};
-pub use refine::{Refined, Refinement, refine};
-pub use tilings::{Moved, moved};
-pub use times::{OpTimes, picoseconds};
+pub use price::{Costs, LayerCost};
+pub use reading::model_hash;
+pub use search_problem::{Candidates, Choice, Choices, MOST_AXES, MOST_CONFIGS, SearchProblem};
+pub use throughput::Throughput;
 pub use traffic::predicted_traffic;
-pub use transfer::{End, Transfer, Transfers};
-pub use wish::Wish;
+pub use variables::Variables;

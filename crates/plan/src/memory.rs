@@ -1,87 +1,143 @@
-//! Memory: what a device holds when, in the evaluation of a plan and in the search problem.
+//! Peak memory: of an assignment, and in the search problem.
 //!
-//! Every tensor is held in the layout in which it is made or stored, for as long as it lives. A re-layout makes a copy
-//! beside it, which is held as long as it is read: the first reader's in a layer until the layer's last reader
-//! (of a weight: in the same pass) is done, since the others take it from there; another reader's only while
-//! it runs; where the reader is a view, as long as anybody looks through it. Reading a tensor as it lies makes
-//! no copy. Data that is read in several layouts is held in each of them all step long. What a collective or a
-//! kernel needs for itself while it runs is not counted. Two layers that need the same copy are both charged for it,
-//! as in the objective: an upper bound on what a program that shares it holds.
+//! The peak of an assignment is that of its lowered program, by the one account of memory
+//! ([`shardwright_lower::memory`]). Simulator and engine have the same account, so a plan that keeps a limit keeps it there
+//! too.
 //!
-//! **In the network** a variable has one interval, but its tensors live at different times. So what a variable
-//! holds over the same interval forms a group, and each group but one gets a small variable of its own, whose choices
-//! are the different sizes that the group can have; a table that forbids all other sizes ties it to its owner.
-//! Whether a transfer between two variables makes a copy depends on both. It gets a variable whose choices are
-//! "both ends have layout L, no copy" for every L that both can have, and "a copy of S bytes"; tables to both ends
-//! forbid what is not so. The network's peak is then exactly the peak that [`crate::evaluate`] reports.
+//! **The network** cannot know the whole program: the usage of a variable depends on its own choice alone. It counts less
+//! ([`NetworkCharge`]), tensor by tensor in the graph's order:
+//!
+//! - the result of an op as stored, up to its first reader;
+//! - then the smaller of that and of the first reader's layout, up to its last reader, which has it in its own layout;
+//! - weights, optimizer state and data as stored, all step long; beside them copies for readers with another layout, per
+//!   layer and pass, from the first reader to the last; data in each of its layouts all step long.
+//!
+//! The peak of an assignment is at least the network's. So a limit that no assignment keeps in the network is kept by no
+//! plan, and the network's bounds on time hold under limits. An assignment that keeps a limit in the network may still
+//! exceed it: transient copies, shares of all-reduces, buckets and workspaces count in the program only.
+//!
+//! A variable has one interval, but its tensors live at different times. So the tensors that a variable
+//! holds over the same interval form a group. Each group but one gets an auxiliary variable, whose choices are the distinct
+//! sizes of the group; a table of forbidden pairs ties it to its owner. Whether a transfer between two variables makes a
+//! copy depends on both. It gets an auxiliary variable whose choices are "both endpoints have layout L, no copy" for every
+//! common L, and "a copy of S bytes"; tables to both endpoints forbid all other pairs. The smaller of two layouts gets an
+//! auxiliary variable whose choices are pairs of sizes.
 
-use crate::{
-    error::PlanError,
-    problem::Problem,
-    tables::Distinct,
-    transfer::{End, Transfer},
-};
+use crate::{context::Context, error::PlanError, search_problem::SearchProblem, transfer_times::Distinct};
 use shardwright_cost::{Layout, Lifetimes, Placement};
 use shardwright_graph::TensorId;
+use shardwright_lower::lower;
 use shardwright_machine::{Bytes, Mesh};
 use shardwright_search::{FORBIDDEN, Interval, Network, NetworkBuilder, VarId};
-use shardwright_space::{AxisUse, Config};
+use shardwright_space::{Assignment, AxisUse, Config, Endpoint, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Bytes of a tensor that one device holds.
-pub fn local_bytes(problem: &Problem<'_>, tensor: TensorId, layout: &Layout) -> u64 {
+pub fn local_bytes(context: &Context<'_>, tensor: TensorId, layout: &Layout) -> u64 {
     let sharded = layout.axes_where(|p| matches!(p, Placement::Shard(_)));
-    problem.graph.tensor(tensor).ty.bytes() / u64::from(problem.mesh().group_size(sharded)).max(1)
+    context.graph.tensor(tensor).ty.bytes() / u64::from(context.mesh().group_size(sharded)).max(1)
 }
 
-/// What a transfer may have to hold: a copy, where its ends have different layouts.
-struct Copied {
-    transfer: Transfer,
-    held: Range<u32>,
+/// The most bytes that one device holds at once under an assignment. An assignment that cannot be lowered fits nowhere.
+pub fn peak(context: &Context<'_>, assignment: &Assignment) -> Bytes {
+    let program = lower(context.graph, &context.resharder, assignment);
+    let held = program.map_or(u64::MAX, |program| program.peak_memory());
+    Bytes(held.max(network_peak(context, assignment).0))
 }
 
-/// All copies that there may be.
-fn copies(problem: &Problem<'_>, lifetimes: &Lifetimes) -> Vec<Copied> {
-    let (graph, transfers) = (problem.graph, &problem.transfers);
+/// Memory that the network counts.
+enum NetworkCharge {
+    /// A tensor in the layout of one endpoint; replicated where no op touches it.
+    Stored { tensor: TensorId, at: Option<Endpoint> },
+    /// A tensor in the smaller of two endpoints' layouts.
+    Smaller { tensor: TensorId, ends: [Endpoint; 2] },
+    /// A copy where a transfer's endpoints have different layouts.
+    Copy(Transfer),
+}
+
+/// All memory that the network counts, and the ops during which it is held.
+fn network_charges(context: &Context<'_>) -> Vec<(NetworkCharge, Range<u32>)> {
+    let (graph, transfers) = (context.graph, &context.transfers);
+    let lifetimes = Lifetimes::of(graph);
+    let mut charges = Vec::new();
+    let mut readers: Vec<Vec<Endpoint>> = vec![Vec::new(); graph.tensors.len()];
+    for op in graph.op_ids() {
+        for (i, t) in graph.node(op).inputs.iter().enumerate() {
+            readers[t.index()].push(Endpoint::operand(op, i));
+        }
+    }
+    for tensor in graph.tensor_ids() {
+        let alive = lifetimes.interval(tensor);
+        let at = transfers.sources[tensor.index()];
+        if alive.is_empty() {
+            continue;
+        }
+        let stored = |when: Range<u32>| (NetworkCharge::Stored { tensor, at }, when);
+        let producer = graph.tensor(tensor).producer;
+        let (Some(_), Some(source), Some(&first)) = (producer, at, readers[tensor.index()].first()) else {
+            charges.push(stored(alive));
+            continue;
+        };
+        charges.push(stored(alive.start..first.op.0));
+        // A view's readers need what the view read; a sum of partial results runs on those.
+        let own_layout = |end: &&Endpoint| {
+            end.op.0 + 1 == alive.end
+                && !graph.node(end.op).op.operator().is_view()
+                && transfers.partial_sums[end.op.index()].is_none()
+        };
+        let last = readers[tensor.index()].iter().find(own_layout);
+        let until = alive.end - u32::from(last.is_some());
+        if first.op.0 < until {
+            let smaller = NetworkCharge::Smaller { tensor, ends: [source, first] };
+            charges.push((smaller, first.op.0..until));
+        }
+        if let Some(&last) = last {
+            charges.push((NetworkCharge::Stored { tensor, at: Some(last) }, until..alive.end));
+        }
+    }
+    // Per endpoint: the last step that needs its copy. Other readers of the layer take the tensor from there.
+    let mut needed: BTreeMap<Endpoint, u32> = BTreeMap::new();
     let reading = |transfer: &Transfer| lifetimes.reading(graph, transfer.to.op);
-    // Until when the copy at an operand is needed: others may take it from there.
-    let mut needed: BTreeMap<End, u32> = BTreeMap::new();
-    for transfer in &transfers.all {
+    let fetched = || transfers.pairs.iter().filter(|t| graph.tensor(t.tensor).producer.is_none());
+    for transfer in fetched() {
         let end = needed.entry(transfer.from).or_default();
         *end = (*end).max(reading(transfer).end);
     }
-    let copied = |transfer: &Transfer| {
+    for transfer in fetched() {
         let (own, others) = (reading(transfer), needed.get(&transfer.to).copied().unwrap_or(0));
-        Copied { transfer: *transfer, held: own.start..own.end.max(others) }
-    };
-    // An updated weight goes back to its own place.
-    let updated: BTreeSet<(TensorId, Option<End>)> =
-        graph.carries.iter().map(|carry| (carry.new, transfers.homes[carry.old.index()])).collect();
-    let made = transfers.all.iter().filter(|t| !updated.contains(&(t.tensor, Some(t.to)))).map(copied);
-    let delivered = transfers.delivered.iter().map(|t| Copied { transfer: *t, held: 0..lifetimes.steps() });
-    made.chain(delivered).collect()
+        charges.push((NetworkCharge::Copy(*transfer), own.start..own.end.max(others)));
+    }
+    let all_step = 0..lifetimes.steps();
+    charges.extend(transfers.deliveries.iter().map(|t| (NetworkCharge::Copy(*t), all_step.clone())));
+    charges.retain(|(_, held)| !held.is_empty());
+    charges
 }
 
-/// The most bytes that one device holds at once under one config per op. Where ops are pinned, devices hold different
-/// things, and the one that holds most counts.
-pub fn peak(problem: &Problem<'_>, configs: &[Config]) -> Bytes {
-    let (graph, mesh) = (problem.graph, problem.mesh());
-    let lifetimes = Lifetimes::of(graph);
-    let layout = |end: &End| end.layout(&problem.shapes, &configs[end.op.index()], mesh);
-    let mut made: Vec<(Range<u32>, u64, Layout)> = Vec::new();
-    for Copied { transfer, held } in copies(problem, &lifetimes) {
-        let to = layout(&transfer.to);
-        if layout(&transfer.from) != to {
-            made.push((held, local_bytes(problem, transfer.tensor, &to), to));
+/// The network's peak of an assignment. Where ops are pinned, devices hold different tensors, and the device that holds
+/// most counts.
+pub fn network_peak(context: &Context<'_>, assignment: &Assignment) -> Bytes {
+    let (graph, mesh) = (context.graph, context.mesh());
+    let layout = |end: &Endpoint| end.layout(&context.shapes, assignment.config(end.op), mesh);
+    // Bytes in one layout, or the smaller of two.
+    let mut made: Vec<(Range<u32>, TensorId, [Layout; 2])> = Vec::new();
+    for (charge, held) in network_charges(context) {
+        match charge {
+            NetworkCharge::Stored { tensor, at } => {
+                let layout = at.map_or(Layout::replicated(mesh.len()), |at| layout(&at));
+                made.push((held, tensor, [layout; 2]));
+            }
+            NetworkCharge::Smaller { tensor, ends } => {
+                made.push((held, tensor, ends.map(|end| layout(&end))))
+            }
+            NetworkCharge::Copy(Transfer { tensor, from, to }) => {
+                let to = layout(&to);
+                if layout(&from) != to {
+                    made.push((held, tensor, [to; 2]));
+                }
+            }
         }
     }
-    let home = |t: TensorId| {
-        let layout = problem.transfers.homes[t.index()].map(|home| layout(&home));
-        let layout = layout.unwrap_or(Layout::replicated(mesh.len()));
-        (local_bytes(problem, t, &layout), layout)
-    };
-    let homes: Vec<(u64, Layout)> = graph.tensor_ids().map(home).collect();
     let of_device = |digits: &Vec<u32>| {
         let here = |layout: &Layout| {
             layout
@@ -89,29 +145,27 @@ pub fn peak(problem: &Problem<'_>, configs: &[Config]) -> Bytes {
                 .iter()
                 .all(|axis| layout.get(axis) == Placement::Absent(digits[axis.index()] as u16))
         };
-        // What comes and goes before each op, and so what is there: many copies are held for most of the step.
+        // Changes of held bytes before each op, then their running sums: many copies are held for most of the step.
         let mut changes = vec![0i128; graph.ops.len() + 1];
-        for (held, bytes, _) in made.iter().filter(|(.., layout)| here(layout)) {
-            changes[held.start as usize] += i128::from(*bytes);
-            changes[held.end as usize] -= i128::from(*bytes);
+        for (held, tensor, layouts) in &made {
+            let bytes =
+                |layout: &Layout| if here(layout) { local_bytes(context, *tensor, layout) } else { 0 };
+            let bytes = i128::from(layouts.iter().map(bytes).min().unwrap_or(0));
+            changes[held.start as usize] += bytes;
+            changes[held.end as usize] -= bytes;
         }
-        let sums = changes.iter().scan(0, |sum, change| {
+        let sums = changes.iter().scan(0i128, |sum, change| {
             *sum += change;
-            Some(u64::try_from(*sum).unwrap_or(u64::MAX))
+            Some(*sum)
         });
-        let extra: Vec<u64> = sums.collect();
-        let held = |t: TensorId| {
-            let (bytes, layout) = &homes[t.index()];
-            Bytes(if here(layout) { *bytes } else { 0 })
-        };
-        let peak = lifetimes.peak(graph, held, |op| Bytes(extra[op.index()]));
-        peak.map_or(Bytes(0), |peak| peak.held.total())
+        // Saturates above 2^64 bytes.
+        Bytes(u64::try_from(sums.max().unwrap_or(0)).unwrap_or(u64::MAX))
     };
-    told_apart(mesh, configs).iter().map(of_device).max().unwrap_or(Bytes(0))
+    device_classes(mesh, &assignment.configs).iter().map(of_device).max().unwrap_or(Bytes(0))
 }
 
-/// Devices, as digits, that stand for all: every digit that an op is pinned to stands for itself, the others for each other.
-fn told_apart(mesh: &Mesh, configs: &[Config]) -> Vec<Vec<u32>> {
+/// One device, as digits, of every device class. Digits that ops are pinned to differ; all other digits are equal.
+fn device_classes(mesh: &Mesh, configs: &[Config]) -> Vec<Vec<u32>> {
     let mut devices = vec![Vec::new()];
     for (at, axis) in mesh.axes().iter().enumerate() {
         let pin = |config: &Config| match config.uses()[at] {
@@ -128,49 +182,51 @@ fn told_apart(mesh: &Mesh, configs: &[Config]) -> Vec<Vec<u32>> {
     devices
 }
 
-/// What a variable holds under each of its choices, by when.
-type Held = BTreeMap<(u32, u32), Vec<i64>>;
+/// Bytes that a variable holds under each of its choices, by interval.
+type UsageByInterval = BTreeMap<(u32, u32), Vec<i64>>;
 
-/// The problem's network with a limit on what a device may hold. The problem's variables come first, in order.
-pub fn limited(problem: &Problem<'_>, limit: Bytes) -> Result<Network, PlanError> {
-    let lifetimes = Lifetimes::of(problem.graph);
-    let mut held: Vec<Held> = vec![Held::new(); problem.choices.len()];
-    let mut hold = |variable: usize, when: Range<u32>, sizes: &dyn Fn(usize) -> u64| {
+/// The problem's network with a limit on the bytes that a device holds. The problem's variables come first, in order.
+pub fn limited(problem: &SearchProblem<'_>, limit: Bytes) -> Result<Network, PlanError> {
+    let context = &*problem.context;
+    let variable_of = |end: &Endpoint| context.variables.variable_of(end.op);
+    let mut held: Vec<UsageByInterval> = vec![UsageByInterval::new(); problem.choices.len()];
+    let mut hold = |variable: usize, when: &Range<u32>, sizes: &dyn Fn(usize) -> u64| {
         let choices = problem.choices[variable].len();
         let totals = held[variable].entry((when.start, when.end)).or_insert_with(|| vec![0; choices]);
         for (choice, total) in totals.iter_mut().enumerate() {
             *total = total.saturating_add(size(sizes(choice)));
         }
     };
-    let mut homeless: BTreeMap<(u32, u32), i64> = BTreeMap::new();
-    for t in problem.graph.tensor_ids() {
-        let alive = lifetimes.interval(t);
-        match problem.transfers.homes[t.index()] {
-            _ if alive.is_empty() => {}
-            Some(home) => {
-                let layouts = layouts(problem, &home);
-                let bytes = |choice: usize| local_bytes(problem, t, layouts.value(choice));
-                hold(problem.variables.part(home.op), alive, &bytes);
-            }
-            None => {
-                let bytes = local_bytes(problem, t, &Layout::replicated(problem.mesh().len()));
-                *homeless.entry((alive.start, alive.end)).or_default() += size(bytes);
-            }
-        }
-    }
+    let mut untouched: BTreeMap<(u32, u32), i64> = BTreeMap::new();
     let mut between = Vec::new();
-    for copied in copies(problem, &lifetimes) {
-        let Transfer { tensor, from, to } = copied.transfer;
-        if problem.variables.part(from.op) != problem.variables.part(to.op) {
-            between.push(copied);
-            continue;
+    for (charge, when) in network_charges(context) {
+        match &charge {
+            NetworkCharge::Stored { tensor, at: Some(at) } => {
+                let layouts = layouts(problem, at);
+                hold(variable_of(at), &when, &|choice| local_bytes(context, *tensor, layouts.value(choice)));
+            }
+            NetworkCharge::Stored { tensor, at: None } => {
+                let bytes = local_bytes(context, *tensor, &Layout::replicated(context.mesh().len()));
+                *untouched.entry((when.start, when.end)).or_default() += size(bytes);
+            }
+            NetworkCharge::Smaller { tensor, ends: [a, b] } if variable_of(a) == variable_of(b) => {
+                let ends = [layouts(problem, a), layouts(problem, b)];
+                let bytes = |choice: usize| {
+                    let of = |end: &Distinct<Layout>| local_bytes(context, *tensor, end.value(choice));
+                    of(&ends[0]).min(of(&ends[1]))
+                };
+                hold(variable_of(a), &when, &bytes);
+            }
+            NetworkCharge::Copy(Transfer { tensor, from, to }) if variable_of(from) == variable_of(to) => {
+                let (from, layouts) = (layouts(problem, from), layouts(problem, to));
+                let bytes = |choice: usize| match layouts.value(choice) {
+                    layout if layout == from.value(choice) => 0,
+                    layout => local_bytes(context, *tensor, layout),
+                };
+                hold(variable_of(to), &when, &bytes);
+            }
+            NetworkCharge::Smaller { .. } | NetworkCharge::Copy(_) => between.push((charge, when)),
         }
-        let (from, layouts) = (layouts(problem, &from), layouts(problem, &to));
-        let bytes = |choice: usize| match layouts.value(choice) {
-            layout if layout == from.value(choice) => 0,
-            layout => local_bytes(problem, tensor, layout),
-        };
-        hold(problem.variables.part(to.op), copied.held, &bytes);
     }
     let network = &problem.network;
     let mut builder = NetworkBuilder::new();
@@ -182,7 +238,7 @@ pub fn limited(problem: &Problem<'_>, limit: Bytes) -> Result<Network, PlanError
             .map(|((lo, hi), sizes)| (interval(lo..hi), sizes))
             .filter(|(_, sizes)| sizes.iter().any(|&size| size > 0))
             .collect();
-        // The group with the most different sizes needs no variable of its own.
+        // The group with the most distinct sizes uses its owner's variable.
         let widest = (0..held.len()).max_by_key(|&g| (distinct(&held[g].1).len(), std::cmp::Reverse(g)));
         let (alive, own) = widest.map_or_else(Default::default, |g| held.swap_remove(g));
         builder.variable(network.unary(id), &own, alive)?;
@@ -198,35 +254,73 @@ pub fn limited(problem: &Problem<'_>, limit: Bytes) -> Result<Network, PlanError
             builder.edge(owner, group, &allow(&sizes, &values, |size, value| size == value))?;
         }
     }
-    for copied in &between {
-        copy_variable(problem, copied, &mut builder)?;
+    for (charge, when) in between {
+        match charge {
+            NetworkCharge::Copy(transfer) => copy_variable(problem, &transfer, when, &mut builder)?,
+            NetworkCharge::Smaller { tensor, ends } => {
+                smaller_variable(problem, tensor, ends, when, &mut builder)?;
+            }
+            NetworkCharge::Stored { .. } => {}
+        }
     }
-    for ((lo, hi), bytes) in homeless {
+    for ((lo, hi), bytes) in untouched {
         builder.variable(&[0], &[bytes], interval(lo..hi))?;
     }
     builder.usage_limit(size(limit.0))?;
     Ok(builder.build()?)
 }
 
-/// What the variable of a copy can be.
+/// Adds the auxiliary variable of a tensor that is held in the smaller of two variables' layouts.
+fn smaller_variable(
+    problem: &SearchProblem<'_>,
+    tensor: TensorId,
+    ends: [Endpoint; 2],
+    held: Range<u32>,
+    builder: &mut NetworkBuilder,
+) -> Result<(), PlanError> {
+    let context = &*problem.context;
+    let sizes = ends.map(|end| {
+        let layouts = layouts(problem, &end);
+        let choices = 0..layouts.of.len();
+        choices.map(|c| size(local_bytes(context, tensor, layouts.value(c)))).collect::<Vec<i64>>()
+    });
+    let [rows, columns] = sizes.each_ref().map(|sizes| distinct(sizes));
+    let states: Vec<[i64; 2]> = rows.iter().flat_map(|&a| columns.iter().map(move |&b| [a, b])).collect();
+    let usage: Vec<i64> = states.iter().map(|[a, b]| *a.min(b)).collect();
+    let smaller = builder.variable(&vec![0; states.len()], &usage, interval(held))?;
+    for (side, end) in ends.iter().enumerate() {
+        let owner = VarId(context.variables.variable_of(end.op) as u32);
+        if distinct(&sizes[side]).len() > 1 {
+            builder.edge(
+                owner,
+                smaller,
+                &allow(&sizes[side], &states, |size, state| *size == state[side]),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// The states of a copy's auxiliary variable.
 #[derive(Clone, Copy, PartialEq)]
 enum CopyState {
-    /// Both ends have this layout, by its number among the reader's.
+    /// Both endpoints have this layout; the number indexes the reader's layouts.
     None(u32),
     /// There is a copy of this size.
     Of(i64),
 }
 
-/// Adds the variable that says whether a transfer between two variables makes a copy, and of what size.
+/// Adds the auxiliary variable of a transfer between two variables: whether it makes a copy, and of what size.
 fn copy_variable(
-    problem: &Problem<'_>,
-    copied: &Copied,
+    problem: &SearchProblem<'_>,
+    &Transfer { tensor, from, to }: &Transfer,
+    held: Range<u32>,
     builder: &mut NetworkBuilder,
 ) -> Result<(), PlanError> {
-    let Transfer { tensor, from, to } = copied.transfer;
+    let context = &*problem.context;
     let (made, read) = (layouts(problem, &from), layouts(problem, &to));
-    let sizes: Vec<i64> = read.values.iter().map(|l| size(local_bytes(problem, tensor, l))).collect();
-    // The reader's number of each of the maker's layouts, where both have it.
+    let sizes: Vec<i64> = read.values.iter().map(|l| size(local_bytes(context, tensor, l))).collect();
+    // Per layout of the producer: its number among the reader's layouts, if the reader has it too.
     let common: Vec<Option<u32>> = made
         .values
         .iter()
@@ -236,29 +330,30 @@ fn copy_variable(
     states.extend(distinct(&sizes).into_iter().map(CopyState::Of));
     let usage: Vec<i64> =
         states.iter().map(|state| if let CopyState::Of(size) = state { *size } else { 0 }).collect();
-    let copy = builder.variable(&vec![0; states.len()], &usage, interval(copied.held.clone()))?;
-    let variable = |end: &End| VarId(problem.variables.part(end.op) as u32);
-    let makers = allow(&made.of, &states, |&made, state| match state {
+    let variable_of_copy = builder.variable(&vec![0; states.len()], &usage, interval(held))?;
+    let variable = |end: &Endpoint| VarId(context.variables.variable_of(end.op) as u32);
+    let producers = allow(&made.of, &states, |&made, state| match state {
         CopyState::None(at) => common[made as usize] == Some(*at),
         CopyState::Of(_) => true,
     });
-    builder.edge(variable(&from), copy, &makers)?;
+    builder.edge(variable(&from), variable_of_copy, &producers)?;
     let readers = allow(&read.of, &states, |&read, state| match state {
         CopyState::None(at) => read == *at,
         CopyState::Of(size) => sizes[read as usize] == *size,
     });
-    builder.edge(variable(&to), copy, &readers)?;
+    builder.edge(variable(&to), variable_of_copy, &readers)?;
     Ok(())
 }
 
 /// The layouts at an end under the choices of its variable.
-fn layouts(problem: &Problem<'_>, end: &End) -> Distinct<Layout> {
-    let (variable, member) = problem.variables.place[end.op.index()];
+fn layouts(problem: &SearchProblem<'_>, end: &Endpoint) -> Distinct<Layout> {
+    let context = &*problem.context;
+    let (variable, member) = context.variables.index[end.op.index()];
     let choices = problem.choices[variable as usize].iter();
-    Distinct::of(choices.map(|c| end.layout(&problem.shapes, &c.configs[member as usize], problem.mesh())))
+    Distinct::of(choices.map(|c| end.layout(&context.shapes, &c.configs[member as usize], context.mesh())))
 }
 
-/// A table that forbids all pairs but some.
+/// A table that forbids all pairs except the allowed ones.
 fn allow<A, B>(rows: &[A], columns: &[B], allowed: impl Fn(&A, &B) -> bool) -> Vec<i64> {
     let cells = rows.iter().flat_map(|row| columns.iter().map(move |column| (row, column)));
     cells.map(|(row, column)| if allowed(row, column) { 0 } else { FORBIDDEN }).collect()
@@ -272,7 +367,7 @@ fn size(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// The different sizes, smallest first.
+/// The distinct sizes, ascending.
 fn distinct(sizes: &[i64]) -> Vec<i64> {
     let mut values = sizes.to_vec();
     values.sort_unstable();

@@ -1,8 +1,8 @@
-//! The plan: what was found, what it is predicted to cost, and everything that was assumed. Versioned JSON.
+//! The plan file: an assignment, its predicted cost, and all assumptions. Versioned JSON.
 
-use crate::tilings::Moved;
+use crate::error::PlanError;
+use crate::throughput::Throughput;
 use serde::{Deserialize, Serialize};
-use shardwright_graph::{Optimizer, Role};
 use std::collections::BTreeMap;
 
 /// The version of the plan's JSON.
@@ -13,129 +13,110 @@ pub const FORMAT_VERSION: u32 = 1;
 pub struct Plan {
     /// [`FORMAT_VERSION`].
     pub format_version: u32,
-    /// The version of Shardwright that made it.
+    /// The version of Shardwright that wrote it.
     pub shardwright_version: String,
     /// The model's name, with its options.
     pub model: String,
-    /// How the model and the machine were asked for, so that they can be opened again; the command line's to say.
+    /// The request for the model and the machine, so that both can be opened again. The command line defines its
+    /// format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request: Option<PlanRequest>,
+    pub request: Option<serde_json::Value>,
     /// FNV-1a of the graph's JSON: the model as it was planned.
     pub model_hash: String,
     /// The machine's name.
     pub machine: String,
-    /// What of the machine the costs depend on.
+    /// A hash of the machine's properties that costs depend on.
     pub machine_fingerprint: String,
-    /// How many devices it has.
+    /// Number of devices of the machine.
     pub devices: u32,
     /// Where operator times come from.
     pub costs: CostSource,
-    /// The strategy asked for.
+    /// The requested strategy.
     pub solver: String,
-    /// What the search made as small as it could.
+    /// The quantity that the search minimised.
     #[serde(default)]
     pub optimised: Optimised,
     /// Seed of the search.
     pub seed: u64,
-    /// What was searched: the objective, bound and gap speak of this space.
-    pub space: SpaceUsed,
+    /// The searched space. Objective, bound and gap refer to it.
+    pub space: SearchSpace,
     /// Picoseconds per step, all ops and all communication in sequence: the network's objective.
     pub objective: i64,
-    /// No plan in the space is faster than this, on its coarse axes where it has some; zero where nothing is proved.
+    /// Lower bound on the objective of any plan in the space, on its coarse axes if it was refined; zero if none is
+    /// proved.
     pub lower_bound: i64,
     /// How far the objective may be above the optimum, relative to the objective.
     pub gap: f64,
-    /// Whether nothing in the space is faster.
+    /// Whether no plan in the space is faster.
     pub proved_optimal: bool,
     /// Time to build and solve the search problem.
     pub search_seconds: f64,
-    /// The same, stage by stage.
+    /// The same time by stage.
     #[serde(default)]
     pub stages: StageTimes,
-    /// The most memory that planning held at once, on the computer that planned; none where nobody could tell.
+    /// Peak memory of the planning process; none where the computer does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planning_memory_bytes: Option<u64>,
     /// Predicted times of a step.
     pub simulated: StepTimes,
     /// The most bytes that one device holds at once.
     pub peak_memory_bytes: u64,
-    /// The most that one was allowed to hold.
+    /// The limit on the bytes that one device holds.
     pub memory_limit_bytes: Option<u64>,
+    /// Whether the plan keeps the limit, or, without one, fits the usable memory of a device.
+    #[serde(default = "yes")]
+    pub fits: bool,
+    /// The answer in tokens or samples per second.
+    #[serde(default)]
+    pub throughput: Throughput,
+    /// The answer in one line.
+    #[serde(default)]
+    pub summary: String,
     /// Bytes sent per step, all devices together.
     pub traffic_bytes: u64,
-    /// The same by the level that they cross, outermost first.
+    /// The same bytes by the level that they cross, outermost first.
     pub traffic_per_level: Vec<LevelTraffic>,
-    /// For SoyBean's plans: what they move by its own measure.
+    /// For SoyBean's plans: the elements moved, by its measure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub soybean: Option<Moved>,
-    /// For `place`: the plan's placement first, then those that it was compared with.
+    pub soybean: Option<MoveCount>,
+    /// For `place`: the plan's placement first, then the placements that it was compared with.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<PlacementRow>,
-    /// What the classics would cost.
+    /// Costs of the baselines, by name.
     pub baselines: BTreeMap<String, BaselineCost>,
-    /// The mesh axes that configs speak of, outermost first.
+    /// The mesh axes of the configs, outermost first.
     pub axes: Vec<PlanAxis>,
-    /// What each layer costs.
+    /// Costs of each layer.
     pub layers: Vec<PlanLayer>,
     /// The config of every op, in the graph's order.
     pub ops: Vec<PlanOp>,
-    /// What to keep in mind.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
-/// What a search made as small as it could. Objective, bound and proof always speak of the sum.
+fn yes() -> bool {
+    true
+}
+
+/// The quantity that a search minimises. Objective, bound and proof always refer to the sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Optimised {
     /// The cost model's sum: all ops and all communication one after the other.
     #[default]
     Sum,
-    /// The simulated step, where communication hides behind computing.
+    /// The simulated step, where communication overlaps with computing.
     Simulated,
-    /// What SoyBean's measure says is moved.
+    /// Elements moved by SoyBean's measure.
     Moves,
-    /// A recipe: nothing was searched.
+    /// None: a recipe.
     Nothing,
-}
-
-/// How a plan's model and machine were asked for.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PlanRequest {
-    /// A built-in model with options, or a file; what to call [`PlanRequest::text`] where that is there.
-    pub model: String,
-    /// The model itself, where it was in no file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-    /// Samples per step, where that was said.
-    pub batch: Option<u64>,
-    /// How weights are updated.
-    pub optimizer: Optimizer,
-    /// A built-in machine, or a file.
-    pub machine: String,
-    /// Measured operator costs: a built-in device, or a file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub costs: Option<String>,
-    /// What arguments of a program were said to be for, by name.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub roles: Vec<(String, Role)>,
-    /// Targets of custom calls that were said to be pure functions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub opaque: Vec<String>,
-    /// Sizes of dimensions that the model leaves open.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub dims: Vec<(String, u64)>,
-    /// What is trained, where that is not the usual.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub loss: Option<String>,
-    /// Whether there is only the forward pass.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub inference: bool,
 }
 
 /// Where operator times come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CostSource {
-    /// The device that was measured; none: data sheets only.
+    /// The measured device; none: data sheets only.
     pub measured_device: Option<String>,
     /// Ops whose time was measured.
     pub measured: u64,
@@ -145,31 +126,31 @@ pub struct CostSource {
     pub roofline: u64,
 }
 
-/// What was searched.
+/// The searched space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SpaceUsed {
-    /// In words.
+pub struct SearchSpace {
+    /// Description in words.
     pub description: String,
-    /// Whether every prime axis was searched on its own.
+    /// Whether every prime axis was searched separately.
     pub prime_axes: bool,
-    /// Whether every op chose for itself, and not every layer.
+    /// Whether every op was a variable, rather than every layer.
     #[serde(default)]
     pub untied: bool,
-    /// Variables: layers, or ops.
+    /// Number of variables: layers, or ops.
     pub variables: usize,
-    /// Choices of all variables together.
+    /// Number of choices of all variables together.
     pub choices: usize,
-    /// The space that was searched first, where the plan was refined on finer axes: what is proved holds for it.
+    /// Where the plan was refined on finer axes: the space that was searched first. Proofs refer to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coarse: Option<CoarseSpace>,
 }
 
-/// What was found on coarser axes before a plan was refined.
+/// The answer on coarser axes, before refinement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CoarseSpace {
     /// The axes, in words.
     pub axes: String,
-    /// The best plan's cost there.
+    /// The best plan's objective there.
     pub objective: i64,
     /// No plan on these axes costs less.
     pub lower_bound: i64,
@@ -177,24 +158,24 @@ pub struct CoarseSpace {
     pub gap: f64,
 }
 
-/// How long the stages of planning took.
+/// Durations of the stages of planning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageTimes {
     /// Reading the model and pricing every choice.
     pub build_seconds: f64,
-    /// Searching, the baselines included.
+    /// Searching, including the baselines.
     pub solve_seconds: f64,
-    /// Searching on finer axes, where the first search was on glued ones.
+    /// Refining on finer axes, where the first search was on merged axes.
     pub refine_seconds: f64,
-    /// Pricing plan and baselines in detail.
+    /// Pricing the plan and the baselines in detail.
     pub describe_seconds: f64,
-    /// Simulating the step, and shortening it there.
+    /// Simulating the step, and shortening the simulated step.
     #[serde(default)]
     pub polish_seconds: f64,
 }
 
 impl StageTimes {
-    /// To whole microseconds, which survive being written as JSON.
+    /// Rounds to whole microseconds, which JSON preserves.
     #[must_use]
     pub fn rounded(self) -> Self {
         let round = |seconds: f64| (seconds * 1e6).round() / 1e6;
@@ -215,7 +196,7 @@ pub struct StepTimes {
     pub step_seconds: f64,
     /// Computing.
     pub compute_seconds: f64,
-    /// Communicating while nothing is computed.
+    /// Communication while no op computes.
     pub exposed_comm_seconds: f64,
 }
 
@@ -228,18 +209,21 @@ pub struct LevelTraffic {
     pub bytes: u64,
 }
 
-/// What a baseline would cost.
+/// Costs of a baseline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BaselineCost {
     /// Predicted time of a step.
     pub step_seconds: f64,
-    /// Of that, computing.
+    /// The computing part of that time.
     pub compute_seconds: f64,
     /// Bytes sent per step.
     pub traffic_bytes: u64,
     /// The most bytes that one device holds at once.
     pub peak_memory_bytes: u64,
-    /// The same time in the network's unit.
+    /// Whether it keeps the plan's memory limit, or, without one, fits the usable memory of a device.
+    #[serde(default = "yes")]
+    pub fits: bool,
+    /// The objective in picoseconds, without overlap.
     pub objective: i64,
 }
 
@@ -259,12 +243,12 @@ pub struct PlanLayer {
     pub name: String,
     /// The forward op's config.
     pub config: String,
-    /// How its first weight is stored: the config of the update. None for layers without weights.
+    /// The stored layout of its first weight: the config of the update. None for layers without weights.
     #[serde(default)]
     pub weights: Option<String>,
     /// Computing, on one device.
     pub compute_seconds: f64,
-    /// Communicating: what it fetches, exchanges and reduces.
+    /// Communication: fetches, halo exchanges and reductions.
     pub comm_seconds: f64,
 }
 
@@ -277,36 +261,51 @@ pub struct PlanOp {
     pub kind: String,
     /// Its layer.
     pub layer: String,
-    /// For people: `n4·c4`.
+    /// The config in short form: `n4·c4`.
     pub config: String,
-    /// Into how many parts each split factor is cut.
+    /// The number of parts of each split factor.
     pub degrees: BTreeMap<String, u64>,
-    /// Per mesh axis: the factor that it splits, `@` and the digit that it pins the op to, null where it repeats the op.
+    /// Per mesh axis: the factor that it splits, `@` and the digit of a pin, or null where it replicates the op.
     pub axes: Vec<Option<String>>,
 }
 
-/// Whole layers on devices, in numbers.
+/// Figures of a placement of whole layers on devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementRow {
-    /// How it was made.
+    /// The method that built it.
     pub name: String,
-    /// Whether it is one of the plain ones that others are measured by.
+    /// Whether it is a baseline.
     pub baseline: bool,
-    /// Of the simulated step.
+    /// Time of the simulated step.
     pub step_seconds: f64,
-    /// Bytes that flow between devices, there and back.
+    /// Bytes that flow between devices, in both directions.
     pub cut_bytes: u64,
-    /// The work of the device that has most of it, in relation to work shared without loss.
+    /// The work of the busiest device over the average work.
     pub imbalance: f64,
-    /// The most that one device holds at once.
+    /// The most bytes that one device holds at once.
     pub peak_memory_bytes: u64,
+}
+
+/// Elements that a plan moves, by SoyBean's measure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveCount {
+    /// Elements that each cut moves within one of the device groups that it cuts, first cut first.
+    pub cuts: Vec<u64>,
+    /// Elements that all devices move: `Σ 2^(i-1) cuts[i]`.
+    pub total_elements: u64,
+    /// Whether every cut moves the fewest elements, given the cuts before it.
+    pub proved: bool,
 }
 
 impl Plan {
     /// The plan as JSON.
-    pub fn to_json(&self) -> String {
-        // A plan is plain data: numbers, texts, lists.
-        serde_json::to_string_pretty(self).unwrap_or_default()
+    ///
+    /// # Errors
+    /// A broken invariant: a plan is plain data with text keys.
+    pub fn to_json(&self) -> Result<String, PlanError> {
+        let json = serde_json::to_string_pretty(self);
+        debug_assert!(json.is_ok(), "a plan is plain data with text keys");
+        json.map_err(|error| PlanError::Internal { reason: error.to_string() })
     }
 
     /// Reads a plan back.

@@ -1,44 +1,39 @@
-//! The bytes that the lowered program will send, by the cost model: nothing is lowered for it.
+//! The bytes that the lowered program sends, predicted by the cost model without lowering.
 
-use crate::error::PlanError;
+use crate::{context::Context, error::PlanError};
 use rustc_hash::FxHashMap;
-use shardwright_cost::{Layout, Relayouts, TensorShape, Traffic, spread_traffic};
-use shardwright_graph::Graph;
-use shardwright_space::{Config, OpShapes, halos, place};
+use shardwright_cost::{Layout, TensorShape, Traffic};
+use shardwright_space::{Assignment, Sharing, assign_layouts, halos};
 
-/// The bytes that a step sends over each axis when its ops have these configs: what windows reach for, and every
-/// tensor on its way to the layouts that it is needed in. All readers share what is fetched; of a weight, those of
-/// one pass do.
+/// The bytes that a step sends over each axis under an assignment: halo exchanges, and every tensor's reshards. All
+/// readers of a tensor share a fetch; of a weight, the readers of one pass do.
 ///
 /// # Errors
 /// Where a tensor cannot be laid out.
-pub fn predicted_traffic(
-    graph: &Graph,
-    shapes: &[OpShapes],
-    relayouts: &Relayouts,
-    configs: &[Config],
-) -> Result<Traffic, PlanError> {
-    let mesh = relayouts.comm().mesh();
+pub fn predicted_traffic(context: &Context<'_>, assignment: &Assignment) -> Result<Traffic, PlanError> {
+    let (graph, shapes, mesh) = (context.graph, &context.shapes[..], context.mesh());
     let mut traffic = Traffic::default();
-    for (shapes, config) in shapes.iter().zip(configs) {
+    for (shapes, config) in shapes.iter().zip(&assignment.configs) {
         for i in 0..shapes.inputs.len() {
             halos(shapes, i, config, mesh).iter().for_each(|halo| traffic.merge(&halo.traffic));
         }
     }
-    // Deep models are full of tensors that do the same.
+    let layouts = assign_layouts(graph, shapes, &context.transfers, assignment, mesh, Sharing::AcrossLayers);
+    // Deep models repeat equal fetches.
     let mut known: FxHashMap<(TensorShape, Layout, Vec<Layout>), Traffic> = FxHashMap::default();
-    for (tensor, placed) in graph.tensors.iter().zip(place(graph, shapes, configs, mesh).tensors) {
-        let Some(home) = placed.home.filter(|_| !placed.delivered) else { continue };
+    for (tensor, layout) in graph.tensors.iter().zip(layouts.tensors) {
+        let Some(stored) = layout.stored.filter(|_| !layout.delivered) else { continue };
         let fail = |source| PlanError::Tensor { tensor: tensor.name.clone(), source };
         let shape = TensorShape::new(&tensor.ty.shape, tensor.ty.dtype.bytes() as u32).map_err(fail)?;
-        for fetch in placed.fetches {
-            let key = (shape, home, fetch.layouts);
+        for fetch in layout.fetches {
+            let key = (shape, stored, fetch.layouts);
             if let Some(sent) = known.get(&key) {
                 traffic.merge(sent);
                 continue;
             }
-            let branches = relayouts.spread(&relayouts.tensor(shape), &home, &key.2).map_err(fail)?;
-            let sent = spread_traffic(&branches);
+            let resharder = &context.resharder;
+            let tree = resharder.reshard_many(&resharder.tensor(shape), &stored, &key.2).map_err(fail)?;
+            let sent = tree.traffic();
             traffic.merge(&sent);
             known.insert(key, sent);
         }

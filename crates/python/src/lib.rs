@@ -3,7 +3,7 @@
 //! Planning runs on a thread of its own without the interpreter's lock; the calling thread looks ten times a second
 //! whether the user wants an end, and tells how the search goes.
 
-mod planned;
+mod handle;
 mod task;
 
 use pyo3::prelude::*;
@@ -22,7 +22,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("PlanError", module.py().get_type::<PlanError>())?;
     module.add("DoesNotFit", module.py().get_type::<DoesNotFit>())?;
-    module.add_class::<planned::Planned>()?;
+    module.add_class::<handle::PlanHandle>()?;
     module.add_function(wrap_pyfunction!(task::plan, module)?)?;
     module.add_function(wrap_pyfunction!(task::devices, module)?)?;
     Ok(())

@@ -1,43 +1,42 @@
 //! Planning in the background, while Python stays responsive.
 
-use crate::{DoesNotFit, PlanError, planned::Planned};
+use crate::{DoesNotFit, PlanError, handle::PlanHandle};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
-use shardwright_machine::Bytes;
-use shardwright_plan::{Plan, PlanError as Failure, Wish};
-use shardwright_request::{
-    Ask, Event, Request, Search, open_machine, parse_optimizer, parse_role, parse_seconds, parse_size,
-};
+use shardwright_plan::PlanError as Failure;
+use shardwright_request::{Event, OpenedPlan, Request, open_machine};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::{Duration, Instant};
 
-/// How often signals are looked for.
+/// The interval between two checks for signals.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What is asked for, and what the thread that plans has to tell.
+/// Interrupts within this time of the first are part of it.
+const ONE_INTERRUPT: Duration = Duration::from_secs(1);
+
+/// A request, and the state that the planning thread shares.
 struct Task {
-    ask: Ask,
+    request: Request,
     solver: String,
-    search: Search,
     stop: AtomicBool,
-    /// Seconds of the search, of the best plan's step and of the bound, as last heard.
+    /// When the first interrupt came.
+    first: OnceLock<Instant>,
+    /// Seconds of the search, of the best plan's step and of the bound, since the last check.
     news: Mutex<Option<(f64, Option<f64>, f64)>>,
 }
 
 impl Task {
-    fn run(&self) -> anyhow::Result<(Request, Plan)> {
-        let request = self.ask.open()?;
-        let plan = request.plan(&self.solver, &self.search, &self.stop, &|event| {
+    fn run(&self) -> anyhow::Result<OpenedPlan> {
+        self.request.open()?.plan(&self.solver, &self.stop, &|event| {
             if let (Event::Improved(entry), Ok(mut news)) = (event, self.news.lock()) {
                 let seconds = |picoseconds: i64| picoseconds as f64 / 1e12;
                 *news = Some((entry.elapsed.as_secs_f64(), entry.best.map(seconds), seconds(entry.bound)));
             }
-        })?;
-        Ok((request, plan))
+        })
     }
 
-    /// Looks after the interpreter while the thread works. The first interrupt asks the search for its best, a second
+    /// Serves the interpreter while the thread works. The first interrupt asks the search for its best, a second
     /// one is an exception.
     fn wait<T>(
         &self,
@@ -67,71 +66,38 @@ impl Task {
         }
     }
 
-    /// Lets the first interrupt pass, as a wish for an end.
+    /// The first interrupt stops the search. Further ones within a second count as the first; a later one is an error.
     fn heed(&self, py: Python<'_>, outcome: PyResult<()>) -> PyResult<()> {
         let Err(error) = outcome else { return Ok(()) };
-        let again = self.stop.swap(true, Ordering::Relaxed);
-        if error.is_instance_of::<PyKeyboardInterrupt>(py) && !again { Ok(()) } else { Err(error) }
+        self.stop.store(true, Ordering::Relaxed);
+        let late = self.first.get_or_init(Instant::now).elapsed() > ONE_INTERRUPT;
+        if error.is_instance_of::<PyKeyboardInterrupt>(py) && !late { Ok(()) } else { Err(error) }
     }
 }
 
 fn wrong(reason: impl std::fmt::Display) -> PyErr {
-    PlanError::new_err(reason.to_string())
+    PlanError::new_err(shardwright_request::printed(&reason.to_string()))
 }
 
-fn parsed<T>(texts: &[String], parse: impl Fn(&str) -> Result<T, String>) -> PyResult<Vec<T>> {
-    texts.iter().map(|text| parse(text).map_err(wrong)).collect()
-}
-
-/// Plans. `model` is a name or a file; with `text`, what to call that StableHLO program.
+/// Plans. `options` are those of `shardwright plan`; with `text`, the model is that StableHLO program or graph.
 #[pyfunction]
-#[pyo3(signature = (model, *, text, machine, memory, solver, batch, optimizer, costs, untied, fix, roles, opaque, dims,
-    loss, inference, time, threads, seed, tell))]
-#[allow(clippy::too_many_arguments)]
+#[pyo3(signature = (options, *, text, solver, tell))]
 pub(crate) fn plan(
     py: Python<'_>,
-    model: String,
+    options: Vec<String>,
     text: Option<String>,
-    machine: String,
-    memory: Option<String>,
     solver: String,
-    batch: Option<u64>,
-    optimizer: &str,
-    costs: Option<String>,
-    untied: bool,
-    fix: Vec<String>,
-    roles: Vec<String>,
-    opaque: Vec<String>,
-    dims: Vec<String>,
-    loss: &str,
-    inference: bool,
-    time: f64,
-    threads: usize,
-    seed: u64,
     tell: Option<Py<PyAny>>,
-) -> PyResult<Planned> {
-    let ask = Ask {
-        text,
-        batch,
-        roles: parsed(&roles, parse_role)?,
-        opaque,
-        dims: parsed(&dims, parse_size)?,
-        loss: loss.parse().map_err(wrong)?,
-        inference,
-        optimizer: parse_optimizer(optimizer).map_err(wrong)?,
-        costs,
-        untied,
-        ..Ask::of(&model, &machine)
-    };
-    let search = Search {
-        memory: memory.as_deref().map(Bytes::parse).transpose().map_err(wrong)?,
-        fix: parsed(&fix, Wish::parse)?,
-        time: parse_seconds(&time.to_string()).map_err(wrong)?,
-        threads,
-        seed,
-        ..Search::default()
-    };
-    let task = Arc::new(Task { ask, solver, search, stop: AtomicBool::new(false), news: Mutex::new(None) });
+) -> PyResult<PlanHandle> {
+    let mut request = Request::parse(&options).map_err(wrong)?;
+    request.model.text = text;
+    let task = Arc::new(Task {
+        request,
+        solver,
+        stop: AtomicBool::new(false),
+        first: OnceLock::new(),
+        news: Mutex::new(None),
+    });
     let (send, done) = mpsc::channel();
     let worker = Arc::clone(&task);
     let thread = std::thread::spawn(move || {
@@ -145,14 +111,19 @@ pub(crate) fn plan(
         return Err(wrong(format!("planning failed inside; please report this with the model{reason}")));
     };
     match outcome {
-        Ok((request, mut plan)) => {
+        Ok(mut opened) => {
             if task.stop.load(Ordering::Relaxed) {
-                plan.warnings.push("the search was interrupted: this is the best that it had found".into());
+                opened
+                    .plan
+                    .warnings
+                    .push("the search was interrupted: this is the best that it had found".into());
             }
-            Ok(Planned::new(plan, request))
+            Ok(PlanHandle::new(opened))
         }
         Err(error) => match error.downcast_ref() {
-            Some(Failure::DoesNotFit { .. }) => Err(DoesNotFit::new_err(error.to_string())),
+            Some(Failure::DoesNotFit { .. } | Failure::OverLimit { .. }) => {
+                Err(DoesNotFit::new_err(error.to_string()))
+            }
             _ => Err(wrong(format!("{error:#}"))),
         },
     }

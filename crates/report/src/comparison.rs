@@ -24,7 +24,7 @@ pub struct Comparison {
     pub scaling: Vec<Scale>,
     /// The best plan under several limits of memory, tightest first; empty where nobody asked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub pareto: Vec<Limited>,
+    pub pareto: Vec<MemoryLimitRow>,
     /// What the command line says below its table.
     pub notes: Vec<String>,
 }
@@ -42,6 +42,8 @@ pub struct Row {
     pub traffic_bytes: Option<u64>,
     /// The most that a device holds.
     pub peak_memory_bytes: Option<u64>,
+    /// Whether that keeps the memory limit; without a limit, whether it fits the usable memory of a device.
+    pub fits: Option<bool>,
     /// How long the search took.
     pub search_seconds: f64,
     /// Picoseconds if nothing overlapped.
@@ -70,7 +72,7 @@ pub struct Scale {
 
 /// The best plan under a limit of memory.
 #[derive(Clone, Debug, Serialize)]
-pub struct Limited {
+pub struct MemoryLimitRow {
     /// The most that a device may hold; none without a limit.
     pub memory_limit_bytes: Option<u64>,
     /// Whether no other of the plans is at least as fast and as lean, and better in one of the two.
@@ -81,8 +83,8 @@ pub struct Limited {
 }
 
 /// Says of plans under several limits which of them nobody would give up for another.
-pub fn mark_front(plans: &mut [Limited]) {
-    let place = |plan: &Limited| Some((plan.row.step_seconds?, plan.row.peak_memory_bytes?));
+pub fn mark_front(plans: &mut [MemoryLimitRow]) {
+    let place = |plan: &MemoryLimitRow| Some((plan.row.step_seconds?, plan.row.peak_memory_bytes?));
     let places: Vec<Option<(f64, u64)>> = plans.iter().map(place).collect();
     for (at, plan) in plans.iter_mut().enumerate() {
         let beats = |(other, own): (&Option<(f64, u64)>, (f64, u64))| {
@@ -105,7 +107,7 @@ mod tests {
 
     #[test]
     fn what_is_slower_and_fuller_than_another_is_not_on_the_front() {
-        let plan = |step: Option<f64>, bytes: u64| Limited {
+        let plan = |step: Option<f64>, bytes: u64| MemoryLimitRow {
             memory_limit_bytes: None,
             on_front: false,
             row: Row { step_seconds: step, peak_memory_bytes: step.map(|_| bytes), ..Row::default() },

@@ -2,12 +2,12 @@
 //!
 //! A change is priced twice: alone, as the only change to the first plan, and undone, as the only thing taken back from the
 //! second. One by one and together the changes are not worth the same, since neighbours that change along save each
-//! other re-layouts; a change that is dear alone and dear to undo is one that only goes with others.
+//! other reshards; a change that is dear alone and dear to undo is one that only goes with others.
 
 use crate::{explain::Explainer, page::ReportError};
 use serde::Serialize;
-use shardwright_plan::{Plan, PlanError, Problem};
-use shardwright_space::Config;
+use shardwright_plan::{Context, Plan};
+use shardwright_space::{Assignment, Config};
 
 /// Two plans, the first one's figures first.
 #[derive(Clone, Debug, Serialize)]
@@ -46,44 +46,43 @@ pub struct Change {
 }
 
 impl Difference {
-    /// The difference of two plans on the same axes; the problem is any on these, untied if one of the plans is.
+    /// The difference of two plans, their assignments on the axes of the context; it is untied if one of the plans is.
     ///
     /// # Errors
-    /// Where a plan is of another model, or they have other axes.
-    pub fn of(problem: &Problem<'_>, before: &Plan, after: &Plan) -> Result<Self, ReportError> {
-        if before.axes != after.axes {
-            let reason = "the plans have other axes".to_string();
-            return Err(PlanError::Mismatch { reason }.into());
-        }
-        let old = before.configs(problem.graph, problem.mesh())?;
-        let new = after.configs(problem.graph, problem.mesh())?;
-        let (mut from_old, mut from_new) = (Explainer::new(problem, &old)?, Explainer::new(problem, &new)?);
+    /// Where a plan is of another model, or an assignment on other axes.
+    pub fn of(
+        context: &Context<'_>,
+        (before, old): (&Plan, &Assignment),
+        (after, new): (&Plan, &Assignment),
+    ) -> Result<Self, ReportError> {
+        let (mut from_old, mut from_new) = (Explainer::new(context, old)?, Explainer::new(context, new)?);
         let mut changes = Vec::new();
-        for (part, split) in problem.variables.splits.iter().enumerate() {
-            let differ = split.ops.iter().filter(|op| old[op.index()] != new[op.index()]).count();
+        for (part, split) in context.variables.members.iter().enumerate() {
+            let differ = split.ops.iter().filter(|op| old.config(**op) != new.config(**op)).count();
             if differ == 0 {
                 continue;
             }
             let lead = split.forward();
-            let own =
-                |all: &[Config]| split.ops.iter().map(|op| all[op.index()].clone()).collect::<Vec<Config>>();
-            let longer = |explainer: &mut Explainer<'_>, from: &[Config], to: &[Config]| {
-                let price = |explainer: &mut Explainer<'_>, all: &[Config]| {
+            let own = |all: &Assignment| {
+                split.ops.iter().map(|op| all.config(*op).clone()).collect::<Vec<Config>>()
+            };
+            let longer = |explainer: &mut Explainer<'_>, from: &Assignment, to: &Assignment| {
+                let price = |explainer: &mut Explainer<'_>, all: &Assignment| {
                     explainer.price(part, &own(all)).map(|choice| choice.total_ps())
                 };
                 let change = price(explainer, to)? - price(explainer, from)?;
                 Ok::<f64, ReportError>(change as f64 / 1e12)
             };
             let shown =
-                |all: &[Config]| all[lead.index()].show(&problem.shapes[lead.index()].rule, problem.mesh());
+                |all: &Assignment| all.config(lead).show(&context.shapes[lead.index()].rule, context.mesh());
             changes.push(Change {
-                op: problem.graph.node(lead).name.clone(),
+                op: context.graph.node(lead).name.clone(),
                 index: lead.0,
-                before: shown(&old),
-                after: shown(&new),
+                before: shown(old),
+                after: shown(new),
                 ops: differ,
-                alone_seconds: longer(&mut from_old, &old, &new)?,
-                undone_seconds: longer(&mut from_new, &new, &old)?,
+                alone_seconds: longer(&mut from_old, old, new)?,
+                undone_seconds: longer(&mut from_new, new, old)?,
             });
         }
         changes.sort_by(|a, b| b.alone_seconds.abs().total_cmp(&a.alone_seconds.abs()));

@@ -7,13 +7,13 @@
 
 use crate::{
     page::ReportError,
-    reoptimise::{Certainty, Reoptimised},
+    reoptimise::{Certainty, Reoptimisation},
 };
 use serde::Serialize;
 use shardwright_cost::{Layout, TensorShape};
 use shardwright_graph::OpId;
-use shardwright_plan::{End, Groups, MOST_CONFIGS, OpTimes, PlanError, Problem, Transfer, picoseconds};
-use shardwright_space::{Config, configs, count_configs};
+use shardwright_plan::{Context, MOST_CONFIGS, OpTimes, PlanError, Variables, picoseconds};
+use shardwright_space::{Assignment, Config, Endpoint, Transfer, configs, count_configs};
 use std::collections::HashMap;
 
 /// What ops that choose together could do.
@@ -65,36 +65,36 @@ struct Link<'t> {
 
 /// Explains the choices of a plan.
 pub struct Explainer<'p> {
-    problem: &'p Problem<'p>,
-    groups: &'p Groups,
-    chosen: Vec<Config>,
+    context: &'p Context<'p>,
+    groups: &'p Variables,
+    chosen: Assignment,
     times: OpTimes<'p>,
     links: Vec<Vec<Link<'p>>>,
-    /// Times of re-layouts that were asked for before.
+    /// Times of reshards that were asked for before.
     known: HashMap<(TensorShape, Layout, Layout), i64>,
 }
 
 impl<'p> Explainer<'p> {
-    /// For a plan's configs; what chooses together are the problem's variables.
+    /// For a plan's configs; what chooses together are the context's variables.
     ///
     /// # Errors
-    /// Where the problem's costs are of another device.
-    pub fn new(problem: &'p Problem<'p>, configs: &[Config]) -> Result<Self, ReportError> {
-        let groups = &problem.variables;
+    /// Where the context's costs are of another device.
+    pub fn new(context: &'p Context<'p>, assignment: &Assignment) -> Result<Self, ReportError> {
+        let groups = &context.variables;
         let mut links: Vec<Vec<Link<'p>>> = Vec::new();
-        links.resize_with(groups.splits.len(), Vec::new);
-        for transfer in &problem.transfers.all {
-            let (from, to) = (groups.part(transfer.from.op), groups.part(transfer.to.op));
+        links.resize_with(groups.members.len(), Vec::new);
+        for transfer in &context.transfers.pairs {
+            let (from, to) = (groups.variable_of(transfer.from.op), groups.variable_of(transfer.to.op));
             links[from].push(Link { transfer, outside: from != to });
             if from != to {
                 links[to].push(Link { transfer, outside: true });
             }
         }
         Ok(Self {
-            problem,
+            context,
             groups,
-            chosen: configs.to_vec(),
-            times: problem.times()?,
+            chosen: assignment.clone(),
+            times: context.times()?,
             links,
             known: HashMap::new(),
         })
@@ -102,12 +102,12 @@ impl<'p> Explainer<'p> {
 
     /// How many parts of the graph choose for themselves.
     pub fn parts(&self) -> usize {
-        self.groups.splits.len()
+        self.groups.members.len()
     }
 
     /// The part that an op chooses with.
     pub fn part(&self, op: OpId) -> usize {
-        self.groups.part(op)
+        self.groups.variable_of(op)
     }
 
     /// The configs of a part's leading op that are looked at, those first that would cost least with everything else as it
@@ -116,10 +116,10 @@ impl<'p> Explainer<'p> {
     /// # Errors
     /// Where a tensor cannot be laid out.
     pub fn leads(&mut self, part: usize) -> Result<Vec<Config>, ReportError> {
-        let (problem, split) = (self.problem, &self.groups.splits[part]);
+        let (context, split) = (self.context, &self.groups.members[part]);
         let mut priced = Vec::new();
         for config in self.listed(part) {
-            let own = split.configs(&problem.shapes, problem.mesh(), &config);
+            let own = split.configs(&context.shapes, context.mesh(), &config);
             priced.push((self.price(part, &own)?.total_ps(), config));
         }
         priced.sort();
@@ -128,8 +128,8 @@ impl<'p> Explainer<'p> {
 
     /// All configs of a part's leading op, unless they are too many.
     fn listed(&self, part: usize) -> Vec<Config> {
-        let rule = &self.problem.shapes[self.groups.splits[part].forward().index()].rule;
-        let mesh = self.problem.mesh();
+        let rule = &self.context.shapes[self.groups.members[part].forward().index()].rule;
+        let mesh = self.context.mesh();
         if count_configs(rule, mesh, MOST_CONFIGS) > MOST_CONFIGS { Vec::new() } else { configs(rule, mesh) }
     }
 
@@ -141,12 +141,12 @@ impl<'p> Explainer<'p> {
         &mut self,
         part: usize,
         most: usize,
-        reoptimised: Option<&Reoptimised>,
+        reoptimised: Option<&Reoptimisation>,
     ) -> Result<Explanation, ReportError> {
-        let (problem, split) = (self.problem, &self.groups.splits[part]);
-        let (shapes, mesh) = (&problem.shapes[..], problem.mesh());
+        let (context, split) = (self.context, &self.groups.members[part]);
+        let (shapes, mesh) = (&context.shapes[..], context.mesh());
         let lead = split.forward();
-        let own: Vec<Config> = split.ops.iter().map(|op| self.chosen[op.index()].clone()).collect();
+        let own: Vec<Config> = split.ops.iter().map(|op| self.chosen.config(*op).clone()).collect();
         let mut chosen = self.price(part, &own)?;
         chosen.reoptimised_ps = reoptimised.and_then(|known| known.own_change(part));
         let listed = self.listed(part);
@@ -175,48 +175,45 @@ impl<'p> Explainer<'p> {
     /// # Errors
     /// Where a tensor cannot be laid out.
     pub fn price(&mut self, part: usize, configs: &[Config]) -> Result<Choice, ReportError> {
-        let (problem, groups) = (self.problem, self.groups);
-        let (shapes, mesh) = (&problem.shapes[..], problem.mesh());
+        let (context, groups) = (self.context, self.groups);
+        let (shapes, mesh) = (&context.shapes[..], context.mesh());
         let (mut compute_ps, mut inside_ps, mut neighbours_ps) = (0, 0, 0);
-        for (&op, config) in groups.splits[part].ops.iter().zip(configs) {
+        for (&op, config) in groups.members[part].ops.iter().zip(configs) {
             compute_ps += self.times.compute(op, config);
-            inside_ps += self.times.halo(problem.relayouts.comm(), op, config);
+            inside_ps += self.times.halo(context.resharder.comm(), op, config);
         }
         for at in 0..self.links[part].len() {
             let Link { transfer, outside } = self.links[part][at];
-            let layout = |end: &End| {
-                let (own, member) = groups.place[end.op.index()];
-                let config = if own as usize == part {
-                    &configs[member as usize]
-                } else {
-                    &self.chosen[end.op.index()]
-                };
+            let layout = |end: &Endpoint| {
+                let (own, member) = groups.index[end.op.index()];
+                let config =
+                    if own as usize == part { &configs[member as usize] } else { self.chosen.config(end.op) };
                 end.layout(shapes, config, mesh)
             };
             let (from, to) = (layout(&transfer.from), layout(&transfer.to));
             let time = self.time(transfer, from, to)?;
             *(if outside { &mut neighbours_ps } else { &mut inside_ps }) += time;
         }
-        let lead = groups.splits[part].forward();
+        let lead = groups.members[part].forward();
         let rule = &shapes[lead.index()].rule;
-        let (_, member) = groups.place[lead.index()];
+        let (_, member) = groups.index[lead.index()];
         let config = configs[member as usize].show(rule, mesh);
         Ok(Choice { config, compute_ps, inside_ps, neighbours_ps, reoptimised_ps: None })
     }
 
-    /// Picoseconds of a re-layout.
+    /// Picoseconds of a reshard.
     fn time(&mut self, transfer: &Transfer, from: Layout, to: Layout) -> Result<i64, ReportError> {
         if from == to {
             return Ok(0);
         }
-        let tensor = self.problem.graph.tensor(transfer.tensor);
+        let tensor = self.context.graph.tensor(transfer.tensor);
         let fail = |source| PlanError::Tensor { tensor: tensor.name.clone(), source };
         let shape = TensorShape::new(&tensor.ty.shape, tensor.ty.dtype.bytes() as u32).map_err(fail)?;
         if let Some(&known) = self.known.get(&(shape, from, to)) {
             return Ok(known);
         }
-        let relayouts = &self.problem.relayouts;
-        let time = relayouts.seconds(&relayouts.tensor(shape), &from, &to).map(picoseconds).map_err(fail)?;
+        let resharder = &self.context.resharder;
+        let time = resharder.seconds(&resharder.tensor(shape), &from, &to).map(picoseconds).map_err(fail)?;
         self.known.insert((shape, from, to), time);
         Ok(time)
     }

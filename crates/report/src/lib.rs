@@ -4,25 +4,29 @@
 //! program is written in TypeScript (`report/`), bundled by `scripts/build-report` and kept in `page/`.
 //!
 //! ```
-//! use shardwright_frontend::zoo::{BuildOptions, build};
 //! use shardwright_machine::builtin;
-//! use shardwright_plan::{Demands, Problem, plan, strategy};
+//! use shardwright_plan::Constraints;
 //! use shardwright_report::Page;
 //! use shardwright_search::Control;
+//! use shardwright_strategies::{PlanAnswer, Planner, find, plan};
+//! use shardwright_zoo::{BuildOptions, build};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let graph = build("mlp:batch=64,hidden=1024,layers=2", &BuildOptions::default())?;
 //! let machine = builtin("flat:4")?;
-//! let problem = Problem::new(&graph, &machine, None)?;
-//! let plan = plan(&problem, strategy::find("auto")?, &Demands::default(), &Control::new())?;
+//! let planner = Planner::new(&graph, &machine, None, false);
+//! let PlanAnswer { plan, assignment, mesh } =
+//!     plan(&planner, find("auto")?, &Constraints::default(), &Control::new())?;
 //!
 //! let mut html = Vec::new();
-//! Page::new(&problem, &plan, &[], &Control::new())?.write(&mut html)?;
+//! let context = planner.context(mesh, false)?;
+//! Page::new(&context, &plan, &assignment, &[], &Control::new())?.write(&mut html)?;
 //! assert!(html.starts_with(b"<!doctype html>"));
 //! # Ok(())
 //! # }
 //! ```
 
+mod common_axes;
 mod comparison;
 mod difference;
 mod explain;
@@ -33,11 +37,12 @@ mod peak;
 mod reoptimise;
 mod step;
 
-pub use comparison::{Comparison, Limited, Row, Scale, mark_front};
+pub use common_axes::{common_axes, on_finer_axes};
+pub use comparison::{Comparison, MemoryLimitRow, Row, Scale, mark_front};
 pub use difference::{Change, Difference};
 pub use explain::{Choice, Explainer, Explanation};
 pub use ops::OpFacts;
 pub use page::{Improvement, Page, ReportError};
-pub use peak::{Held, KINDS, KindOfUse, Peak};
-pub use reoptimise::{Alternatives, Certainty, Reoptimised};
-pub use step::{Bars, DeviceClass, Move, Step, Track};
+pub use peak::{HeldTensor, KINDS, KindOfUse, Peak};
+pub use reoptimise::{Alternatives, Certainty, Reoptimisation};
+pub use step::{Bars, DeviceClass, Move, StepView, Track};

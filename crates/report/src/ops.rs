@@ -5,8 +5,8 @@ use serde::Serialize;
 use shardwright_cost::Placement;
 use shardwright_graph::{FactorKind, OpId, Phase, factor_kinds};
 use shardwright_machine::AxisId;
-use shardwright_plan::Problem;
-use shardwright_space::{Config, output_layout};
+use shardwright_plan::Context;
+use shardwright_space::{Assignment, Config, output_layout};
 
 /// An op, beyond its config.
 #[derive(Clone, Debug, Serialize)]
@@ -44,15 +44,15 @@ fn name(kind: FactorKind) -> &'static str {
 
 impl OpFacts {
     /// Those of every op under its config.
-    pub fn all(problem: &Problem<'_>, configs: &[Config]) -> Vec<Self> {
-        let kinds = factor_kinds(problem.graph);
-        let ops = problem.graph.op_ids().zip(configs).zip(&kinds);
-        ops.map(|((op, config), kinds)| Self::of(problem, op, config, kinds)).collect()
+    pub fn all(context: &Context<'_>, assignment: &Assignment) -> Vec<Self> {
+        let kinds = factor_kinds(context.graph);
+        let ops = context.graph.op_ids().zip(&assignment.configs).zip(&kinds);
+        ops.map(|((op, config), kinds)| Self::of(context, op, config, kinds)).collect()
     }
 
-    fn of(problem: &Problem<'_>, op: OpId, config: &Config, kinds: &[FactorKind]) -> Self {
-        let (graph, mesh) = (problem.graph, problem.mesh());
-        let (node, shapes) = (graph.node(op), &problem.shapes[op.index()]);
+    fn of(context: &Context<'_>, op: OpId, config: &Config, kinds: &[FactorKind]) -> Self {
+        let (graph, mesh) = (context.graph, context.mesh());
+        let (node, shapes) = (graph.node(op), &context.shapes[op.index()]);
         let parts = config.parts(&shapes.rule, mesh);
         let mut split: Vec<FactorKind> =
             parts.iter().zip(kinds).filter(|(parts, _)| **parts > 1).map(|(_, kind)| *kind).collect();

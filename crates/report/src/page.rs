@@ -4,15 +4,16 @@ use crate::{
     difference::Difference,
     explain::{Explainer, Explanation},
     ops::OpFacts,
-    reoptimise::Reoptimised,
-    step::Step,
+    reoptimise::Reoptimisation,
+    step::StepView,
 };
 use serde::Serialize;
 use shardwright_lower::LowerError;
-use shardwright_plan::{Demands, Plan, PlanError, Problem, search, strategy};
+use shardwright_plan::{Context, Plan, PlanError};
 use shardwright_search::{Control, LogEntry};
-use shardwright_sim::TooManyTasks;
-use shardwright_space::Config;
+use shardwright_sim::{SimError, TooManyTasks};
+use shardwright_space::Assignment;
+use shardwright_strategies::recipes::DATA;
 
 /// How many other configs of a layer are shown.
 const OPTIONS: usize = 6;
@@ -31,6 +32,16 @@ pub enum ReportError {
     Sim(#[from] TooManyTasks),
 }
 
+impl From<SimError> for ReportError {
+    fn from(error: SimError) -> Self {
+        match error {
+            SimError::Plan(error) => Self::Plan(error),
+            SimError::Lower(error) => Self::Lower(error),
+            SimError::Size(error) => Self::Sim(error),
+        }
+    }
+}
+
 /// What the page shows.
 #[derive(Clone, Debug, Serialize)]
 pub struct Page<'p> {
@@ -43,7 +54,7 @@ pub struct Page<'p> {
     /// Per op of the plan: what the plan does not say.
     pub ops: Vec<OpFacts>,
     /// The simulated steps: the plan's, then data parallelism's, or the other plan's.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepView>,
     /// Why the layers (untied: the ops) are split as they are.
     pub explanations: Vec<Explanation>,
     /// Why nothing is said of what everything else chosen anew would change, where nothing is.
@@ -67,19 +78,20 @@ pub struct Improvement {
 }
 
 impl<'p> Page<'p> {
-    /// The page of a plan; the problem is any of its model, machine and costs that has the plan's axes and is untied if
+    /// The page of a plan; the context is any of its model, machine and costs that has the plan's axes and is untied if
     /// the plan is. What alternatives cost with everything else chosen anew is left out where `control` stops it.
     ///
     /// # Errors
     /// Where the plan is of another model or machine, or cannot be simulated.
     pub fn new(
-        problem: &Problem<'_>,
+        context: &Context<'_>,
         plan: &'p Plan,
+        assignment: &Assignment,
         log: &[LogEntry],
         control: &Control<'_>,
     ) -> Result<Self, ReportError> {
-        let data = search(problem, strategy::find("data")?, &Demands::default(), &Control::new())?;
-        let mut page = Self::beside(problem, plan, ("data", &data.configs), control)?;
+        let data = DATA.assignment(context);
+        let mut page = Self::beside(context, (plan, assignment), ("data", &data), control)?;
         let improvement = |entry: &LogEntry| Improvement {
             seconds: entry.elapsed.as_secs_f64(),
             best: entry.best,
@@ -94,39 +106,39 @@ impl<'p> Page<'p> {
     /// # Errors
     /// As [`Page::new`]; and where the plans have other axes.
     pub fn of_two(
-        problem: &Problem<'_>,
-        before: &Plan,
-        after: &'p Plan,
+        context: &Context<'_>,
+        before: (&Plan, &Assignment),
+        after: (&'p Plan, &Assignment),
         control: &Control<'_>,
     ) -> Result<Self, ReportError> {
-        let difference = Difference::of(problem, before, after)?;
-        let old = before.configs(problem.graph, problem.mesh())?;
-        let page = Self::beside(problem, after, ("before", &old), control)?;
+        let difference = Difference::of(context, before, after)?;
+        let page = Self::beside(context, after, ("before", before.1), control)?;
         Ok(Self { difference: Some(difference), ..page })
     }
 
     /// The page of a plan, its step beside another.
     fn beside(
-        problem: &Problem<'_>,
-        plan: &'p Plan,
-        other: (&'static str, &[Config]),
+        context: &Context<'_>,
+        (plan, assignment): (&'p Plan, &Assignment),
+        other: (&'static str, &Assignment),
         control: &Control<'_>,
     ) -> Result<Self, ReportError> {
-        let configs = plan.configs(problem.graph, problem.mesh())?;
-        let steps =
-            vec![Step::simulate("plan", problem, &configs)?, Step::simulate(other.0, problem, other.1)?];
-        let mut explainer = Explainer::new(problem, &configs)?;
-        let (reoptimised, not_reoptimised) = match Reoptimised::of(problem, plan, &configs, control) {
+        let steps = vec![
+            StepView::simulate("plan", context, assignment)?,
+            StepView::simulate(other.0, context, other.1)?,
+        ];
+        let mut explainer = Explainer::new(context, assignment)?;
+        let (reoptimised, not_reoptimised) = match Reoptimisation::of(context, plan, assignment, control) {
             Ok(reoptimised) => (Some(reoptimised), None),
             Err(reason) => (None, Some(reason)),
         };
         let explain = |part| explainer.explain(part, OPTIONS, reoptimised.as_ref());
-        let explanations = (0..problem.variables.splits.len()).map(explain).collect::<Result<_, _>>()?;
+        let explanations = (0..context.variables.members.len()).map(explain).collect::<Result<_, _>>()?;
         Ok(Self {
             plan,
-            device_memory_bytes: problem.machine.slowest().memory.0,
-            levels: problem.machine.levels().iter().map(|level| level.name.clone()).collect(),
-            ops: OpFacts::all(problem, &configs),
+            device_memory_bytes: context.machine.slowest().memory.0,
+            levels: context.machine.levels().iter().map(|level| level.name.clone()).collect(),
+            ops: OpFacts::all(context, assignment),
             steps,
             explanations,
             not_reoptimised,

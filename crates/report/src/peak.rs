@@ -18,7 +18,7 @@ pub struct Peak {
     /// What the memory is used for; together all that is held.
     pub kinds: Vec<KindOfUse>,
     /// The largest tensors, largest first.
-    pub largest: Vec<Held>,
+    pub largest: Vec<HeldTensor>,
     /// How many more there are.
     pub others: usize,
 }
@@ -34,7 +34,7 @@ pub struct KindOfUse {
 
 /// A tensor in memory.
 #[derive(Clone, Debug, Serialize)]
-pub struct Held {
+pub struct HeldTensor {
     /// Its name.
     pub tensor: String,
     /// What it is for: see [`KINDS`].
@@ -43,13 +43,16 @@ pub struct Held {
     pub bytes: u64,
 }
 
-/// What memory is used for. A copy is what a re-layout or a window's fetch made: a gathered weight, a gradient that was
-/// added up.
+/// The uses of memory. Copies are the results of reshards and halo exchanges (a gathered weight, a reduced gradient), the
+/// shares of all-reduces, and kernels' workspaces.
 pub const KINDS: [&str; 6] = ["weights", "gradients", "optimizer state", "activations", "data", "copies"];
+
+/// The name of memory that holds no tensor.
+const WORKSPACE: &str = "workspace";
 
 fn kind(graph: &Graph, program: &ParallelGraph, value: &Value) -> &'static str {
     let made = value.made_by.map(|by| &program.instruction(by).work);
-    if matches!(made, Some(Work::Relayout(_) | Work::Window { .. })) {
+    if matches!(made, Some(Work::Reshard(_) | Work::HaloExchange { .. })) {
         return "copies";
     }
     match graph.tensor(value.tensor).role {
@@ -70,12 +73,15 @@ impl Peak {
         running: impl Fn(u64) -> Option<u32>,
     ) -> Self {
         let at_ps = memory.fullest();
-        let held = memory.held(at_ps).map(|stay| {
-            let value = program.value(stay.value);
-            let tensor = graph.tensor(value.tensor).name.clone();
-            Held { tensor, kind: kind(graph, program, value), bytes: stay.bytes.0 }
+        let held = memory.at_peak.iter().map(|stay| match stay.value.map(|value| program.value(value)) {
+            Some(value) => HeldTensor {
+                tensor: graph.tensor(value.tensor).name.clone(),
+                kind: kind(graph, program, value),
+                bytes: stay.bytes.0,
+            },
+            None => HeldTensor { tensor: WORKSPACE.into(), kind: "copies", bytes: stay.bytes.0 },
         });
-        let mut held: Vec<Held> = held.collect();
+        let mut held: Vec<HeldTensor> = held.collect();
         let bytes_of = |kind: &str| held.iter().filter(|own| own.kind == kind).map(|own| own.bytes).sum();
         let kinds = KINDS.map(|kind| KindOfUse { kind, bytes: bytes_of(kind) });
         let kinds = kinds.into_iter().filter(|own| own.bytes > 0).collect();

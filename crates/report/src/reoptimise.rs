@@ -8,9 +8,9 @@
 use crate::page::ReportError;
 use serde::Serialize;
 use shardwright_machine::Bytes;
-use shardwright_plan::{MOST_CONFIGS, Near, Plan, PlanError, Problem, limited};
+use shardwright_plan::{Candidates, Context, MOST_CONFIGS, Plan, PlanError, SearchProblem, limited};
 use shardwright_search::{Control, Solver, StopReason, VarId, exact::Exact, min_marginals};
-use shardwright_space::{Config, configs, count_configs};
+use shardwright_space::{Assignment, Config, configs, count_configs};
 use std::collections::HashMap;
 
 /// Additions that min-marginals are worth: a few seconds.
@@ -30,7 +30,7 @@ pub enum Certainty {
 
 /// What choices change, everything else chosen anew.
 #[derive(Clone, Debug)]
-pub struct Reoptimised {
+pub struct Reoptimisation {
     /// How the changes are meant.
     pub certainty: Certainty,
     /// By part and its leading op's config: picoseconds that the plan's sum becomes longer by.
@@ -39,19 +39,19 @@ pub struct Reoptimised {
     own: HashMap<usize, i64>,
 }
 
-impl Reoptimised {
+impl Reoptimisation {
     /// What all choices of a plan would change; `problem` is any on the plan's axes.
     ///
     /// # Errors
     /// Why that is not known, in words.
     pub fn of(
-        problem: &Problem<'_>,
+        context: &Context<'_>,
         plan: &Plan,
-        configs: &[Config],
+        assignment: &Assignment,
         control: &Control<'_>,
     ) -> Result<Self, String> {
         let alternatives =
-            Alternatives::new(problem, plan, configs, control).map_err(|error| error.to_string())?;
+            Alternatives::new(context, plan, assignment, control).map_err(|error| error.to_string())?;
         alternatives.all(control).map_err(|reason| match reason {
             StopReason::Refused(reason) => reason,
             StopReason::Deadline => "it takes too long".into(),
@@ -73,7 +73,7 @@ impl Reoptimised {
 
 /// The choices that a plan had, priced on its own axes.
 pub struct Alternatives<'p> {
-    problem: Problem<'p>,
+    problem: SearchProblem<'p>,
     /// By part: the choice that the plan made, where it is one of them.
     chosen: Vec<Option<u32>>,
     objective: i64,
@@ -88,15 +88,15 @@ impl<'p> Alternatives<'p> {
     /// # Errors
     /// Where that was stopped, or a tensor cannot be laid out.
     pub fn new(
-        problem: &Problem<'p>,
+        context: &Context<'p>,
         plan: &Plan,
-        chosen: &[Config],
+        assignment: &Assignment,
         control: &Control<'_>,
     ) -> Result<Self, ReportError> {
-        let mesh = problem.mesh();
+        let mesh = context.mesh();
         let mut whole = true;
         let listed = |lead: shardwright_graph::OpId| {
-            let (rule, own) = (&problem.shapes[lead.index()].rule, &chosen[lead.index()]);
+            let (rule, own) = (&context.shapes[lead.index()].rule, assignment.config(lead));
             if count_configs(rule, mesh, MOST_CONFIGS) > MOST_CONFIGS {
                 whole = false;
                 return vec![own.clone()];
@@ -107,12 +107,13 @@ impl<'p> Alternatives<'p> {
             }
             all
         };
-        let candidates = problem.variables.splits.iter().map(|split| split.forward()).map(listed).collect();
-        let near = problem.near(Near { mesh: mesh.clone(), candidates }, control)?;
+        let configs = context.variables.members.iter().map(|split| split.forward()).map(listed).collect();
+        let candidates = Candidates { mesh: mesh.clone(), configs };
+        let near = SearchProblem::among(context, candidates, control)?;
         let made = |part: usize| {
-            let ops = &near.variables.splits[part].ops;
+            let ops = &context.variables.members[part].ops;
             let own =
-                |configs: &[Config]| ops.iter().zip(configs).all(|(op, own)| chosen[op.index()] == *own);
+                |configs: &[Config]| ops.iter().zip(configs).all(|(op, own)| assignment.config(*op) == own);
             near.choices[part].iter().position(|choice| own(&choice.configs)).map(|at| at as u32)
         };
         let chosen = (0..near.choices.len()).map(made).collect();
@@ -124,7 +125,7 @@ impl<'p> Alternatives<'p> {
     ///
     /// # Errors
     /// Why there are none.
-    pub fn all(&self, control: &Control<'_>) -> Result<Reoptimised, StopReason> {
+    pub fn all(&self, control: &Control<'_>) -> Result<Reoptimisation, StopReason> {
         let certainty = match (self.memory, self.whole) {
             (None, true) => Certainty::Exact,
             (Some(_), true) => Certainty::AtLeast,
@@ -135,7 +136,7 @@ impl<'p> Alternatives<'p> {
             }
         };
         let marginals = min_marginals(&self.problem.network, MOST_ADDITIONS, control)?;
-        let mut found = Reoptimised { certainty, changes: HashMap::new(), own: HashMap::new() };
+        let mut found = Reoptimisation { certainty, changes: HashMap::new(), own: HashMap::new() };
         for part in 0..self.problem.choices.len() {
             for choice in 0..self.problem.choices[part].len() as u32 {
                 if let Some(least) = marginals.least(VarId(part as u32), choice) {
@@ -156,7 +157,7 @@ impl<'p> Alternatives<'p> {
         part: usize,
         leads: &[Config],
         control: &Control<'_>,
-    ) -> Result<Option<Reoptimised>, PlanError> {
+    ) -> Result<Option<Reoptimisation>, PlanError> {
         if !self.whole {
             return Ok(None);
         }
@@ -184,14 +185,16 @@ impl<'p> Alternatives<'p> {
         }
         let (certainty, known) =
             if proved.is_empty() { (Certainty::AtLeast, bounds) } else { (Certainty::Exact, proved) };
-        let mut found = Reoptimised { certainty, changes: HashMap::new(), own: HashMap::new() };
+        // The network counts less memory than plans need: under a limit its optimum is a lower bound.
+        let certainty = if self.memory.is_some() { Certainty::AtLeast } else { certainty };
+        let mut found = Reoptimisation { certainty, changes: HashMap::new(), own: HashMap::new() };
         for (choice, least) in known {
             self.note(&mut found, part, choice, least);
         }
         Ok(Some(found))
     }
 
-    fn note(&self, found: &mut Reoptimised, part: usize, choice: u32, least: i64) {
+    fn note(&self, found: &mut Reoptimisation, part: usize, choice: u32, least: i64) {
         let change = least - self.objective;
         found.changes.insert((part, self.problem.forward_config(part, choice).clone()), change);
         if self.chosen[part] == Some(choice) {

@@ -6,16 +6,16 @@ use crate::{page::ReportError, peak::Peak};
 use serde::Serialize;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work, lower};
-use shardwright_plan::{Problem, picoseconds};
+use shardwright_plan::{Context, picoseconds};
 use shardwright_sim::{Classes, Links, Memory, Schedule, Stream, Timeline, usages};
-use shardwright_space::{Config, place};
+use shardwright_space::{Assignment, Sharing, assign_layouts};
 
 /// The most bars of a step; classes of devices beyond that are left out.
 const MOST_BARS: usize = 1 << 18;
 
 /// A step of the model under some configs.
 #[derive(Clone, Debug, Serialize)]
-pub struct Step {
+pub struct StepView {
     /// The strategy's name; `plan` for the plan itself.
     pub name: &'static str,
     /// How long it takes.
@@ -102,22 +102,25 @@ pub struct Move {
     pub ps: u64,
 }
 
-impl Step {
+impl StepView {
     /// Lowers and simulates a step.
     pub fn simulate(
         name: &'static str,
-        problem: &Problem<'_>,
-        configs: &[Config],
+        context: &Context<'_>,
+        assignment: &Assignment,
     ) -> Result<Self, ReportError> {
-        let graph = problem.graph;
-        let program = lower(graph, &problem.relayouts, configs)?;
-        let times = problem.times()?;
-        // Sums of partial results are run otherwise than planned.
-        let run_as = place(graph, &problem.shapes, configs, problem.mesh()).configs;
-        let compute = |op: OpId| times.compute(op, &run_as[op.index()]);
-        let schedule = Schedule::new(&program, Classes::of(&program), Links::of(problem.machine), compute)?;
+        let graph = context.graph;
+        let program = lower(graph, &context.resharder, assignment)?;
+        let times = context.times()?;
+        let (classes, links, sharing) =
+            (Classes::of(&program), Links::of(context.machine), Sharing::AcrossLayers);
+        let schedule = shardwright_sim::schedule(context, assignment, &program, classes, links, sharing)?;
+        // Sums of partial results run with other configs than assigned.
+        let transfers = &context.transfers;
+        let layouts = assign_layouts(graph, &context.shapes, transfers, assignment, context.mesh(), sharing);
+        let compute = |op: OpId| times.compute(op, &layouts.configs[op.index()]);
         let line = schedule.simulate();
-        let (whats, moves) = whats(problem, &program);
+        let (whats, moves) = whats(context, &program);
         let mut step = Self {
             name,
             step_ps: line.makespan(),
@@ -130,7 +133,7 @@ impl Step {
         };
         step.draw(&schedule, &line, &whats);
         for (class, usage) in schedule.classes.ids().zip(usages(&schedule, &line)).take(step.shown()) {
-            let memory = Memory::of(graph, &program, &schedule, &line, class);
+            let memory = Memory::of(&program, &schedule, &line, class);
             let peak = Peak::of(graph, &program, &memory, |time| step.running(class, time));
             step.classes.push(DeviceClass {
                 device: schedule.classes.device(class).0,
@@ -208,7 +211,7 @@ impl Step {
 }
 
 /// Per instruction what it is (see [`Bars::what`]), and the moves among them.
-fn whats(problem: &Problem<'_>, program: &ParallelGraph) -> (Vec<i64>, Vec<Move>) {
+fn whats(context: &Context<'_>, program: &ParallelGraph) -> (Vec<i64>, Vec<Move>) {
     let readers = first_readers(program);
     let mut whats = Vec::with_capacity(program.instructions.len());
     let mut moves = Vec::new();
@@ -218,10 +221,10 @@ fn whats(problem: &Problem<'_>, program: &ParallelGraph) -> (Vec<i64>, Vec<Move>
                 whats.push(i64::from(op.0));
                 continue;
             }
-            Work::Relayout(step) => (step.action.name(), step.axes, step.seconds),
-            Work::Window { axes, seconds, .. } => ("window", *axes, *seconds),
+            Work::Reshard(step) => (step.action.name(), step.axes, step.seconds),
+            Work::HaloExchange { axes, seconds, .. } => ("window", *axes, *seconds),
         };
-        let tensor = |value: &ValueId| problem.graph.tensor(program.value(*value).tensor).name.clone();
+        let tensor = |value: &ValueId| context.graph.tensor(program.value(*value).tensor).name.clone();
         let from = maker(program, instruction);
         whats.push(-1 - moves.len() as i64);
         moves.push(Move {
@@ -230,7 +233,7 @@ fn whats(problem: &Problem<'_>, program: &ParallelGraph) -> (Vec<i64>, Vec<Move>
             from: from.map(|op| op.0),
             to: readers[at].or(from).map_or(0, |op| op.0),
             axes: axes.iter().map(|axis| axis.0).collect(),
-            bytes: program.traffic_of(problem.relayouts.comm(), instruction).total().0,
+            bytes: program.traffic_of(context.resharder.comm(), instruction).total().0,
             ps: u64::try_from(picoseconds(seconds)).unwrap_or(0),
         });
     }

@@ -1,8 +1,8 @@
 //! The files beside an ONNX model that hold its weights.
 
 use bytes::Bytes;
-use shardwright_frontend::onnx::{ExternalData, ExternalPlace, Literal, Source};
 use shardwright_graph::TensorId;
+use shardwright_onnx::{ExternalData, ExternalRange, Literal, TensorSource};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -22,12 +22,12 @@ impl NeighbouringFiles {
 
 /// The contents of weights and constants that an ONNX model has, in its own file or in those beside it.
 pub struct StoredValues {
-    sources: Vec<Source>,
+    sources: Vec<TensorSource>,
     files: NeighbouringFiles,
 }
 
 impl StoredValues {
-    pub(crate) fn new(path: &Path, sources: Vec<Source>) -> Self {
+    pub(crate) fn new(path: &Path, sources: Vec<TensorSource>) -> Self {
         Self { sources, files: NeighbouringFiles::of(path) }
     }
 
@@ -47,9 +47,9 @@ impl StoredValues {
 }
 
 impl ExternalData for NeighbouringFiles {
-    /// The front end has refused paths that lead out of the folder by their text; links are checked here.
-    fn read(&self, place: &ExternalPlace) -> Result<Option<Bytes>, String> {
-        let shown = place.location.escape_default();
+    /// The ONNX reader has refused paths out of the folder by their text; links are checked here.
+    fn read(&self, place: &ExternalRange) -> Result<Option<Bytes>, String> {
+        let shown = shardwright_graph::printable(&place.location, 200);
         let fail = |error: std::io::Error| format!("external data `{shown}`: {error}");
         let path = self.folder.join(&place.location);
         let real = match path.canonicalize() {
@@ -58,6 +58,10 @@ impl ExternalData for NeighbouringFiles {
         };
         if !real.starts_with(self.folder.canonicalize().map_err(fail)?) {
             return Err(format!("external data `{shown}` leads out of the model's folder: refused"));
+        }
+        // Opening a pipe would wait for its writer.
+        if !real.metadata().map_err(fail)?.is_file() {
+            return Err(format!("external data `{shown}` is not a regular file: refused"));
         }
         let mut file = File::open(real).map_err(fail)?;
         let size = file.metadata().map_err(fail)?.len();
@@ -71,5 +75,28 @@ impl ExternalData for NeighbouringFiles {
         let mut bytes = Vec::new();
         file.take(place.length).read_to_end(&mut bytes).map_err(fail)?;
         Ok(Some(bytes.into()))
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = NeighbouringFiles { folder: folder.path().into() };
+        let place = |name: &str| ExternalRange { location: name.into(), offset: 0, length: 4 };
+        std::fs::write(folder.path().join("plain"), "12345").unwrap();
+        assert_eq!(files.read(&place("plain")).unwrap().unwrap()[..], *b"1234");
+        assert_eq!(files.read(&place("missing")), Ok(None));
+        // A pipe without a writer would wait for ever.
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let refused = files.read(&place("pipe")).unwrap_err();
+        assert!(refused.contains("`pipe` is not a regular file"), "{refused}");
+        std::fs::create_dir(folder.path().join("folder")).unwrap();
+        assert!(files.read(&place("folder")).unwrap_err().contains("not a regular file"));
     }
 }

@@ -1,32 +1,45 @@
-//! What a user asks for, and the plan that comes of it: the half that the command line and the Python package share.
+//! Requests of users, and the plans that answer them: the half that the command line and the Python package share.
 //!
 //! Models and machines are named, read from files or given as text; errors are for the user to read. Like the shells
 //! above it, and unlike the stages below, this crate opens files and reads the clock.
 //!
 //! ```
-//! use shardwright_request::{Ask, Search};
+//! use shardwright_request::Request;
 //! use std::sync::atomic::AtomicBool;
 //!
 //! # fn main() -> anyhow::Result<()> {
-//! let request = Ask::of("mlp:batch=64,hidden=1024,layers=2", "flat:4").open()?;
-//! let plan = request.plan("exact", &Search::default(), &AtomicBool::new(false), &|_| ())?;
-//! assert!(plan.proved_optimal);
+//! let inputs = Request::new("mlp:batch=64,hidden=1024,layers=2", "flat:4").open()?;
+//! let opened = inputs.plan("exact", &AtomicBool::new(false), &|_| ())?;
+//! assert!(opened.plan.proved_optimal);
 //! # Ok(())
 //! # }
 //! ```
 
-mod ask;
+mod clock;
 mod external;
 mod files;
+mod inputs;
+mod no_fit;
+mod opened_plan;
+mod planning;
+mod printed;
 mod ram;
-mod search;
+mod request;
 mod stablehlo;
 mod summary;
 
-pub use ask::{Ask, Request, is_path, parse_balance, parse_optimizer, parse_role, parse_seconds, parse_size};
+pub use clock::WallClock;
 pub use external::StoredValues;
 pub use files::{open_machine, read};
-pub use ram::{half_of_free, most_held};
-pub use search::{Event, Search};
+pub use inputs::{Inputs, is_path};
+pub use opened_plan::{OpenedPlan, read_plan};
+pub use planning::Event;
+pub use printed::printed;
+pub use ram::{free as free_memory, half_of_free, most_held};
+pub use request::{
+    MemoryLimit, ModelSpec, Request, parse_balance, parse_optimizer, parse_precision, parse_price,
+    parse_role, parse_seconds, parse_size,
+};
+pub use shardwright_machine::show_bytes;
 pub use stablehlo::Program;
-pub use summary::{Detail, show_bytes, show_seconds, summarise};
+pub use summary::{Detail, headline, show_seconds, summarise};

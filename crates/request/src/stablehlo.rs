@@ -3,7 +3,7 @@
 use crate::files::MOST_BYTES;
 use anyhow::Context;
 use flate2::read::GzDecoder;
-use shardwright_frontend::stablehlo::{Imported, Options, import};
+use shardwright_stablehlo::{ImportOptions, ImportedProgram, import};
 use std::io::Read;
 use std::path::Path;
 
@@ -13,7 +13,7 @@ pub struct Program {
     /// The text.
     pub text: String,
     /// Which tensors its arguments and results are.
-    pub imported: Imported,
+    pub imported: ImportedProgram,
 }
 
 /// Whether a file's name says that it is StableHLO.
@@ -24,7 +24,7 @@ pub(crate) fn is_stablehlo(path: &Path) -> bool {
 }
 
 /// Reads a program; errors begin with file, line and column.
-pub(crate) fn read_program(path: &Path, bytes: Vec<u8>, options: &Options) -> anyhow::Result<Program> {
+pub(crate) fn read_program(path: &Path, bytes: Vec<u8>, options: &ImportOptions) -> anyhow::Result<Program> {
     let file = path.display().to_string();
     let bytes =
         if bytes.starts_with(&[0x1f, 0x8b]) { unpack(&bytes).with_context(|| file.clone())? } else { bytes };

@@ -1,10 +1,11 @@
-//! A plan as people read it.
+//! The text summary of a plan.
 
+use shardwright_machine::show_bytes;
 use shardwright_plan::{Optimised, Plan, PlanLayer};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-/// What is shown of a layer, or of layers that repeat.
+/// A row of the table: a layer, or several equal ones.
 struct Line<'p> {
     name: String,
     config: &'p str,
@@ -27,7 +28,7 @@ impl<'p> Line<'p> {
     }
 }
 
-/// One line for layers with the same name up to the numbers of their blocks (`blocks.3.ln1`) that do the same.
+/// One row for all layers with equal configs whose names differ only in the number of the block (`blocks.3.ln1`).
 fn repeated(layers: &[PlanLayer]) -> Vec<Line<'_>> {
     let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     let stem = |name: &str| {
@@ -55,145 +56,249 @@ fn repeated(layers: &[PlanLayer]) -> Vec<Line<'_>> {
     lines
 }
 
-/// How much is told of a plan.
+/// How much of a plan is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// Only the verdict.
+    /// Step, baselines, search and proof.
     Verdict,
-    /// Layers that matter, those that repeat once.
+    /// Also the layers that matter, repeated ones in one row.
     Usual,
-    /// Every layer.
+    /// Also every layer.
     All,
 }
 
-/// Tells people what a plan does and what it is worth.
+/// Prints a plan for people: a table of layers, then one labelled fact per line.
 ///
 /// # Errors
 /// Where `out` cannot be written to.
 pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result<()> {
-    let verbose = detail == Detail::All;
     if detail != Detail::Verdict {
-        // Tied weights lie as their layer uses them; untied ones deserve a column.
-        let weights = |stored: &str| if plan.space.untied { format!(" {stored:<12}") } else { String::new() };
-        let heading = weights("weights");
-        writeln!(out, "{:<28} {:<16}{heading} {:>12} {:>12}", "layer", "config", "compute", "communicate")?;
-        let mut skipped = 0;
-        let lines = if verbose { plan.layers.iter().map(Line::of).collect() } else { repeated(&plan.layers) };
-        for line in &lines {
-            // Layers that go on as the one before, at next to no cost, are not worth a line.
-            let small = line.comm + line.compute < plan.simulated.step_seconds * 0.002;
-            if !verbose && small {
-                skipped += line.count;
-                continue;
-            }
-            writeln!(
-                out,
-                "{:<28} {:<16}{} {:>12} {:>12}",
-                if line.count > 1 { format!("{} ({}x)", line.name, line.count) } else { line.name.clone() },
-                line.config,
-                weights(line.weights),
-                show_seconds(line.compute),
-                show_seconds(line.comm)
-            )?;
-        }
-        if skipped > 0 && skipped < plan.layers.len() {
-            writeln!(out, "({skipped} layers of less than 0.2% of the step together; -v shows them)")?;
-        }
-        writeln!(out)?;
+        print_layers(out, plan, detail == Detail::All)?;
     }
+    print_step(out, plan)?;
+    print_search(out, plan)?;
+    print_baselines(out, plan)?;
+    print_placements(out, plan)?;
+    plan.warnings.iter().try_for_each(|warning| writeln!(out, "note: {warning}"))
+}
+
+fn print_layers(out: &mut impl Write, plan: &Plan, all: bool) -> io::Result<()> {
+    // A tied weight is stored as its layer uses it. An untied one deserves a column.
+    let weights = |stored: &str| if plan.space.untied { format!(" {stored:<12}") } else { String::new() };
+    let heading = weights("weights");
+    writeln!(out, "{:<28} {:<16}{heading} {:>12} {:>12}", "layer", "config", "compute", "communicate")?;
+    let mut skipped = 0;
+    let lines = if all { plan.layers.iter().map(Line::of).collect() } else { repeated(&plan.layers) };
+    for line in &lines {
+        let small = line.comm + line.compute < plan.simulated.step_seconds * 0.002;
+        if !all && small {
+            skipped += line.count;
+            continue;
+        }
+        writeln!(
+            out,
+            "{:<28} {:<16}{} {:>12} {:>12}",
+            if line.count > 1 { format!("{} ({}x)", line.name, line.count) } else { line.name.clone() },
+            line.config,
+            weights(line.weights),
+            show_seconds(line.compute),
+            show_seconds(line.comm)
+        )?;
+    }
+    if skipped > 0 && skipped < plan.layers.len() {
+        writeln!(out, "({skipped} layers below 0.2% of the step are hidden; -v shows them)")?;
+    }
+    writeln!(out)
+}
+
+/// Prints one labelled fact.
+fn fact(out: &mut impl Write, label: &str, text: &str) -> io::Result<()> {
+    writeln!(out, "  {label:<22} {text}")
+}
+
+/// The step's times, memory and traffic.
+fn print_step(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
     let times = &plan.simulated;
     writeln!(
         out,
-        "{} on {} ({} devices), {}: {} per step, {} of it computing, {} waiting for communication; {} if nothing overlapped",
+        "{} on {} ({} devices), {}: {} per step",
         plan.model,
         plan.machine,
         plan.devices,
         plan.solver,
-        show_seconds(times.step_seconds),
-        show_seconds(times.compute_seconds),
-        show_seconds(times.exposed_comm_seconds),
-        show_seconds(plan.objective as f64 / 1e12)
+        show_seconds(times.step_seconds)
     )?;
+    fact(out, "computing", &show_seconds(times.compute_seconds))?;
+    fact(out, "exposed communication", &show_seconds(times.exposed_comm_seconds))?;
+    fact(out, "without overlap", &show_seconds(plan.objective as f64 / 1e12))?;
+    print_throughput(out, plan)?;
+    fact(out, "memory", &format!("{} per device at most", memory(plan)))?;
+    fact(out, "traffic", &format!("{} per step over all devices", show_bytes(plan.traffic_bytes)))
+}
+
+/// Memory in use, and the limit where there is one.
+fn memory(plan: &Plan) -> String {
+    let held = show_bytes(plan.peak_memory_bytes);
+    let of = plan.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", show_bytes(limit)));
+    let verdict = if plan.fits { "" } else { " (does not fit the device)" };
+    format!("{held}{of}{verdict}")
+}
+
+/// Rates in the user's units, and their cost where a price is given.
+fn print_throughput(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    let rates = &plan.throughput;
+    if let (Some(all), Some(each)) = (rates.tokens_per_second, rates.tokens_per_second_per_device) {
+        let text = format!("{} tokens/s, {} per device", grouped(all), grouped(each));
+        fact(out, "throughput", &text)?;
+    } else if let Some(all) = rates.samples_per_second {
+        let each = all / f64::from(plan.devices.max(1));
+        fact(out, "throughput", &format!("{} samples/s, {} per device", grouped(all), grouped(each)))?;
+    }
+    if let Some(mfu) = rates.mfu {
+        fact(out, "MFU", &format!("{:.1}% of the peak of matrix products", mfu * 100.0))?;
+    }
+    if let Some(cost) = rates.cost_per_million_tokens {
+        fact(out, "cost", &format!("{cost:.4} per million tokens"))?;
+    }
+    if let Some(cost) = rates.cost_per_million_samples {
+        fact(out, "cost", &format!("{cost:.4} per million samples"))?;
+    }
+    Ok(())
+}
+
+/// A rate as people read it: `12,345`, or with decimals below 100.
+fn grouped(rate: f64) -> String {
+    if rate < 100.0 {
+        return format!("{rate:.2}");
+    }
+    let digits = format!("{rate:.0}");
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// The plan's answer in one line.
+pub fn headline(plan: &Plan) -> String {
+    let mut parts = vec![format!(
+        "{} on {} ({} devices): {} per step",
+        plan.model,
+        plan.machine,
+        plan.devices,
+        show_seconds(plan.simulated.step_seconds)
+    )];
+    let rates = &plan.throughput;
+    match (rates.tokens_per_second_per_device, rates.samples_per_second) {
+        (Some(each), _) => parts.push(format!("{} tokens/s per device", grouped(each))),
+        (None, Some(all)) => parts.push(format!("{} samples/s", grouped(all))),
+        (None, None) => {}
+    }
+    parts.extend(rates.mfu.map(|mfu| format!("MFU {:.1}%", mfu * 100.0)));
+    parts.push(format!("{} per device", memory(plan)));
+    let fitting = plan.baselines.iter().filter(|(_, baseline)| baseline.fits);
+    if let Some((name, best)) = fitting.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds)) {
+        let ratio = best.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
+        parts.push(format!("{ratio:.2}x the speed of the best baseline ({name})"));
+    }
+    parts.join(", ")
+}
+
+/// The search: its space, its proof and its cost.
+fn print_search(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    if let Some(moved) = &plan.soybean {
+        let cuts: Vec<String> = moved.cuts.iter().map(u64::to_string).collect();
+        fact(out, "elements moved", &moved.total_elements.to_string())?;
+        fact(out, "elements by cut", &cuts.join(", "))?;
+        let proof =
+            if moved.proved { "every cut moves the fewest elements" } else { "not every cut is proved" };
+        fact(out, "proof", proof)?;
+    } else {
+        let variables = if plan.space.untied { "ops" } else { "layers" };
+        fact(out, "search", &plan.space.description)?;
+        let (count, choices) = (plan.space.variables, plan.space.choices);
+        fact(out, "search space", &format!("{count} {variables}, {choices} configs"))?;
+        fact(out, "proof", &proof(plan))?;
+        if let (Some(coarse), false) = (&plan.space.coarse, plan.optimised == Optimised::Simulated) {
+            let objective = show_seconds(coarse.objective as f64 / 1e12);
+            let gap = coarse.gap * 100.0;
+            let gap =
+                if coarse.gap == 0.0 { "proved optimal there".into() } else { format!("gap {gap:.2}%") };
+            fact(out, "before refinement", &format!("{objective} on {}, {gap}", coarse.axes))?;
+        }
+    }
+    let memory = plan
+        .planning_memory_bytes
+        .map_or(String::new(), |bytes| format!(", {} of memory", show_bytes(bytes)));
+    fact(out, "planning", &format!("{:.2} s{memory}", plan.search_seconds))
+}
+
+/// What is proved of a plan.
+fn proof(plan: &Plan) -> String {
+    let gap = plan.gap * 100.0;
+    let bounded = plan.lower_bound > 0;
+    match (plan.optimised == Optimised::Simulated, bounded) {
+        (true, true) => {
+            format!("step shortened by simulation; without overlap, gap {gap:.2}% to the lower bound")
+        }
+        (true, false) => "step shortened by simulation; nothing proved".into(),
+        (false, _) if plan.proved_optimal => {
+            "proved optimal: without overlap, no plan in the search space is faster".into()
+        }
+        (false, true) if plan.space.coarse.is_some() => {
+            let above = plan.gap / (1.0 - plan.gap).max(f64::MIN_POSITIVE) * 100.0;
+            format!("without overlap, at most {above:.2}% above any plan on any axes")
+        }
+        (false, true) => format!("without overlap, gap {gap:.2}% to the lower bound"),
+        (false, false) => "nothing proved".into(),
+    }
+}
+
+fn print_baselines(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    if plan.baselines.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "{:<12} {:>12} {:>12} {:>12} {:>12}", "baseline", "step", "relative", "traffic", "memory")?;
     for (name, baseline) in &plan.baselines {
+        let relative = baseline.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
         writeln!(
             out,
-            "  {name:<8} {:>10}, {:.2} times as long; {} sent instead of {}",
+            "  {name:<10} {:>12} {:>12} {:>12} {:>12}{}",
             show_seconds(baseline.step_seconds),
-            baseline.step_seconds / times.step_seconds.max(f64::MIN_POSITIVE),
+            format!("{relative:.2}x"),
             show_bytes(baseline.traffic_bytes),
-            show_bytes(plan.traffic_bytes)
+            show_bytes(baseline.peak_memory_bytes),
+            if baseline.fits { "" } else { "  does not fit" }
         )?;
     }
-    if !plan.placements.is_empty() {
-        writeln!(out, "whole layers on devices:")?;
+    Ok(())
+}
+
+/// The plain placements that `place` is compared with.
+fn print_placements(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    if plan.placements.is_empty() {
+        return Ok(());
     }
+    writeln!(
+        out,
+        "{:<16} {:>12} {:>15} {:>12} {:>12}",
+        "placement", "step", "between devices", "imbalance", "peak memory"
+    )?;
     for row in &plan.placements {
         writeln!(
             out,
-            "  {:<14} {:>10}; {} between devices; the busiest has {:.2} times its share; {} held at most",
+            "  {:<14} {:>12} {:>15} {:>12} {:>12}",
             row.name,
             show_seconds(row.step_seconds),
             show_bytes(row.cut_bytes),
-            row.imbalance,
+            format!("{:.2}x", row.imbalance),
             show_bytes(row.peak_memory_bytes)
         )?;
     }
-    if let Some(moved) = &plan.soybean {
-        let cuts: Vec<String> = moved.cuts.iter().map(u64::to_string).collect();
-        let least = if moved.proved { "each cut proved least" } else { "not every cut proved least" };
-        writeln!(
-            out,
-            "SoyBean's measure: {} elements moved, {} in the cuts one by one, {least}; {:.2} s; {} per device at most",
-            moved.total_elements,
-            cuts.join(", "),
-            plan.search_seconds,
-            show_bytes(plan.peak_memory_bytes)
-        )?;
-        return warn(out, plan);
-    }
-    let proof = if plan.optimised == Optimised::Simulated && plan.lower_bound > 0 {
-        format!(
-            "made short in the simulated step; without overlap at most {:.2}% above the optimum",
-            plan.gap * 100.0
-        )
-    } else if plan.optimised == Optimised::Simulated {
-        "made short in the simulated step, nothing proved".to_string()
-    } else if plan.proved_optimal {
-        "proved: without overlap nothing in the space is faster".to_string()
-    } else if let (Some(coarse), true) = (&plan.space.coarse, plan.lower_bound > 0) {
-        let there = if coarse.gap == 0.0 {
-            "proved there".into()
-        } else {
-            format!("gap {:.2}% there", coarse.gap * 100.0)
-        };
-        format!(
-            "at most {:.2}% above any plan on any axes; {} on {}, {there}",
-            plan.gap / (1.0 - plan.gap).max(f64::MIN_POSITIVE) * 100.0,
-            show_seconds(coarse.objective as f64 / 1e12),
-            coarse.axes,
-        )
-    } else if plan.lower_bound > 0 {
-        format!("at most {:.2}% above the optimum", plan.gap * 100.0)
-    } else {
-        "nothing proved".to_string()
-    };
-    writeln!(
-        out,
-        "{proof}; {} {}, {} configs; {}; {:.2} s{}; {} per device at most",
-        plan.space.variables,
-        if plan.space.untied { "ops" } else { "layers" },
-        plan.space.choices,
-        plan.space.description,
-        plan.search_seconds,
-        plan.planning_memory_bytes
-            .map_or(String::new(), |bytes| format!(" and {} to plan", show_bytes(bytes))),
-        show_bytes(plan.peak_memory_bytes)
-    )?;
-    warn(out, plan)
-}
-
-fn warn(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
-    plan.warnings.iter().try_for_each(|warning| writeln!(out, "note: {warning}"))
+    Ok(())
 }
 
 /// `0.0123 s` as people read it.
@@ -202,14 +307,5 @@ pub fn show_seconds(seconds: f64) -> String {
         s if s >= 1.0 => format!("{s:.2} s"),
         s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
         s => format!("{:.1} us", s * 1e6),
-    }
-}
-
-/// Bytes as people read them.
-pub fn show_bytes(bytes: u64) -> String {
-    match bytes as f64 {
-        b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
-        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
-        b => format!("{:.1} kB", b / 1e3),
     }
 }

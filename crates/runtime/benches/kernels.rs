@@ -1,17 +1,17 @@
-//! Kernels side by side with the bare matrix-product crate on the matrices that they amount to, one thread,
-//! same run: `cargo bench -p shardwright-runtime`, with a part of a name as filter if wanted.
+//! Kernels compared with the bare matrix-product crate on equivalent matrices, one thread,
+//! same run: `cargo bench -p shardwright-runtime`, with part of a name as an optional filter.
 //!
 //! Each line alternates between the two and takes the fastest run of each, in processor time where the system
-//! tells it (Linux), so that other work on the machine disturbs little.
+//! reports it (Linux), so other work on the machine disturbs little.
 
 use shardwright_graph::{
     Dims, Op, TensorType,
     ops::{Contract, Conv, ConvGeometry, ConvGradInput, ConvGradWeight},
 };
-use shardwright_runtime::{Context, Value, View, ViewMut, kernels};
+use shardwright_runtime::{Context, HostTensor, View, ViewMut, kernels};
 use std::time::Instant;
 
-/// Time spent on each line at least.
+/// Least time spent on each line.
 const SECONDS: f64 = 1.5;
 
 /// The bare product `[m, k] · [k, n]`, rows stored one after the other; `b_transposed` stores b as `[n, k]`.
@@ -65,7 +65,7 @@ impl Bare {
     }
 }
 
-/// Seconds that this thread has had a processor for; wall time where the system does not tell.
+/// Processor seconds of this thread; wall time where the system does not report them.
 fn thread_seconds(start: Instant) -> f64 {
     let stats = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanoseconds = stats.and_then(|s| s.split(' ').next()?.parse::<f64>().ok());
@@ -76,8 +76,8 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919) % 1013) as f32 / 506.0 - 1.0).collect()
 }
 
-fn value(shape: &[u64]) -> Value {
-    Value::from_vec(shape, numbers(shape.iter().product::<u64>() as usize))
+fn value(shape: &[u64]) -> HostTensor {
+    HostTensor::from_vec(shape, numbers(shape.iter().product::<u64>() as usize))
 }
 
 /// One line of the table: an op on inputs of these shapes, against `repeats` bare products.
@@ -87,14 +87,14 @@ fn compare(name: &str, op: Op, shapes: [&[u64]; 2], mut bare: Bare, repeats: usi
         return;
     }
     let inputs = shapes.map(value);
-    let types: Vec<TensorType> = inputs.iter().map(Value::ty).collect();
+    let types: Vec<TensorType> = inputs.iter().map(HostTensor::ty).collect();
     let output_types = op.operator().infer(&types).expect("sizes fit");
     let flops = op.operator().flops(&types, &output_types) as f64;
-    let mut outputs: Vec<Value> = output_types.iter().map(Value::zeros).collect();
+    let mut outputs: Vec<HostTensor> = output_types.iter().map(HostTensor::zeros).collect();
     let mut context = Context::default();
     let mut run = || {
-        let views: Vec<View<'_>> = inputs.iter().map(Value::view).collect();
-        let mut views_mut: Vec<ViewMut<'_>> = outputs.iter_mut().map(Value::view_mut).collect();
+        let views: Vec<View<'_>> = inputs.iter().map(HostTensor::view).collect();
+        let mut views_mut: Vec<ViewMut<'_>> = outputs.iter_mut().map(HostTensor::view_mut).collect();
         kernels::run(&op, &views, &mut views_mut, &mut context).expect("runs");
     };
     let (mut ours, mut theirs, start) = (f64::MAX, f64::MAX, Instant::now());
@@ -167,7 +167,7 @@ fn conv(name: &str, images: u64, from: u64, to: u64, size: u64, kernel: u64) {
 }
 
 fn main() {
-    // Run as a test (without --bench), there is nothing to measure.
+    // As a test (without --bench) nothing is measured.
     if !std::env::args().any(|a| a == "--bench") {
         return;
     }

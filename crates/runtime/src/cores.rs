@@ -1,6 +1,6 @@
-//! Threads on cores of their own: a device of this computer is a core, so nobody may share one while there are enough.
+//! Pins threads to cores. A device of this computer is one core, so no two threads share a core while there are enough.
 
-/// Gives the calling thread, one of so many that work at once, a core of its own, where there are enough for all.
+/// Pins the calling thread, number `thread` of `threads`, to its own core, if there are enough cores for all.
 pub fn pin(thread: usize, threads: usize) {
     let cores = core_affinity::get_core_ids().filter(|cores| cores.len() >= threads);
     if let Some(core) = cores.and_then(|cores| cores.get(thread).copied()) {
@@ -8,21 +8,21 @@ pub fn pin(thread: usize, threads: usize) {
     }
 }
 
-/// Runs work on a thread for each of some things, all at once and each on a core of its own where there are enough; what became of each, in order.
-/// Work that panics leaves no result.
+/// Runs `work` for each item on its own thread, all at once and pinned like [`pin`]. Returns the results in order.
+/// A thread that panics leaves no result.
 pub fn on_each<I: Send, T: Send>(
-    things: impl ExactSizeIterator<Item = I>,
+    items: impl ExactSizeIterator<Item = I>,
     work: impl Fn(usize, I) -> T + Sync,
 ) -> Vec<T> {
-    let (count, work) = (things.len(), &work);
+    let (count, work) = (items.len(), &work);
     std::thread::scope(|scope| {
-        let start = |(at, thing)| {
+        let start = |(at, item)| {
             scope.spawn(move || {
                 pin(at, count);
-                work(at, thing)
+                work(at, item)
             })
         };
-        let threads: Vec<_> = things.enumerate().map(start).collect();
+        let threads: Vec<_> = items.enumerate().map(start).collect();
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
     })
 }

@@ -1,10 +1,9 @@
-//! First values of weights, data and constants: pure functions of seed, tensor name and element index, so
-//! that any device can make its own block of a tensor and every plan starts from the same state.
+//! Initial values of weights, data and constants. They are pure functions of seed, tensor name and element index, so
+//! any device can compute its block of a tensor and every plan starts from the same state.
 
-use crate::tensor::{Data, Value};
+use crate::tensor::{Data, HostTensor};
 use half::{bf16, f16};
-use shardwright_graph::{Block, Init, Tensor};
-use smallvec::SmallVec;
+use shardwright_graph::{Block, Init, MASTER_SUFFIX, Tensor, block};
 
 /// Mixes 64 bits so that every input bit reaches every output bit (the finaliser of SplitMix64).
 pub fn mix(mut x: u64) -> u64 {
@@ -49,9 +48,9 @@ impl Stream {
     }
 }
 
-/// A value whose floats are moved to their neighbours, up or down as `seed` says; zeros and what is not finite stay.
-pub(crate) fn nudged(value: &Value, seed: u64) -> Value {
-    // For finite numbers other than zero, the next larger and smaller bits are neighbours in size.
+/// A copy whose floats are moved to a neighbouring float, up or down by `seed`; zeros, infinities and NaN stay.
+pub(crate) fn nudged(value: &HostTensor, seed: u64) -> HostTensor {
+    // For finite numbers other than zero, the next larger and smaller bit patterns are the neighbours.
     macro_rules! moved {
         ($kind:ident, $x:expr, $t:ty) => {
             Data::$kind(
@@ -73,23 +72,24 @@ pub(crate) fn nudged(value: &Value, seed: u64) -> Value {
         Data::F16(x) => moved!(F16, x, f16),
         whole => whole.clone(),
     };
-    Value::new(value.shape().clone(), data)
+    HostTensor::new(value.shape().clone(), data)
 }
 
-/// The first value of a tensor that no op makes.
-pub fn initial_value(seed: u64, tensor: &Tensor) -> Value {
-    let whole: Block = tensor.ty.shape.iter().map(|&n| 0..n).collect();
-    initial_block(seed, tensor, &whole)
+/// The initial value of a tensor that no op produces.
+pub fn initial_value(seed: u64, tensor: &Tensor) -> HostTensor {
+    initial_block(seed, tensor, &block::whole(&tensor.ty.shape))
 }
 
-/// A block of the first value of a tensor: equal to that block of [`initial_value`].
-pub fn initial_block(seed: u64, tensor: &Tensor, block: &Block) -> Value {
-    let stream = Stream::new(seed, &tensor.name);
+/// A block of a tensor's initial value, equal to that block of [`initial_value`].
+pub fn initial_block(seed: u64, tensor: &Tensor, block: &Block) -> HostTensor {
+    // A master copy starts as the weight that it is the copy of.
+    let name = tensor.name.strip_suffix(MASTER_SUFFIX).unwrap_or(&tensor.name);
+    let stream = Stream::new(seed, name);
     let init = tensor.init.unwrap_or(Init::Constant(shardwright_graph::Real(0.0)));
     let shape = &tensor.ty.shape;
-    let count: usize = block.iter().map(|r| (r.end - r.start) as usize).product();
+    let count = block::elements(block) as usize;
     let mut values = Vec::with_capacity(count);
-    let mut index: SmallVec<[u64; 6]> = block.iter().map(|r| r.start).collect();
+    let mut index = block::start(block);
     for _ in 0..count {
         let flat = index.iter().zip(shape.iter()).fold(0u64, |flat, (i, n)| flat * n + i);
         values.push(stream.draw(init, flat));
@@ -101,13 +101,14 @@ pub fn initial_block(seed: u64, tensor: &Tensor, block: &Block) -> Value {
             index[d] = block[d].start;
         }
     }
-    Value::new(block.iter().map(|r| r.end - r.start).collect(), Data::of_reals(tensor.ty.dtype, values))
+    HostTensor::new(block::extents(block), Data::of_reals(tensor.ty.dtype, values))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use shardwright_graph::{DType, Real, Role, TensorType};
+    use smallvec::SmallVec;
 
     fn tensor(init: Init, shape: [u64; 2]) -> Tensor {
         let ty = TensorType::new(DType::F64, shape);

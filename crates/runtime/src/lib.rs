@@ -1,5 +1,5 @@
-//! Runs training graphs on this machine: kernels, one thread each, the serial interpreter, and the reference
-//! executor of lowered programs.
+//! Runs training graphs on this machine: single-threaded kernels, the serial interpreter, the reference
+//! executor of lowered programs, and measurements of ops and cores.
 
 pub mod cores;
 mod init;
@@ -14,4 +14,4 @@ pub use init::{initial_block, initial_value, mix};
 pub use kernels::{Context, KernelError};
 pub use reference::Reference;
 pub use serial::{RunError, Serial};
-pub use tensor::{Data, Element, Elements, ElementsMut, Float, Value, View, ViewMut};
+pub use tensor::{Data, Element, Elements, ElementsMut, Float, HostTensor, View, ViewMut};

@@ -1,7 +1,7 @@
 //! Transcendental functions of `f32` that compilers turn into vector code, and erf of `f64`.
 //!
-//! A library call per element costs five to twenty times as much as these: they have no branches, no table
-//! and no fused multiply-add, so that loops over them vectorise on any machine and give the same bits on all
+//! A library call per element costs five to twenty times as much. These functions have no branches, no tables
+//! and no fused multiply-add, so loops over them vectorise on any processor and give the same bits on all
 //! of them. `f64` is for checks and goes through the standard library.
 
 /// e to the x, within 2 units in the last place; subnormal results lose no more than rounding.
@@ -11,7 +11,7 @@
 pub(crate) fn exp(x: f32) -> f32 {
     // Beyond these the result is infinite or zero. Comparisons written so that NaN passes through.
     let x = if x > 89.0 { 89.0 } else { x };
-    // Nothing is computed for what is masked: numbers near zero, of which the result would be one, take processors a hundred times as long.
+    // Arguments whose result vanishes are replaced by 0: subnormal intermediate results take a hundred times as long.
     let vanishes = x < -104.0;
     let x = if vanishes { 0.0 } else { x };
     // Adding 1.5 * 2^23 rounds to the nearest whole number, which then sits in the low bits.

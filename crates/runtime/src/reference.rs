@@ -1,16 +1,17 @@
-//! The reference executor: runs a lowered program on one thread, device by device, collectives done naively.
+//! The reference executor: runs a lowered program on one thread, device by device, with naive collectives.
 //!
-//! Slow and obviously right: every block is put together piece by piece as [`ParallelGraph::pieces`] says. What fast
-//! engines are compared with, and itself compared with the serial interpreter.
+//! Slow and obviously right: every block is assembled piece by piece from [`ParallelGraph::pieces`]. Fast engines are
+//! compared with it, and it is compared with the serial interpreter.
 
 use crate::{
     init::initial_block,
     kernels::{Context, KernelError, evaluate},
     serial::RunError,
-    tensor::Value,
+    tensor::HostTensor,
 };
 use shardwright_graph::{
-    Block, Dims, Graph, TensorId, TensorType,
+    Block, Graph, TensorId, TensorType,
+    block::{elements, extents, relative_to, start},
     ops::{Binary, BinaryFn},
 };
 use shardwright_lower::{Instruction, ParallelGraph, Reduction, ValueId, Work, blocks};
@@ -21,22 +22,13 @@ pub struct Reference<'p> {
     graph: &'p Graph,
     program: &'p ParallelGraph,
     /// By value, then device.
-    values: Vec<Vec<Option<Value>>>,
-    /// By instruction: bytes that devices took from others in the last step.
+    values: Vec<Vec<Option<HostTensor>>>,
+    /// By instruction: bytes that devices received from others in the last step.
     moved: Vec<u64>,
     context: Context,
 }
 
-/// A block as seen from the start of another that contains it.
-fn within(block: &Block, outer: &Block) -> Block {
-    block.iter().zip(outer).map(|(b, o)| b.start - o.start..b.end - o.start).collect()
-}
-
-fn starts(block: &Block) -> Dims {
-    block.iter().map(|r| r.start).collect()
-}
-
-fn join(reduction: Reduction, a: &Value, b: &Value) -> Result<Value, KernelError> {
+fn join(reduction: Reduction, a: &HostTensor, b: &HostTensor) -> Result<HostTensor, KernelError> {
     let f = match reduction {
         Reduction::Sum => BinaryFn::Add,
         Reduction::Max => BinaryFn::Max,
@@ -45,7 +37,7 @@ fn join(reduction: Reduction, a: &Value, b: &Value) -> Result<Value, KernelError
 }
 
 impl<'p> Reference<'p> {
-    /// Prepares a run: every device makes its blocks of what no op makes. `program` was lowered from `graph`.
+    /// Prepares a run: computes every device's blocks of the tensors that no op produces. `program` was lowered from `graph`.
     pub fn new(graph: &'p Graph, program: &'p ParallelGraph, seed: u64) -> Self {
         let devices = program.mesh.devices() as usize;
         let mut values = vec![vec![None; devices]; program.values.len()];
@@ -60,21 +52,21 @@ impl<'p> Reference<'p> {
         Self { graph, program, values, moved, context: Context::default() }
     }
 
-    /// A device's block of a value, if it is there.
-    pub fn block(&self, value: ValueId, device: DeviceId) -> Option<&Value> {
+    /// A device's block of a value; none where the device holds none at present.
+    pub fn block(&self, value: ValueId, device: DeviceId) -> Option<&HostTensor> {
         self.values[value.index()][device.index()].as_ref()
     }
 
-    /// Bytes that devices took from others in the last step, by instruction. An all-reduce counts as if every device
-    /// took everything from every other.
+    /// Bytes that devices received from others in the last step, by instruction. An all-reduce counts as if every device
+    /// received the whole tensor from every other.
     pub fn moved(&self) -> &[u64] {
         &self.moved
     }
 
-    /// A whole tensor put together from the devices' blocks.
-    pub fn whole(&self, value: ValueId) -> Option<Value> {
+    /// A whole tensor, assembled from the devices' blocks; none where a block is missing.
+    pub fn whole(&self, value: ValueId) -> Option<HostTensor> {
         let (pieces, reduction) = blocks::assemble(&self.program.mesh, self.program.value(value));
-        let mut whole = Value::zeros(&self.program.value(value).ty);
+        let mut whole = HostTensor::zeros(&self.program.value(value).ty);
         let mut seen: Vec<Block> = Vec::new();
         for piece in pieces {
             let part = self.block(value, piece.from)?;
@@ -82,14 +74,14 @@ impl<'p> Reference<'p> {
                 Some(reduction) => join(reduction, &whole.block(&piece.block), part).ok()?,
                 None => part.clone(),
             };
-            whole.set_block(&starts(&piece.block), &part);
+            whole.set_block(&start(&piece.block), &part);
             seen.push(piece.block);
         }
         Some(whole)
     }
 
     /// The value of one of the graph's outputs after a step.
-    pub fn output(&self, tensor: TensorId) -> Option<Value> {
+    pub fn output(&self, tensor: TensorId) -> Option<HostTensor> {
         let output = self.program.outputs.iter().find(|output| output.tensor == tensor)?;
         self.whole(output.value)
     }
@@ -99,7 +91,7 @@ impl<'p> Reference<'p> {
         self.output(self.graph.loss()?)?.to_f64_vec().first().copied()
     }
 
-    /// Runs one step without carrying anything over: a second call repeats it.
+    /// Runs one step without the carries: a second call repeats it.
     pub fn evaluate(&mut self) -> Result<(), RunError> {
         for (at, instruction) in self.program.instructions.iter().enumerate() {
             self.moved[at] = 0;
@@ -109,7 +101,7 @@ impl<'p> Reference<'p> {
                     self.compute(instruction)
                         .map_err(|reason| RunError::Kernel { op: name.clone(), reason })?;
                 }
-                Work::Relayout(_) | Work::Window { .. } => {
+                Work::Reshard(_) | Work::HaloExchange { .. } => {
                     let tensor = self.program.value(instruction.reads[0]).tensor;
                     self.moved[at] = self.move_blocks(instruction).map_err(|reason| RunError::Value {
                         tensor: self.graph.tensor(tensor).name.clone(),
@@ -153,7 +145,7 @@ impl<'p> Reference<'p> {
         Ok(())
     }
 
-    /// Puts every device's new blocks together; returns the bytes that came from other devices.
+    /// Assembles every device's new blocks; returns the bytes that came from other devices.
     fn move_blocks(&mut self, instruction: &Instruction) -> Result<u64, KernelError> {
         let mesh = &self.program.mesh;
         let mut moved = 0;
@@ -161,22 +153,21 @@ impl<'p> Reference<'p> {
             let dtype = self.program.value(after).ty.dtype;
             for device in self.program.devices() {
                 let Some(wanted) = self.program.value(after).block(mesh, device) else { continue };
-                let shape = wanted.iter().map(|r| r.end - r.start).collect();
-                let mut made = Value::zeros(&TensorType { dtype, shape });
+                let mut made = HostTensor::zeros(&TensorType { dtype, shape: extents(&wanted) });
                 for (nth, piece) in self.program.pieces(instruction, which, device).iter().enumerate() {
                     let missing = || KernelError::BadValue(format!("device {} has no block", piece.from.0));
                     let held = self.program.value(before).block(mesh, piece.from).ok_or_else(missing)?;
                     let source = self.block(before, piece.from).ok_or_else(missing)?;
-                    let mut part = source.block(&within(&piece.block, &held));
-                    let place = within(&piece.block, &wanted);
-                    if let Work::Relayout(step) = &instruction.work
+                    let mut part = source.block(&relative_to(&piece.block, &held));
+                    let place = relative_to(&piece.block, &wanted);
+                    if let Work::Reshard(step) = &instruction.work
                         && let Some(reduction) = step.reduction.filter(|_| nth > 0)
                     {
                         part = join(reduction, &made.block(&place), &part)?;
                     }
-                    made.set_block(&starts(&place), &part);
+                    made.set_block(&start(&place), &part);
                     if piece.from != device {
-                        moved += blocks::elements(&piece.block) * dtype.bytes();
+                        moved += elements(&piece.block) * dtype.bytes();
                     }
                 }
                 self.values[after.index()][device.index()] = Some(made);

@@ -1,12 +1,12 @@
-//! The serial interpreter: runs a training graph on one thread, op by op. What every parallel run is
-//! compared with.
+//! The serial interpreter: runs a training graph on one thread, op by op. Every parallel run is compared
+//! with it.
 
 use crate::{
     init::{initial_value, mix, nudged},
     kernels::{Context, KernelError, run},
-    tensor::Value,
+    tensor::HostTensor,
 };
-use shardwright_graph::{Graph, OpId, TensorId};
+use shardwright_graph::{FactorIndex, Graph, OpId, Reduction, Role, TensorId, TensorMap};
 
 /// Why a run stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,19 +29,27 @@ pub enum RunError {
     },
 }
 
-/// A serial run of a graph, step after step. Weights and optimizer state live on between steps; everything
-/// else is dropped after its last use.
+/// A serial run of a graph, step after step. Weights and optimizer state persist between steps; any other
+/// tensor is dropped after its last use.
 pub struct Serial<'g> {
     graph: &'g Graph,
-    values: Vec<Option<Value>>,
-    /// The tensors that each op is the last to read.
-    dying: Vec<Vec<TensorId>>,
+    values: Vec<Option<HostTensor>>,
+    /// Per op: the tensors that no later op reads.
+    last_reads: Vec<Vec<TensorId>>,
     context: Context,
+    nudges: Option<Nudges>,
+}
+
+/// Changes of last bits during a run.
+struct Nudges {
+    seed: u64,
+    /// Per op: whether it adds up in an order that a split changes.
+    sums: Vec<bool>,
 }
 
 impl<'g> Serial<'g> {
-    /// Prepares a run; `seed` decides weights and data. `keep` are tensors to be left readable after a step
-    /// besides the graph's outputs and what is carried over.
+    /// Prepares a run with weights and data from `seed`. The tensors `keep` stay readable after a step,
+    /// besides the graph's outputs and the carried tensors.
     pub fn new(graph: &'g Graph, seed: u64, keep: &[TensorId]) -> Self {
         let values = graph
             .tensors
@@ -53,7 +61,7 @@ impl<'g> Serial<'g> {
         for t in keep.iter().chain(&graph.outputs).chain(carried) {
             kept[t.index()] = true;
         }
-        let mut dying = vec![Vec::new(); graph.ops.len()];
+        let mut last_reads = vec![Vec::new(); graph.ops.len()];
         let mut last_use: Vec<Option<OpId>> = graph.tensors.iter().map(|t| t.producer).collect();
         for id in graph.op_ids() {
             for t in &graph.node(id).inputs {
@@ -62,14 +70,14 @@ impl<'g> Serial<'g> {
         }
         for (i, op) in last_use.iter().enumerate() {
             if let Some(op) = op.filter(|_| graph.tensors[i].producer.is_some() && !kept[i]) {
-                dying[op.index()].push(TensorId::new(i));
+                last_reads[op.index()].push(TensorId::new(i));
             }
         }
-        Self { graph, values, dying, context: Context::default() }
+        Self { graph, values, last_reads, context: Context::default(), nudges: None }
     }
 
-    /// Replaces the value of a tensor that no op makes.
-    pub fn set(&mut self, tensor: TensorId, value: Value) -> Result<(), RunError> {
+    /// Replaces the value of a tensor that no op produces.
+    pub fn set(&mut self, tensor: TensorId, value: HostTensor) -> Result<(), RunError> {
         let t = self.graph.tensor(tensor);
         let reason = match &t.producer {
             Some(_) => "is computed by an op; it cannot be set".into(),
@@ -82,41 +90,62 @@ impl<'g> Serial<'g> {
         Err(RunError::Value { tensor: t.name.clone(), reason })
     }
 
-    /// Moves every float that the run starts from to its neighbour, up or down: what then comes out differently tells
-    /// how much the program amplifies rounding.
+    /// Moves floats to a neighbouring float, up or down: all weights and data now, and the results of all sums in every
+    /// step from now on. The changed results show how much the program amplifies rounding.
+    ///
+    /// Constants stay, as do results of ops that do not add up: a split changes no bit of them, and a program may compare
+    /// them with exact numbers.
     pub fn nudge(&mut self, seed: u64) {
         for (i, value) in self.values.iter_mut().enumerate() {
-            if let Some(value) = value {
+            if let Some(value) = value
+                && self.graph.tensors[i].role != Role::Constant
+            {
                 *value = nudged(value, mix(seed.wrapping_add(i as u64)));
             }
         }
+        let adds_up = |id: OpId| {
+            let rule = self.graph.rule(id);
+            let summed = |map: &TensorMap| {
+                let factors = rule.factors.iter().enumerate();
+                map.reduction == Reduction::Sum
+                    && factors.into_iter().any(|(f, factor)| factor.size > 1 && !map.has(f as FactorIndex))
+            };
+            rule.outputs.iter().any(summed)
+        };
+        self.nudges = Some(Nudges { seed, sums: self.graph.op_ids().map(adds_up).collect() });
     }
 
-    /// The value of a tensor, if it is there: sources always, outputs and kept tensors after a step.
-    pub fn value(&self, tensor: TensorId) -> Option<&Value> {
+    /// The value of a tensor: of sources always, of outputs and kept tensors after a step, otherwise none.
+    pub fn value(&self, tensor: TensorId) -> Option<&HostTensor> {
         self.values[tensor.index()].as_ref()
     }
 
-    /// Runs one step without carrying anything over: a second call repeats it.
+    /// Runs one step without the carries: a second call repeats it.
     pub fn evaluate(&mut self) -> Result<(), RunError> {
-        for (id, dying) in self.graph.op_ids().zip(&self.dying) {
+        for (id, last_reads) in self.graph.op_ids().zip(&self.last_reads) {
             let node = self.graph.node(id);
             let fail = |reason| RunError::Kernel { op: node.name.clone(), reason };
             let types = node.outputs.iter().map(|&t| &self.graph.tensor(t).ty);
-            let mut outputs: Vec<Value> = types.map(Value::zeros).collect();
+            let mut outputs: Vec<HostTensor> = types.map(HostTensor::zeros).collect();
             let missing = || fail(KernelError::BadValue("an input has no value".into()));
             let inputs = node
                 .inputs
                 .iter()
-                .map(|t| self.values[t.index()].as_ref().map(Value::view).ok_or_else(missing))
+                .map(|t| self.values[t.index()].as_ref().map(HostTensor::view).ok_or_else(missing))
                 .collect::<Result<Vec<_>, _>>()?;
-            let mut views: Vec<_> = outputs.iter_mut().map(Value::view_mut).collect();
+            let mut views: Vec<_> = outputs.iter_mut().map(HostTensor::view_mut).collect();
             run(&node.op, &inputs, &mut views, &mut self.context).map_err(fail)?;
             drop(views);
+            if let Some(nudges) = self.nudges.as_ref().filter(|nudges| nudges.sums[id.index()]) {
+                let step = mix(nudges.seed ^ self.context.step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                for (value, t) in outputs.iter_mut().zip(&node.outputs) {
+                    *value = nudged(value, mix(step.wrapping_add(t.index() as u64)));
+                }
+            }
             for (t, value) in node.outputs.iter().zip(outputs) {
                 self.values[t.index()] = Some(value);
             }
-            for t in dying {
+            for t in last_reads {
                 self.values[t.index()] = None;
             }
         }

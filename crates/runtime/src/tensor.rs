@@ -1,11 +1,11 @@
-//! Tensors in memory: owned values, and the borrowed views that kernels work on.
+//! Tensors in memory: owned [`HostTensor`]s, and the borrowed views that kernels work on.
 //!
-//! Data are contiguous, last dimension fastest. Kernels compute in `f32` or `f64`; 16-bit floats are for
-//! storage and are widened around each kernel.
+//! Elements are contiguous, last dimension fastest. Kernels compute in `f32` or `f64`. 16-bit floats are a
+//! storage format: they are widened before each kernel and narrowed after it.
 
 use crate::math;
 use half::{bf16, f16};
-use shardwright_graph::{Block, DType, Dims, Shape, TensorType};
+use shardwright_graph::{Block, DType, Dims, Shape, TensorType, block};
 
 macro_rules! storage {
     ($($kind:ident: $t:ty),*) => {
@@ -19,7 +19,7 @@ macro_rules! storage {
         #[allow(missing_docs)]
         pub enum Elements<'a> { $($kind(&'a [$t])),* }
 
-        /// Borrowed elements to be written.
+        /// Borrowed elements, for writing.
         #[derive(Debug)]
         #[allow(missing_docs)]
         pub enum ElementsMut<'a> { $($kind(&'a mut [$t])),* }
@@ -35,12 +35,12 @@ macro_rules! storage {
                 match self { $(Data::$kind(_) => DType::$kind),* }
             }
 
-            /// How many elements there are.
+            /// Number of elements.
             pub fn len(&self) -> usize {
                 match self { $(Data::$kind(v) => v.len()),* }
             }
 
-            /// Whether there are none.
+            /// Whether there are no elements.
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
             }
@@ -88,19 +88,19 @@ macro_rules! storage {
     };
 }
 
-/// A Rust type that tensors can be made of.
+/// A Rust type of tensor elements.
 pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 'static {
     /// The element type in the graph.
     const DTYPE: DType;
-    /// The elements as this type, if they are of it.
+    /// The elements as a slice of this type; none where they have another type.
     fn of<'a>(elements: Elements<'a>) -> Option<&'a [Self]>;
-    /// The elements as this type, if they are of it.
+    /// The elements as a slice of this type; none where they have another type.
     fn of_mut<'a>(elements: &'a mut ElementsMut<'_>) -> Option<&'a mut [Self]>;
     /// Owned data of this type.
     fn owned(values: Vec<Self>) -> Data;
 }
 
-// Truth values are bytes 0 and 1, so that a buffer of them can be sent and compared like any other.
+// Truth values are bytes 0 and 1, so a buffer of them can be sent and compared like any other.
 storage!(F32: f32, F64: f64, Bf16: bf16, F16: f16, I32: i32, I64: i64, Bool: u8);
 
 /// A float that kernels compute in.
@@ -144,9 +144,9 @@ pub trait Float:
     fn powf(self, p: Self) -> Self;
     /// Absolute value.
     fn abs(self) -> Self;
-    /// The larger of the two; the other one where one is not a number.
+    /// The larger of the two; the other one where one is NaN.
     fn max(self, other: Self) -> Self;
-    /// The smaller of the two; the other one where one is not a number.
+    /// The smaller of the two; the other one where one is NaN.
     fn min(self, other: Self) -> Self;
     /// `self * a + b`, in one instruction where the target has it.
     fn mul_add(self, a: Self, b: Self) -> Self;
@@ -230,7 +230,7 @@ pub struct View<'a> {
     pub data: Elements<'a>,
 }
 
-/// A borrowed tensor to be written. Its former content is unspecified: kernels write every element.
+/// A borrowed tensor, for writing. Its former content is unspecified: kernels write every element.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
     /// Sizes.
@@ -240,7 +240,7 @@ pub struct ViewMut<'a> {
 }
 
 impl Data {
-    /// The nearest elements of this type; truth values are whether a number is not zero.
+    /// Each number rounded to the nearest element of this type; as truth values, whether it is not zero.
     pub fn of_reals(dtype: DType, values: Vec<f64>) -> Self {
         match dtype {
             DType::F32 => Self::F32(values.iter().map(|&x| x as f32).collect()),
@@ -254,27 +254,33 @@ impl Data {
     }
 }
 
-/// An owned tensor.
+/// An owned tensor in this computer's memory: shape and elements.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Value {
+pub struct HostTensor {
     shape: Shape,
     data: Data,
 }
 
-impl Value {
+impl HostTensor {
     /// Zeros of this type.
     pub fn zeros(ty: &TensorType) -> Self {
         let data = Data::zeros(ty.dtype, ty.shape.elements() as usize);
         Self { shape: ty.shape.clone(), data }
     }
 
-    /// A tensor of these data; their number must be the shape's.
+    /// A tensor of this shape and data.
+    ///
+    /// # Panics
+    /// If the number of elements is not the shape's.
     pub fn new(shape: Shape, data: Data) -> Self {
         assert_eq!(shape.elements() as usize, data.len(), "elements for {shape}");
         Self { shape, data }
     }
 
-    /// A tensor of these elements; their number must be the shape's.
+    /// A tensor of this shape and elements.
+    ///
+    /// # Panics
+    /// If the number of elements is not the shape's.
     pub fn from_vec<T: Element>(shape: impl Into<Shape>, values: Vec<T>) -> Self {
         Self::new(shape.into(), T::owned(values))
     }
@@ -294,12 +300,12 @@ impl Value {
         &self.data
     }
 
-    /// The elements, if they are of type `T`.
+    /// The elements as type `T`; none where they have another type.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
         T::of(self.data.elements())
     }
 
-    /// The elements as `f64`, whatever they are: for checks and printing, not for speed.
+    /// The elements converted to `f64`: for checks and printing, not for speed.
     pub fn to_f64_vec(&self) -> Vec<f64> {
         match &self.data {
             Data::F32(v) => v.iter().map(|&x| x.into()).collect(),
@@ -312,36 +318,32 @@ impl Value {
         }
     }
 
-    /// A copy of a block of it.
+    /// A copy of one of its blocks.
     pub fn block(&self, block: &Block) -> Self {
-        let mut part = Self::zeros(&TensorType {
-            dtype: self.data.dtype(),
-            shape: block.iter().map(|r| r.end - r.start).collect(),
-        });
+        let mut part = Self::zeros(&TensorType { dtype: self.data.dtype(), shape: block::extents(block) });
         let origin = smallvec::smallvec![0; block.len()];
         copy_block(&self.shape, &self.data, block, &mut part, &origin);
         part
     }
 
-    /// Overwrites a block of it, the one that starts at `origin`, with `part`.
-    pub fn set_block(&mut self, origin: &Dims, part: &Value) {
-        let whole: Block = part.shape.iter().map(|&n| 0..n).collect();
-        copy_block(&part.shape, &part.data, &whole, self, origin);
+    /// Overwrites the block that starts at `origin` with `part`.
+    pub fn set_block(&mut self, origin: &Dims, part: &HostTensor) {
+        copy_block(&part.shape, &part.data, &block::whole(&part.shape), self, origin);
     }
 
-    /// Borrows it.
+    /// A view of it.
     pub fn view(&self) -> View<'_> {
         View { shape: &self.shape, data: self.data.elements() }
     }
 
-    /// Borrows it for writing.
+    /// A view of it, for writing.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         ViewMut { shape: &self.shape, data: self.data.elements_mut() }
     }
 }
 
-/// Copies `block` of a tensor to the place in `to` that starts at `origin`, row by row.
-fn copy_block(shape: &[u64], from: &Data, block: &Block, to: &mut Value, origin: &Dims) {
+/// Copies `block` of a tensor into `to` at `origin`, row by row.
+fn copy_block(shape: &[u64], from: &Data, block: &Block, to: &mut HostTensor, origin: &Dims) {
     fn rows<E: Copy>(
         shape: &[u64],
         from: &[E],
@@ -351,7 +353,7 @@ fn copy_block(shape: &[u64], from: &Data, block: &Block, to: &mut Value, origin:
         origin: &Dims,
     ) {
         let row = block.last().map_or(1, |r| (r.end - r.start) as usize);
-        let count: usize = block.iter().map(|r| (r.end - r.start) as usize).product();
+        let count = block::elements(block) as usize;
         let outer = block.len().saturating_sub(1);
         let mut index = Dims::from_elem(0, outer);
         let flat = |shape: &[u64], at: &dyn Fn(usize) -> u64| {

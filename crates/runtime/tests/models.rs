@@ -10,9 +10,9 @@ use shardwright_graph::{
     },
     train,
 };
-use shardwright_runtime::{Serial, Value};
+use shardwright_runtime::{HostTensor, Serial};
 
-/// A model under construction; every helper adds a forward op or a usual group of them.
+/// A model under construction; every method adds a forward op or a common group of ops.
 struct Net {
     b: GraphBuilder,
 }
@@ -136,7 +136,7 @@ impl Net {
                 let mut loss_at = |x: f64| {
                     let mut moved = elements.clone();
                     moved[i] = x;
-                    serial.set(pair.parameter, Value::from_vec(value.shape().clone(), moved)).unwrap();
+                    serial.set(pair.parameter, HostTensor::from_vec(value.shape().clone(), moved)).unwrap();
                     serial.evaluate().unwrap();
                     serial.loss().unwrap()
                 };
@@ -294,7 +294,7 @@ fn mixture_of_experts() {
     let scores = net.einsum("nd,de->ne", &[h, gate]);
     let probabilities = net.op(Softmax { axis: 1 }, &[scores]);
     let chosen = net.op(TopKMask { k: 2 }, &[probabilities]);
-    // Each token's place among those that chose the same expert; places past the capacity are dropped.
+    // Each token's rank among those that chose the same expert; ranks past the capacity are dropped.
     let place = net.op(Cumsum { axis: 0, exclusive: true, reverse: false }, &[chosen]);
     let place = net.op(Cast { dtype: DType::I32 }, &[place]);
     let slot = net.op(OneHot { depth: capacity, base: 0, dtype: DType::F64 }, &[place]);
@@ -315,7 +315,7 @@ fn mixture_of_experts() {
     net.check(loss);
 }
 
-/// Every norm alone, with its statistics: what the generic tests of single ops cannot differentiate.
+/// Every norm alone, with its statistics, which the generic tests of single ops cannot differentiate.
 #[test]
 fn norms_and_losses_with_their_statistics() {
     let shape = [4, 3, 2];

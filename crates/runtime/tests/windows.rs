@@ -8,12 +8,12 @@ use shardwright_graph::{
         PoolGeometry,
     },
 };
-use shardwright_runtime::{Context, Value, kernels::evaluate};
+use shardwright_runtime::{Context, HostTensor, kernels::evaluate};
 
 /// One spatial dimension: input size, kernel, stride, dilation, pads.
 type Dim = (u64, u64, u64, u64, (i64, i64));
 
-/// Windows of some spatial dimensions, worked out the slow way.
+/// Windows of some spatial dimensions, by definition.
 #[derive(Clone, Debug)]
 struct Case {
     dims: Vec<Dim>,
@@ -85,26 +85,26 @@ fn dims() -> impl Strategy<Value = Case> {
     dims.prop_map(|dims| Case { dims }).prop_filter("no window fits", |case| case.outputs().is_some())
 }
 
-/// Numbers that repeat late and have few equals nearby.
-fn numbers(shape: &[u64], seed: usize) -> Value {
+/// Numbers with a long period and few equal neighbours.
+fn numbers(shape: &[u64], seed: usize) -> HostTensor {
     let count: u64 = shape.iter().product();
     let values = (0..count as usize).map(|i| ((i * 7919 + seed * 104_729) % 1013) as f64 / 506.0 - 1.0);
-    Value::from_vec(shape, values.collect())
+    HostTensor::from_vec(shape, values.collect())
 }
 
 fn shape(a: u64, b: u64, rest: &[u64]) -> Vec<u64> {
     [a, b].into_iter().chain(rest.iter().copied()).collect()
 }
 
-fn floats(value: &Value) -> &[f64] {
+fn floats(value: &HostTensor) -> &[f64] {
     value.as_slice().expect("f64")
 }
 
-fn run(op: impl Into<Op>, inputs: &[&Value]) -> Vec<Value> {
+fn run(op: impl Into<Op>, inputs: &[&HostTensor]) -> Vec<HostTensor> {
     evaluate(&op.into(), inputs, &mut Context::default()).expect("runs")
 }
 
-fn close(a: &Value, b: &[f64]) {
+fn close(a: &HostTensor, b: &[f64]) {
     assert_eq!(floats(a).len(), b.len());
     for (i, (a, b)) in floats(a).iter().zip(b).enumerate() {
         assert!((a - b).abs() <= 1e-10 * b.abs().max(1.0), "element {i}: {a} instead of {b}");
@@ -211,12 +211,12 @@ fn the_first_of_equal_elements_is_the_maximum_and_not_a_number_wins() {
     let pool = MaxPool { geometry: PoolGeometry::plain(&[2, 2], &[2, 2]) };
     let nan = f32::NAN;
     let x: Vec<f32> = vec![1.0, 1.0, 0.0, 2.0, 1.0, 1.0, 2.0, 0.0];
-    let y = run(pool.clone(), &[&Value::from_vec([1, 1, 2, 4], x)]);
+    let y = run(pool.clone(), &[&HostTensor::from_vec([1, 1, 2, 4], x)]);
     assert_eq!(y[0].as_slice::<f32>().expect("f32"), [1.0, 2.0]);
     assert_eq!(y[1].as_slice::<i32>().expect("i32"), [0, 1]);
     let low = f32::NEG_INFINITY;
     let x: Vec<f32> = vec![1.0, nan, low, low, 3.0, 1.0, low, low];
-    let y = run(pool, &[&Value::from_vec([1, 1, 2, 4], x)]);
+    let y = run(pool, &[&HostTensor::from_vec([1, 1, 2, 4], x)]);
     let maxima = y[0].as_slice::<f32>().expect("f32");
     assert!(maxima[0].is_nan() && maxima[1] == low);
     assert_eq!(y[1].as_slice::<i32>().expect("i32"), [1, 0]);
@@ -227,8 +227,10 @@ fn a_position_outside_the_window_is_an_error() {
     let grad =
         MaxPoolGrad { geometry: PoolGeometry::plain(&[2, 2], &[2, 2]), input: Dims::from_slice(&[2, 2]) };
     for index in [-1, 4, i32::MAX] {
-        let inputs =
-            [Value::from_vec([1, 1, 1, 1], vec![1.0f32]), Value::from_vec([1, 1, 1, 1], vec![index])];
+        let inputs = [
+            HostTensor::from_vec([1, 1, 1, 1], vec![1.0f32]),
+            HostTensor::from_vec([1, 1, 1, 1], vec![index]),
+        ];
         let result = evaluate(&grad.clone().into(), &[&inputs[0], &inputs[1]], &mut Context::default());
         assert!(result.is_err(), "{index}");
     }

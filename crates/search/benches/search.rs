@@ -1,7 +1,7 @@
 //! Reading, writing and the solvers of the papers. `cargo bench -p shardwright-search`
 //!
-//! The real problems are used where the shared data is found (`SHARDWRIGHT_SHARED`, or `shared` beside the
-//! checkout), and generated ones always.
+//! Generated problems are always used, published ones only if the shared data are found (`SHARDWRIGHT_SHARED`, or
+//! `shared` beside the checkout).
 
 #[path = "../examples/generate/step.rs"]
 mod step;

@@ -1,10 +1,11 @@
-//! The exhaustive solver: every assignment, one after the other, each judged by [`Network::evaluate`].
+//! The exhaustive solver: evaluates every assignment by [`Network::evaluate`].
 //!
-//! It exists to be obviously right: other solvers are tested against it. It shares no code with them,
-//! and refuses networks that have more than [`MOST_ASSIGNMENTS`].
+//! It is simple enough to be obviously right, and other solvers are tested against it. It shares no code with them and
+//! refuses networks with more than [`MOST_ASSIGNMENTS`] assignments.
 
+use crate::control::Control;
 use crate::network::{Network, VarId};
-use crate::outcome::{Control, Outcome, Recorder, Solver, StopReason};
+use crate::outcome::{Outcome, Recorder, Solver, StopReason};
 
 /// Networks with more assignments are refused: they would take minutes.
 pub const MOST_ASSIGNMENTS: u64 = 50_000_000;
@@ -32,7 +33,7 @@ impl Solver for Brute {
         let mut choice = vec![0u32; sizes.len()];
         let mut tried = 0u64;
         loop {
-            // Looking at the clock costs more than an assignment of a small network.
+            // Reading the clock costs more than one assignment of a small network.
             if tried.is_multiple_of(1024)
                 && let Some(reason) = control.stop(tried)
             {
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn infeasibility_is_proved_and_the_least_overflow_told() {
+    fn infeasibility_is_proved_and_the_least_overflow_reported() {
         let outcome = Brute.solve(&pair(9), &Control::new());
         assert_eq!(outcome.stop_reason, StopReason::Infeasible);
         assert_eq!(outcome.least_overflow, Some((1, vec![1, 0])));

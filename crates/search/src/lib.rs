@@ -35,9 +35,10 @@
 //! A [`Network`] is built through a [`NetworkBuilder`], which validates everything it is given, or read by
 //! [`mod@format`]. Every solver implements [`Solver`], takes its limits from a [`Control`] and reports
 //! incumbent, lower bound and the reason for stopping as an [`Outcome`]; [`registry`] lists them by name.
-//! [`min_marginals`] says what every single choice costs at best.
+//! [`min_marginals`] gives the optimal cost under every single choice.
 
 pub mod brute;
+pub mod control;
 pub mod exact;
 pub mod format;
 pub mod marginals;
@@ -50,9 +51,10 @@ pub mod registry;
 mod minsum;
 mod pairwise;
 
+pub use control::{Clock, Control, Enough, FrozenClock};
 pub use marginals::{MinMarginals, min_marginals};
 pub use network::{
     Evaluation, FORBIDDEN, Interval, Limits, Network, NetworkBuilder, NetworkError, SharedTable, VarId,
     is_forbidden,
 };
-pub use outcome::{Control, LogEntry, Outcome, Progress, Recorder, Solver, StopReason};
+pub use outcome::{LogEntry, Outcome, Progress, Recorder, Solver, StopReason};

@@ -1,18 +1,19 @@
-//! Min-marginals: for every choice of every variable, the least that any assignment costs which makes it.
+//! Min-marginals: for every choice of every variable, the least cost of an assignment with it.
 //!
-//! PaSE's tables hold, for every vertex of the elimination order, the best that everything below it can do given its
-//! dependent set ([`crate::pase`]). Going back from the last vertex to the first, the same is worked out from above: what
-//! everything else costs at best. Both together, minimised over the dependent set, are a vertex's min-marginals. One
-//! pass up and one down give those of all variables, exactly, where the tables are small enough; memory plays no part, as
-//! in PaSE. Networks whose tables are too large are refused, and the caller may fix a choice and search instead.
+//! PaSE's tables hold, for every vertex of the elimination order, the least cost of the part below it given its dependent
+//! set ([`crate::pase`]). A pass from the last vertex to the first computes the least cost of the part above. Their sum,
+//! minimised over the dependent set, gives a vertex's min-marginals. Both passes together give those of all variables
+//! exactly, if the tables are small enough. Memory limits are ignored, as in PaSE. Networks with too large tables are
+//! refused; the caller may fix a choice and search instead.
 
+use crate::control::Control;
 use crate::minsum::{self, INFINITE};
 use crate::network::{Network, VarId};
-use crate::outcome::{Control, StopReason};
+use crate::outcome::StopReason;
 use crate::pairwise::Pairwise;
-use crate::pase::{Factor, Program, Step, generate_sequence};
+use crate::pase::{Factor, Program, SequenceVertex, generate_sequence};
 
-/// The least costs with each choice made; see the [module](self).
+/// The least cost with each choice; see the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MinMarginals {
     /// Prefix sums of choice counts.
@@ -21,7 +22,7 @@ pub struct MinMarginals {
 }
 
 impl MinMarginals {
-    /// The least that an assignment costs which makes this choice; none where all of them are forbidden.
+    /// The least cost of an assignment with this choice; `None` if all are forbidden.
     pub fn least(&self, variable: VarId, choice: u32) -> Option<i64> {
         let least = self.least[self.first_choice[variable.index()] + choice as usize];
         (least < INFINITE).then_some(least)
@@ -31,20 +32,20 @@ impl MinMarginals {
 /// The min-marginals of a network without its memory.
 ///
 /// # Errors
-/// [`StopReason::Refused`] where that takes more than `most_additions` additions or more memory than `control` allows;
-/// or why `control` stopped it.
+/// [`StopReason::Refused`] if that takes more than `most_additions` additions or more memory than `control` allows;
+/// otherwise the reason why `control` stopped it.
 pub fn min_marginals(
     network: &Network,
     most_additions: f64,
     control: &Control<'_>,
 ) -> Result<MinMarginals, StopReason> {
     let costs = Pairwise::of(network);
-    // There is a table from above for every one from below.
+    // Every table of the upward pass needs one of the downward pass.
     let half = Control { memory_bytes: control.memory_bytes / 2, ..control.clone() };
     let sequence = generate_sequence(&costs, &half).map_err(|reason| match reason {
-        StopReason::Refused(_) => {
-            StopReason::Refused("its tables do not fit the memory: too much hangs together".into())
-        }
+        StopReason::Refused(_) => StopReason::Refused(
+            "its tables do not fit the memory: the network is too densely connected".into(),
+        ),
         other => other,
     })?;
     let mut program = Program::new(&costs, &sequence);
@@ -63,7 +64,7 @@ pub fn min_marginals(
     if optimum >= INFINITE {
         return Ok(MinMarginals { first_choice, least });
     }
-    // Per step: what everything outside of it costs at best, for every combination over its dependent set.
+    // Per vertex: the least cost of everything outside, for every combination over its dependent set.
     let mut above: Vec<Vec<i64>> = sequence.iter().map(|_| Vec::new()).collect();
     for at in (0..sequence.len()).rev() {
         if let Some(reason) = control.stop(0) {
@@ -73,7 +74,7 @@ pub fn min_marginals(
         let factors = &program.waiting[step.vertex as usize];
         let own = first_choice[step.vertex as usize]..first_choice[step.vertex as usize + 1];
         let outside = match &step.dependent[..] {
-            // Above the last vertex of a part are only the other parts, each at its best.
+            // Outside the last vertex of a component are only the other components, each at its optimum.
             [] => vec![optimum - alone(&costs, step, factors)],
             _ => std::mem::take(&mut above[at]),
         };
@@ -87,24 +88,24 @@ pub fn min_marginals(
     Ok(MinMarginals { first_choice, least })
 }
 
-/// Additions of both passes at a step.
-fn work(costs: &Pairwise, step: &Step, program: &Program<'_>) -> f64 {
+/// Additions of both passes at a vertex.
+fn work(costs: &Pairwise, step: &SequenceVertex, program: &Program<'_>) -> f64 {
     let cells: f64 = step.dependent.iter().map(|&u| costs.choices(u) as f64).product();
     let pairs = program.waiting[step.vertex as usize].len();
     cells * costs.choices(step.vertex) as f64 * (4 + pairs) as f64
 }
 
-/// What the part of the network costs at best whose last vertex a step takes.
-fn alone(costs: &Pairwise, step: &Step, factors: &[Factor]) -> i64 {
+/// The least cost of the connected component whose last vertex this is.
+fn alone(costs: &Pairwise, step: &SequenceVertex, factors: &[Factor]) -> i64 {
     let mut row = costs.unary[step.vertex as usize].clone();
     factors.iter().for_each(|factor| minsum::add_row(&mut row, &factor.cells));
     row.into_iter().min().unwrap_or(INFINITE)
 }
 
-/// Takes what lies above a step down to its own vertex and to the steps below it.
+/// Propagates the costs outside a vertex to its own marginals and to the vertices below it.
 fn descend(
     costs: &Pairwise,
-    step: &Step,
+    step: &SequenceVertex,
     factors: &[Factor],
     outside: &[i64],
     least: &mut [i64],
@@ -112,7 +113,7 @@ fn descend(
 ) {
     let unary = &costs.unary[step.vertex as usize];
     let sizes: Vec<usize> = step.dependent.iter().map(|&u| costs.choices(u)).collect();
-    // How far the rows of a factor are apart along each member of the dependent set.
+    // The strides of a factor along the members of the dependent set.
     let strides = |factor: &Factor| {
         let mut strides = vec![0; sizes.len()];
         let mut stride = unary.len();
@@ -151,7 +152,7 @@ fn descend(
             let Some(made_by) = factor.made_by else { continue };
             let theirs = &factor.cells[place..][..unary.len()];
             for ((above, &cost), &theirs) in above[made_by][place..].iter_mut().zip(&row).zip(theirs) {
-                // All but what they cost themselves; where that is infinite, so is the whole.
+                // Without the factor's own cost. If that is infinite, the whole cost is infinite too.
                 if cost < INFINITE {
                     *above = (*above).min(cost - theirs);
                 }

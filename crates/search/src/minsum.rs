@@ -1,12 +1,12 @@
-//! The one hot loop of the elimination solvers: the least sum of two rows of costs.
+//! The hot loop of the elimination solvers: the least sum of two rows of costs.
 //!
-//! Written once and compiled for the widest vectors the processor has, chosen at run time; the plain
-//! version is always there. Costs may be [`INFINITE`], which stands for "forbidden" and is kept from
-//! growing by [`add`]. Not for general use: nothing here knows about networks.
+//! Each loop is compiled for the widest vectors of the processor ([`shardwright_simd`]). Costs may be
+//! [`INFINITE`], which stands for "forbidden"; [`add`] keeps sums of it from growing. Nothing here knows about networks.
 
 use crate::network::{MAX_TOTAL, is_forbidden};
+use shardwright_simd::vectorised_fn;
 
-/// Above every finite total, and small enough that two of them add up without overflow.
+/// Above every finite total, and small enough that the sum of two does not overflow.
 pub(crate) const INFINITE: i64 = MAX_TOTAL + 1;
 
 const _: () = assert!(INFINITE <= i64::MAX / 2);
@@ -20,13 +20,6 @@ pub(crate) const fn cost(cost: i64) -> i64 {
 #[inline(always)]
 pub(crate) fn add(a: i64, b: i64) -> i64 {
     (a + b).min(INFINITE)
-}
-
-#[inline(always)]
-fn add_row_generic(row: &mut [i64], other: &[i64]) {
-    for (cell, &more) in row.iter_mut().zip(other) {
-        *cell = add(*cell, more);
-    }
 }
 
 /// The first choice with the least `a[c] + b[c]`, and that sum.
@@ -89,44 +82,27 @@ fn mins_generic(rows: &[i64], width: usize, out: &mut [i64]) {
     }
 }
 
-/// A function compiled for several instruction sets, the best of which is chosen at each call.
-macro_rules! dispatched {
-    ($(#[$doc:meta])* $name:ident ( $($arg:ident : $type:ty),* ) = $generic:ident) => {
-        $(#[$doc])*
-        pub(crate) fn $name($($arg: $type),*) {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx512f,avx512vl")]
-                fn wide($($arg: $type),*) { $generic($($arg),*) }
-                #[target_feature(enable = "avx2")]
-                fn medium($($arg: $type),*) { $generic($($arg),*) }
-                if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                    // SAFETY: the processor has the features that the function is compiled for.
-                    return unsafe { wide($($arg),*) };
-                }
-                if is_x86_feature_detected!("avx2") {
-                    // SAFETY: the processor has the feature that the function is compiled for.
-                    return unsafe { medium($($arg),*) };
-                }
-            }
-            $generic($($arg),*)
-        }
-    };
-}
-
-dispatched! {
+vectorised_fn! {
     /// For every row `k` of `b` (each as long as `a`): the least `a[c] + b[k][c]`, into `out[k]`.
-    min_sums(a: &[i64], b: &[i64], out: &mut [i64]) = min_sums_generic
+    pub(crate) fn min_sums[][](a: &[i64], b: &[i64], out: &mut [i64]) {
+        min_sums_generic(a, b, out);
+    }
 }
 
-dispatched! {
+vectorised_fn! {
     /// For every row of `rows` (each `width` long): its least value, into `out`.
-    mins(rows: &[i64], width: usize, out: &mut [i64]) = mins_generic
+    pub(crate) fn mins[][](rows: &[i64], width: usize, out: &mut [i64]) {
+        mins_generic(rows, width, out);
+    }
 }
 
-dispatched! {
+vectorised_fn! {
     /// `row[c] + other[c]` for every `c`, into `row`.
-    add_row(row: &mut [i64], other: &[i64]) = add_row_generic
+    pub(crate) fn add_row[][](row: &mut [i64], other: &[i64]) {
+        for (cell, &more) in row.iter_mut().zip(other) {
+            *cell = add(*cell, more);
+        }
+    }
 }
 
 #[cfg(test)]

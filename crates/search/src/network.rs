@@ -1,9 +1,8 @@
 //! The cost network: variables with choices, unary and pairwise costs, and memory over time.
 //!
-//! The types here hold and evaluate a problem; they do not search. Everything lives in flat arenas, and
-//! equal pairwise tables are stored once, so that a network of 100,000 edges whose tables repeat stays
-//! small. A network is immutable: [`NetworkBuilder`] checks every number before one comes to exist, so
-//! solvers may index without looking.
+//! The types here hold and evaluate a problem; they do not search. All data are in flat arenas, and equal pairwise
+//! tables are stored once, so that a network of 100,000 edges with repeated tables stays small. A network is immutable:
+//! [`NetworkBuilder`] checks every number first, so solvers may index without checks.
 //!
 //! Invariants of a [`Network`], enforced by the builder:
 //! - every variable has at least one choice; all costs and usages are non-negative;
@@ -50,7 +49,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Whether the interval holds no time at all.
+    /// Whether the interval is empty.
     pub const fn is_empty(self) -> bool {
         self.lo >= self.hi
     }
@@ -63,7 +62,7 @@ pub struct Edge {
     pub u: VarId,
     /// The column variable.
     pub v: VarId,
-    /// Which shared table holds the costs; see [`Network::table`].
+    /// The shared table of costs; see [`Network::table`].
     pub table: u32,
 }
 
@@ -74,21 +73,21 @@ struct TableSpan {
     len: usize,
 }
 
-/// What one assignment costs and uses; see [`Network::evaluate`].
+/// Cost and usage of an assignment; see [`Network::evaluate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evaluation {
     /// Sum of all unary and pairwise costs, forbidden ones counted as [`FORBIDDEN`] each.
     pub cost: i128,
-    /// How many unary and pairwise costs are forbidden.
+    /// Number of forbidden unary and pairwise costs.
     pub forbidden: usize,
     /// The largest total usage at any time.
     pub peak_usage: i64,
-    /// By how much the peak is above the limit; zero without a limit.
+    /// Excess of the peak over the limit; zero without a limit.
     pub overflow: i64,
 }
 
 impl Evaluation {
-    /// Whether the assignment keeps the limit and pays nothing forbidden.
+    /// Whether the assignment respects the limit and has no forbidden cost.
     pub const fn feasible(&self) -> bool {
         self.forbidden == 0 && self.overflow == 0
     }
@@ -112,12 +111,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// How many variables there are.
+    /// Number of variables.
     pub fn variables(&self) -> usize {
         self.intervals.len()
     }
 
-    /// How many choices `v` has; at least one.
+    /// Number of choices of `v`, at least one.
     pub fn choices(&self, v: VarId) -> usize {
         (self.first_choice[v.index() + 1] - self.first_choice[v.index()]) as usize
     }
@@ -178,7 +177,7 @@ impl Network {
         &self.edges
     }
 
-    /// How many different tables the edges share.
+    /// Number of distinct tables.
     pub fn tables(&self) -> usize {
         self.tables.len()
     }
@@ -200,7 +199,7 @@ impl Network {
         self.table(edge.table)[choice_u as usize * self.choices(edge.v) + choice_v as usize]
     }
 
-    /// What `choices` (one per variable) costs and uses.
+    /// Cost and usage of `choices`, one per variable.
     ///
     /// # Errors
     /// Where the number of choices is wrong or a choice does not exist.

@@ -1,23 +1,22 @@
 //! OptCNN's graph search (Jia et al., ICML 2018, algorithm 1): eliminate nodes and edges, enumerate the rest.
 //!
-//! *Node elimination* takes a node `j` between exactly two others `i` and `k` out of the graph and puts an
-//! edge between those, which costs, for every pair of their choices, what the best choice of `j` costs
-//! (equation 2). *Edge elimination* adds parallel edges up (equation 3). Both are repeated until neither
-//! applies; then all strategies of the nodes that are left, the *kernel*, are tried, and the eliminations
-//! are undone in reverse, each node taking the choice that its minimum came from. Series-parallel graphs
-//! reduce to two nodes. The paper asks for one edge into `j` and one out of it; costs know no direction,
-//! so any node with two neighbours is taken here.
+//! *Node elimination* removes a node `j` with exactly two neighbours `i` and `k` and adds an edge between those. For every
+//! pair of their choices the edge costs as much as the best choice of `j` (equation 2). *Edge elimination* adds parallel
+//! edges (equation 3). Both are repeated until neither applies. Then all strategies of the remaining nodes, the *kernel*,
+//! are enumerated. Finally the eliminations are undone in reverse, and each node takes the choice of its minimum.
+//! Series-parallel graphs reduce to two nodes. The paper requires one edge into `j` and one out of it. Costs have no
+//! direction, so here any node with two neighbours is eliminated.
 //!
-//! Graphs that are not series-parallel leave larger kernels. Where a kernel has more than
-//! [`OptCnn::most_strategies`] strategies, two things are done that the paper does not have. First, nodes with a
-//! single neighbour are eliminated too (equation 2 without `k`), which may let more nodes go. What is then
-//! left, if still too large, is solved by PaSE's tables ([`crate::pase`]). So the result is always exact, or
-//! the solver refuses because those tables do not fit the memory. Memory limits of the network play no
-//! part in the search, as in the paper.
+//! Graphs that are not series-parallel leave larger kernels. If a kernel has more than [`OptCnn::most_strategies`]
+//! strategies, two additions to the paper apply. First, nodes with a single neighbour are eliminated too (equation 2
+//! without `k`), which may allow more eliminations. A kernel that is still too large is solved by PaSE's tables
+//! ([`crate::pase`]). The result is therefore always exact, or the solver refuses because those tables do not fit the
+//! memory. The search ignores the network's memory limits, as in the paper.
 
+use crate::control::Control;
 use crate::minsum::{self, INFINITE};
 use crate::network::Network;
-use crate::outcome::{Control, Outcome, Recorder, Solver, StopReason};
+use crate::outcome::{Outcome, Recorder, Solver, StopReason};
 use crate::pairwise::{Pair, Pairwise, finish_relaxed, transpose};
 use crate::pase;
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,8 +70,8 @@ fn minimise(
     Ok((optimum, choice))
 }
 
-/// How an eliminated node finds its choice again.
-struct Undo {
+/// An eliminated node with the tables that recover its choice.
+struct EliminatedNode {
     node: u32,
     /// For each neighbour at the time (one or two), a table with its choices as rows and the node's as
     /// columns; the node's own costs are already in the first.
@@ -86,8 +85,8 @@ struct Graph {
     tables: Vec<BTreeMap<u32, Arc<[i64]>>>,
     neighbours: Vec<BTreeSet<u32>>,
     alive: BTreeSet<u32>,
-    undo: Vec<Undo>,
-    /// Bytes of all tables, those of undone eliminations too.
+    undo: Vec<EliminatedNode>,
+    /// Bytes of all tables, including those of eliminated nodes.
     held: u64,
 }
 
@@ -119,11 +118,13 @@ impl Graph {
     fn take_edge(&mut self, row: u32, column: u32) -> Arc<[i64]> {
         self.neighbours[row as usize].remove(&column);
         self.neighbours[column as usize].remove(&row);
-        let cells = self.tables[row.min(column) as usize].remove(&row.max(column)).unwrap_or_default();
+        let cells = self.tables[row.min(column) as usize].remove(&row.max(column));
+        debug_assert!(cells.is_some(), "neighbours have a table");
+        let cells = cells.unwrap_or_default();
         if row < column { cells } else { transpose(&cells, self.choices(row)).into() }
     }
 
-    /// Adds an edge; with one already there, edge elimination (equation 3).
+    /// Adds an edge; a parallel edge is added to it: edge elimination (equation 3).
     fn add_edge(&mut self, row: u32, column: u32, mut cells: Vec<i64>) {
         let (low, high) = (row.min(column), row.max(column));
         if row > column {
@@ -137,8 +138,8 @@ impl Graph {
         self.neighbours[high as usize].insert(low);
     }
 
-    /// Eliminates nodes with two neighbours, and with `fewest` one also those with a single neighbour,
-    /// until there is none; the lowest number first.
+    /// Eliminates nodes with two neighbours, and with `fewest` = 1 also those with one, until there are none. The lowest
+    /// number comes first.
     fn eliminate(&mut self, fewest: usize, control: &Control<'_>) -> Result<(), StopReason> {
         let mut queue = self.alive.clone();
         while let Some(node) = queue.pop_first() {
@@ -161,7 +162,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Counts the tables that eliminating a node makes, or refuses where they would be too many.
+    /// Counts the tables that eliminating a node creates, or refuses if they exceed the memory.
     fn make_room(&mut self, node: u32, ends: &[u32], control: &Control<'_>) -> Result<(), StopReason> {
         let choices = |node: u32| self.choices(node) as u64;
         let with_ends: u64 = ends.iter().map(|&end| choices(node) * choices(end)).sum();
@@ -188,7 +189,7 @@ impl Graph {
             minsum::min_sums(row, &second, out);
         }
         self.add_edge(i, k, between);
-        self.undo.push(Undo { node, tables: vec![(i, first), (k, second)] });
+        self.undo.push(EliminatedNode { node, tables: vec![(i, first), (k, second)] });
     }
 
     /// Equation 2 for a node with one neighbour: its best cost goes into the neighbour's own.
@@ -197,7 +198,7 @@ impl Graph {
         let mut least = vec![INFINITE; self.choices(i)];
         minsum::mins(&table, self.choices(node), &mut least);
         minsum::add_row(&mut self.unary[i as usize], &least);
-        self.undo.push(Undo { node, tables: vec![(i, table)] });
+        self.undo.push(EliminatedNode { node, tables: vec![(i, table)] });
     }
 
     /// Takes the edge from `i` to a node and adds the node's own costs to every row.
@@ -209,10 +210,10 @@ impl Graph {
         table.into()
     }
 
-    /// How many strategies the kernel has, if the number can be written down.
+    /// Number of strategies of the kernel, if it fits 64 bits.
     fn strategies(&self) -> Option<u64> {
         self.alive.iter().try_fold(1u64, |count, &node| {
-            // A node without neighbours is on its own: it multiplies nothing.
+            // A node without neighbours is minimised by itself.
             let alone = self.neighbours[node as usize].is_empty();
             count.checked_mul(if alone { 1 } else { self.choices(node) as u64 })
         })
@@ -230,7 +231,7 @@ impl Graph {
             optimum = minsum::add(optimum, cost);
             kernel.push((node, best as u32));
         }
-        // Costs of the nodes chosen so far, by depth; the last node of all moves fastest.
+        // Partial sums by depth. The last node changes fastest.
         let mut digits = vec![0usize; joined.len()];
         let mut best = (INFINITE, digits.clone());
         let mut sums = vec![0i64; joined.len() + 1];
@@ -293,7 +294,7 @@ impl Graph {
         Ok((optimum, nodes.into_iter().zip(choice).collect()))
     }
 
-    /// Undoes the eliminations in reverse order: every node's neighbours are known by then.
+    /// Undoes the eliminations in reverse order, so that every node's neighbours have their choices.
     fn undo(&self, choice: &mut [u32]) {
         for step in self.undo.iter().rev() {
             let width = self.choices(step.node);

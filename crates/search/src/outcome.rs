@@ -1,149 +1,19 @@
-//! What every solver is given and what it returns.
+//! The interface of solvers and their results.
 //!
-//! A [`Control`] says when to stop and whom to tell; an [`Outcome`] holds the incumbent, the lower bound,
-//! why the search stopped and a log of the improvements. Nothing here searches. Time only ever decides
-//! when to stop: with an iteration limit and no deadline, a run is repeatable to the bit on any number of
-//! threads.
+//! An [`Outcome`] holds the incumbent, the lower bound, the reason for stopping and a log of the improvements. A
+//! [`Recorder`] keeps them during a search. Nothing here searches; limits are in [`crate::control`].
 
+use crate::control::Control;
 use crate::network::Network;
-use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A search algorithm.
 pub trait Solver {
     /// The name by which users choose it.
     fn name(&self) -> &'static str;
 
-    /// Searches until proved, stopped or out of ideas; always returns what is known.
+    /// Searches until it has a proof, must stop or has nothing left to try. Always returns the best result so far.
     fn solve(&self, network: &Network, control: &Control<'_>) -> Outcome;
-}
-
-/// Limits and listeners of one search.
-#[derive(Clone)]
-pub struct Control<'a> {
-    /// When the search began; elapsed times in logs count from here.
-    pub start: Instant,
-    /// When to stop.
-    pub deadline: Option<Instant>,
-    /// Stop as soon as this turns true (say, on Ctrl-C).
-    pub cancel: Option<&'a AtomicBool>,
-    /// Stop after this many iterations of the solver's main loop.
-    pub iterations: Option<u64>,
-    /// Seed of all randomness.
-    pub seed: u64,
-    /// How many threads to use; zero means all there are. Never changes the result of an iteration.
-    pub threads: usize,
-    /// About how many bytes of tables a solver may hold at once.
-    pub memory_bytes: u64,
-    /// Told of every improvement of incumbent or bound.
-    pub progress: Option<&'a (dyn Fn(&Progress<'_>) + Sync)>,
-    /// Asked after every iteration, with the incumbent's cost and the bound, whether that is enough.
-    pub enough: Option<&'a Enough>,
-}
-
-/// Says of an incumbent's cost, if there is one, and a lower bound whether a search may end there.
-pub type Enough = dyn Fn(Option<i64>, i64) -> bool + Sync;
-
-impl Default for Control<'_> {
-    fn default() -> Self {
-        Control {
-            start: Instant::now(),
-            deadline: None,
-            cancel: None,
-            iterations: None,
-            seed: 0,
-            threads: 0,
-            memory_bytes: 2 << 30,
-            progress: None,
-            enough: None,
-        }
-    }
-}
-
-impl<'a> Control<'a> {
-    /// No limits at all: until proved.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The same with other limits, for a part of the search that must not run longer than the whole.
-    #[must_use]
-    pub fn part(&self, iterations: u64) -> Self {
-        Control { iterations: Some(iterations), progress: None, ..self.clone() }
-    }
-
-    /// The same with one part in so many of the time that is left.
-    #[must_use]
-    pub fn share(&self, parts: u32) -> Self {
-        let less = self.remaining().map(|left| left - left / parts.max(1));
-        self.sooner(less.unwrap_or_default())
-    }
-
-    /// The same with all but one part in so many of the time that is left.
-    #[must_use]
-    pub fn all_but(&self, parts: u32) -> Self {
-        self.sooner(self.remaining().unwrap_or_default() / parts.max(1))
-    }
-
-    fn sooner(&self, by: Duration) -> Self {
-        Control { deadline: self.deadline.map(|d| d.checked_sub(by).unwrap_or(d)), ..self.clone() }
-    }
-
-    /// Stops this long after now.
-    #[must_use]
-    pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.deadline = self.start.checked_add(limit);
-        self
-    }
-
-    /// Stops after so many iterations.
-    #[must_use]
-    pub fn iteration_limit(mut self, iterations: u64) -> Self {
-        self.iterations = Some(iterations);
-        self
-    }
-
-    /// Tells `listener` of every improvement.
-    #[must_use]
-    pub fn listen(mut self, listener: &'a (dyn Fn(&Progress<'_>) + Sync)) -> Self {
-        self.progress = Some(listener);
-        self
-    }
-
-    /// Why the search must stop now, if it must; `iteration` is the number of iterations done.
-    pub fn stop(&self, iteration: u64) -> Option<StopReason> {
-        if self.cancel.is_some_and(|c| c.load(Ordering::Relaxed)) {
-            Some(StopReason::Cancelled)
-        } else if self.iterations.is_some_and(|limit| iteration >= limit) {
-            Some(StopReason::IterationLimit)
-        } else if self.deadline.is_some_and(|d| Instant::now() >= d) {
-            Some(StopReason::Deadline)
-        } else {
-            None
-        }
-    }
-
-    /// Time since the start.
-    pub fn elapsed(&self) -> Duration {
-        self.start.elapsed()
-    }
-
-    /// Time left until the deadline; `None` without one.
-    pub fn remaining(&self) -> Option<Duration> {
-        self.deadline.map(|d| d.saturating_duration_since(Instant::now()))
-    }
-}
-
-impl fmt::Debug for Control<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Control")
-            .field("deadline", &self.deadline)
-            .field("iterations", &self.iterations)
-            .field("seed", &self.seed)
-            .field("threads", &self.threads)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Why a search stopped.
@@ -159,11 +29,11 @@ pub enum StopReason {
     Cancelled,
     /// The iteration limit was reached.
     IterationLimit,
-    /// The caller said that cost and bound are enough.
+    /// [`Control::enough`] accepted cost and bound.
     Enough,
     /// The solver has nothing left to try, without a proof.
     Exhausted,
-    /// The solver does not do this kind or size of network; the text says why and what to use instead.
+    /// The solver does not accept this kind or size of network. The text gives the reason and an alternative.
     Refused(String),
 }
 
@@ -172,7 +42,7 @@ pub enum StopReason {
 pub struct LogEntry {
     /// Time since the start.
     pub elapsed: Duration,
-    /// Iterations done by then.
+    /// Iterations done before it.
     pub iteration: u64,
     /// The incumbent's cost, if there is one.
     pub best: Option<i64>,
@@ -180,16 +50,16 @@ pub struct LogEntry {
     pub bound: i64,
 }
 
-/// What a listener is told.
+/// The message to a listener: one improvement and its source.
 #[derive(Clone, Debug)]
 pub struct Progress<'a> {
     /// The state after the improvement.
     pub entry: LogEntry,
-    /// What found it, in a word or two.
+    /// The part of the solver that found it, in a word or two.
     pub source: &'a str,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The best feasible assignment.
@@ -200,14 +70,14 @@ pub struct Outcome {
     pub bound: i64,
     /// Why the search stopped.
     pub stop_reason: StopReason,
-    /// Without a feasible assignment: the one with the least overflow found, and that overflow.
+    /// Without a feasible assignment: the smallest overflow found, and its assignment.
     pub least_overflow: Option<(i64, Vec<u32>)>,
     /// Every improvement, in order.
     pub log: Vec<LogEntry>,
 }
 
 impl Outcome {
-    /// An outcome that knows nothing yet.
+    /// An outcome with no incumbent and the trivial bound zero.
     pub fn empty(stop_reason: StopReason) -> Self {
         Outcome { choice: None, cost: None, bound: 0, stop_reason, least_overflow: None, log: Vec::new() }
     }
@@ -217,14 +87,15 @@ impl Outcome {
         self.cost.is_some_and(|c| c <= self.bound)
     }
 
-    /// How far the incumbent may be above the optimum, relative to the incumbent; zero when proved.
+    /// (cost - bound) / cost: an upper limit of the incumbent's distance from the optimum, relative to the incumbent's
+    /// own cost. Zero when proved optimal; `None` without an incumbent.
     pub fn gap(&self) -> Option<f64> {
         let cost = self.cost?;
         if cost <= self.bound { Some(0.0) } else { Some((cost - self.bound) as f64 / cost as f64) }
     }
 }
 
-/// Keeps the incumbent, the bound and the log, and tells the listener.
+/// Keeps the incumbent, the bound and the log, and calls the listener.
 #[derive(Debug)]
 pub struct Recorder<'c, 'a> {
     control: &'c Control<'a>,
@@ -232,7 +103,7 @@ pub struct Recorder<'c, 'a> {
 }
 
 impl<'c, 'a> Recorder<'c, 'a> {
-    /// A fresh record.
+    /// An empty record.
     pub fn new(control: &'c Control<'a>) -> Self {
         Recorder { control, outcome: Outcome::empty(StopReason::Exhausted) }
     }
@@ -252,7 +123,7 @@ impl<'c, 'a> Recorder<'c, 'a> {
         self.outcome.bound
     }
 
-    /// Whether the caller wants no more than incumbent and bound are.
+    /// Whether [`Control::enough`] accepts incumbent and bound.
     pub fn enough(&self) -> bool {
         self.control.enough.is_some_and(|enough| enough(self.cost(), self.bound()))
     }
@@ -262,7 +133,7 @@ impl<'c, 'a> Recorder<'c, 'a> {
         self.outcome.proved_optimal()
     }
 
-    /// Offers a feasible assignment; kept and told if it is better. Returns whether it was.
+    /// Offers a feasible assignment, which is kept and logged if it is better. Returns whether it was.
     pub fn offer(&mut self, cost: i64, choice: &[u32], iteration: u64, source: &str) -> bool {
         if self.outcome.cost.is_some_and(|c| c <= cost) {
             return false;
@@ -274,9 +145,9 @@ impl<'c, 'a> Recorder<'c, 'a> {
         true
     }
 
-    /// Offers a lower bound; kept and told if it is higher.
+    /// Offers a lower bound, which is kept and logged if it is higher.
     pub fn raise(&mut self, bound: i64, iteration: u64, source: &str) {
-        // A bound above the incumbent says no more than that the incumbent is optimal.
+        // A bound above the incumbent only proves that the incumbent is optimal.
         let bound = self.outcome.cost.map_or(bound, |c| bound.min(c));
         if bound > self.outcome.bound {
             self.outcome.bound = bound;
@@ -284,7 +155,8 @@ impl<'c, 'a> Recorder<'c, 'a> {
         }
     }
 
-    /// Offers an assignment that overflows; kept while there is no feasible one.
+    /// Offers an assignment that exceeds the limits. The one with the least overflow is kept until a feasible one
+    /// is found.
     pub fn offer_overflow(&mut self, overflow: i64, choice: &[u32]) {
         let better = self.outcome.least_overflow.as_ref().is_none_or(|(o, _)| overflow < *o);
         if self.outcome.choice.is_none() && better {
@@ -305,7 +177,7 @@ impl<'c, 'a> Recorder<'c, 'a> {
         self.outcome.log.push(entry);
     }
 
-    /// Ends the search. Where the incumbent meets the bound, the reason is that it is optimal.
+    /// Ends the search. If the incumbent meets the bound, the stop reason is `Optimal`.
     pub fn finish(mut self, reason: StopReason) -> Outcome {
         self.outcome.stop_reason = if self.closed() { StopReason::Optimal } else { reason };
         self.outcome
@@ -328,18 +200,5 @@ mod tests {
         let out = r.finish(StopReason::Deadline);
         assert_eq!((out.cost, out.bound, &out.stop_reason), (Some(7), 7, &StopReason::Optimal));
         assert_eq!((out.log.len(), out.gap()), (4, Some(0.0)));
-    }
-
-    #[test]
-    fn control_stops_on_iterations_cancel_and_deadline() {
-        let flag = AtomicBool::new(false);
-        let mut c = Control::new().iteration_limit(5);
-        c.cancel = Some(&flag);
-        assert_eq!(c.stop(4), None);
-        assert_eq!(c.stop(5), Some(StopReason::IterationLimit));
-        flag.store(true, Ordering::Relaxed);
-        assert_eq!(c.stop(0), Some(StopReason::Cancelled));
-        let c = Control::new().time_limit(Duration::ZERO);
-        assert_eq!(c.stop(0), Some(StopReason::Deadline));
     }
 }

@@ -1,7 +1,7 @@
-//! A network's costs alone, ready for elimination: forbidden costs are infinite, memory is left out.
+//! A network's costs without its memory, for elimination. Forbidden costs are infinite.
 //!
-//! This is what the solvers of the papers work on, since none of them models memory over time; they
-//! report afterwards whether what they found fits. Equal tables stay shared.
+//! The solvers of the papers use it, since none of them models memory over time. They report afterwards whether their
+//! result fits. Equal tables stay shared.
 
 use crate::minsum::{self, INFINITE};
 use crate::network::{Network, VarId};
@@ -9,7 +9,7 @@ use crate::outcome::{Outcome, Recorder, StopReason};
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
-/// A table between two variables, shared with others like it.
+/// A table between two variables; equal tables are shared.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {
     pub u: u32,
@@ -40,7 +40,7 @@ impl Pairwise {
         }
     }
 
-    /// How many choices a variable has.
+    /// Number of choices of a variable.
     pub fn choices(&self, v: u32) -> usize {
         self.unary[v as usize].len()
     }
@@ -53,7 +53,7 @@ impl Pairwise {
     }
 }
 
-/// A row-major table with its two sides exchanged.
+/// The transpose of a row-major table.
 pub(crate) fn transpose(cells: &[i64], columns: usize) -> Vec<i64> {
     let rows = cells.len() / columns.max(1);
     let mut out = Vec::with_capacity(cells.len());
@@ -63,8 +63,8 @@ pub(crate) fn transpose(cells: &[i64], columns: usize) -> Vec<i64> {
     out
 }
 
-/// Ends a search that minimised costs without memory: its optimum is a lower bound for the network, and
-/// the answer where it happens to fit the memory.
+/// Ends a search that minimised costs without memory. Its optimum is a lower bound for the network, and the optimum of
+/// the network if it fits the memory.
 pub(crate) fn finish_relaxed(
     network: &Network,
     mut recorder: Recorder<'_, '_>,
@@ -81,7 +81,7 @@ pub(crate) fn finish_relaxed(
             recorder.offer(optimum, choice, 1, source);
         }
         Ok(evaluation) => recorder.offer_overflow(evaluation.overflow, choice),
-        Err(_) => {}
+        Err(error) => debug_assert!(false, "a relaxed optimum is an assignment: {error}"),
     }
     recorder.finish(StopReason::Exhausted)
 }

@@ -1,25 +1,26 @@
 //! PaSE's dynamic program (Elango, IPDPS 2021): a min-degree order, then tables over dependent sets.
 //!
-//! `GenerateSeq` repeatedly takes the vertex with the fewest neighbours and joins those to each other.
-//! With `v_i` the i-th vertex taken and `D(i)` its neighbours at that moment (the *dependent set*), the
-//! recurrence (equation 4) fills, for every combination `φ` of choices over `D(i)`,
+//! `GenerateSeq` repeatedly removes the vertex with the fewest neighbours and connects these to each other. Let `v_i` be
+//! the i-th vertex and `D(i)` its neighbours at its removal (the *dependent set*). For every combination `φ` of choices
+//! over `D(i)` the recurrence (equation 4) computes
 //!
 //! ```text
 //! R(i, φ) = min over C of  cost(v_i, C) + Σ edges from v_i to later vertices + Σ R(j, φ' on D(j))
 //! ```
 //!
-//! where `j` runs over the connected subsets that hang below `v_i`; each has exactly one table whose
-//! earliest remaining vertex is `v_i`, which is how they are found here. `R` of the last vertices sums to
-//! the optimum, and going back through the tables gives the choices.
+//! where `j` runs over the connected subsets below `v_i`. Each has exactly one table whose earliest remaining vertex is
+//! `v_i`, which identifies them here. The sum of `R` over the last vertices is the optimum, and backtracking through the
+//! tables gives the choices.
 //!
-//! What differs from the released program is only speed: tables are laid out so that the vertex to be
-//! minimised over is contiguous in every one of them, and long tables are shared out over threads. As in
-//! the paper, memory limits play no part in the search. Table sizes follow from the order alone, so they
-//! are added up first: a network whose tables would not fit [`Control::memory_bytes`] is refused.
+//! The differences from the released program concern only speed. In every table the vertex to be minimised over is
+//! contiguous, and long tables are divided among threads. As in the paper, the search ignores memory limits. Table
+//! sizes follow from the order alone, so a network whose tables would exceed [`Control::memory_bytes`] is refused at
+//! once.
 
+use crate::control::Control;
 use crate::minsum::{self, INFINITE};
 use crate::network::Network;
-use crate::outcome::{Control, Outcome, Recorder, Solver, StopReason};
+use crate::outcome::{Outcome, Recorder, Solver, StopReason};
 use crate::pairwise::{Pairwise, finish_relaxed, transpose};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -50,22 +51,25 @@ pub(crate) fn minimise(costs: &Pairwise, control: &Control<'_>) -> Result<(i64, 
     Program::new(costs, &sequence).run(&sequence, control)
 }
 
-/// Additions that [`minimise`] would make, or nothing if its tables do not fit the memory.
+/// Number of additions of [`minimise`]; `None` if its tables do not fit the memory.
 pub(crate) fn work(costs: &Pairwise, control: &Control<'_>) -> Option<f64> {
     let steps = generate_sequence(costs, control).ok()?;
-    let cells = |step: &Step| step.dependent.iter().map(|&u| costs.choices(u) as f64).product::<f64>();
+    let cells =
+        |step: &SequenceVertex| step.dependent.iter().map(|&u| costs.choices(u) as f64).product::<f64>();
     Some(steps.iter().map(|step| cells(step) * costs.choices(step.vertex) as f64).sum())
 }
 
-/// One vertex of the sequence and its dependent set, the vertex that is taken last first.
-pub(crate) struct Step {
+/// One vertex of the sequence and its dependent set, sorted by removal, last first.
+pub(crate) struct SequenceVertex {
     pub vertex: u32,
     pub dependent: Vec<u32>,
 }
 
-/// `GenerateSeq`: vertices in min-degree order, ties to the lowest number. Refuses where the tables will
-/// not fit the memory.
-pub(crate) fn generate_sequence(costs: &Pairwise, control: &Control<'_>) -> Result<Vec<Step>, StopReason> {
+/// `GenerateSeq`: vertices in min-degree order, ties to the lowest number. Refuses if the tables do not fit the memory.
+pub(crate) fn generate_sequence(
+    costs: &Pairwise,
+    control: &Control<'_>,
+) -> Result<Vec<SequenceVertex>, StopReason> {
     let count = costs.unary.len();
     let mut neighbours: Vec<Vec<u32>> = vec![Vec::new(); count];
     for pair in &costs.pairs {
@@ -78,7 +82,7 @@ pub(crate) fn generate_sequence(costs: &Pairwise, control: &Control<'_>) -> Resu
     }
     let mut queue: BTreeSet<(usize, u32)> = (0..count).map(|v| (neighbours[v].len(), v as u32)).collect();
     let mut steps = Vec::with_capacity(count);
-    // What it starts from, and the same turned.
+    // The given tables and their transposes.
     let mut bytes = 2.0 * costs.table_bytes() as f64;
     while let Some((_, vertex)) = queue.pop_first() {
         let dependent = std::mem::take(&mut neighbours[vertex as usize]);
@@ -98,9 +102,9 @@ pub(crate) fn generate_sequence(costs: &Pairwise, control: &Control<'_>) -> Resu
             *list = union_without(list, &dependent, [u, vertex]);
             queue.insert((list.len(), u));
         }
-        steps.push(Step { vertex, dependent });
+        steps.push(SequenceVertex { vertex, dependent });
     }
-    // Tables put the vertex that is taken last first, so that the next one to go is contiguous.
+    // In tables the vertex that is removed last comes first, so that the next one to be removed is contiguous.
     let mut position = vec![0u32; count];
     for (index, step) in steps.iter().enumerate() {
         position[step.vertex as usize] = index as u32;
@@ -129,50 +133,58 @@ fn union_without(a: &[u32], b: &[u32], without: [u32; 2]) -> Vec<u32> {
     }
 }
 
-/// A table that takes part in minimising over a vertex: that vertex is the last of its scope.
+/// A table that depends on the vertex to be minimised over, which is the last of its scope.
 pub(crate) struct Factor {
-    /// All but the vertex itself, in the order of the step's dependent set.
+    /// The scope without the vertex itself, in the order of its dependent set.
     pub scope: Vec<u32>,
     pub cells: Arc<[i64]>,
-    /// The step that made it; none for a pair's own table.
+    /// The index of the vertex whose minimisation made it; `None` for a pair's own table.
     pub made_by: Option<usize>,
 }
 
-/// The tables that wait for each vertex.
+/// The dynamic program: the tables to be combined at each vertex.
 pub(crate) struct Program<'p> {
     costs: &'p Pairwise,
     pub waiting: Vec<Vec<Factor>>,
 }
 
 impl<'p> Program<'p> {
-    pub fn new(costs: &'p Pairwise, sequence: &[Step]) -> Self {
+    pub fn new(costs: &'p Pairwise, sequence: &[SequenceVertex]) -> Self {
         let mut position = vec![0; costs.unary.len()];
         for (index, step) in sequence.iter().enumerate() {
             position[step.vertex as usize] = index;
         }
         let mut waiting: Vec<Vec<Factor>> = (0..costs.unary.len()).map(|_| Vec::new()).collect();
         // Edges that share a table and need it transposed share the transposed one too.
-        let mut turned: rustc_hash::FxHashMap<*const i64, Arc<[i64]>> = rustc_hash::FxHashMap::default();
+        let mut transposed: rustc_hash::FxHashMap<*const i64, Arc<[i64]>> = rustc_hash::FxHashMap::default();
         for pair in &costs.pairs {
             let (first, later, cells) = if position[pair.v as usize] < position[pair.u as usize] {
                 (pair.v, pair.u, pair.cells.clone())
             } else {
-                let turned = turned.entry(pair.cells.as_ptr());
+                let transposed = transposed.entry(pair.cells.as_ptr());
                 let turn = || transpose(&pair.cells, costs.choices(pair.v)).into();
-                (pair.u, pair.v, turned.or_insert_with(turn).clone())
+                (pair.u, pair.v, transposed.or_insert_with(turn).clone())
             };
             waiting[first as usize].push(Factor { scope: vec![later], cells, made_by: None });
         }
         Program { costs, waiting }
     }
 
-    fn run(mut self, sequence: &[Step], control: &Control<'_>) -> Result<(i64, Vec<u32>), StopReason> {
+    fn run(
+        mut self,
+        sequence: &[SequenceVertex],
+        control: &Control<'_>,
+    ) -> Result<(i64, Vec<u32>), StopReason> {
         let optimum = self.eliminate(sequence, control)?;
         Ok((optimum, self.choices(sequence)))
     }
 
-    /// Fills all tables; the optimum.
-    pub fn eliminate(&mut self, sequence: &[Step], control: &Control<'_>) -> Result<i64, StopReason> {
+    /// Fills all tables and returns the optimum.
+    pub fn eliminate(
+        &mut self,
+        sequence: &[SequenceVertex],
+        control: &Control<'_>,
+    ) -> Result<i64, StopReason> {
         let mut optimum = 0;
         for (at, step) in sequence.iter().enumerate() {
             if let Some(reason) = control.stop(0) {
@@ -191,7 +203,7 @@ impl<'p> Program<'p> {
     }
 
     /// `R(i, φ)` for all `φ` over the dependent set.
-    fn least_over(&self, step: &Step, control: &Control<'_>) -> Result<Vec<i64>, StopReason> {
+    fn least_over(&self, step: &SequenceVertex, control: &Control<'_>) -> Result<Vec<i64>, StopReason> {
         let mut costs = Bucket::new(self, step);
         costs.merge_small();
         let size = costs.prefixes * costs.columns;
@@ -199,7 +211,7 @@ impl<'p> Program<'p> {
         // Starting threads takes about as long as this many sums.
         const WORTH_A_THREAD: usize = 1 << 20;
         let worth = (size * costs.width / WORTH_A_THREAD).min(costs.prefixes);
-        // How many cores there are takes a system call or more to find out: only asked where it matters.
+        // Finding the number of cores takes system calls, so it is done only if several threads are worth it.
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         let useful = match control.threads {
             _ if worth <= 1 => 1,
@@ -218,7 +230,7 @@ impl<'p> Program<'p> {
                 .enumerate()
                 .map(|(index, part)| scope.spawn(move || costs.fill(index * share, part, control)))
                 .collect();
-            // A worker panics only where there is a bug here; then this thread does too.
+            // A worker panics only because of a bug; this thread then panics too.
             workers.into_iter().try_for_each(|worker| match worker.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -227,8 +239,8 @@ impl<'p> Program<'p> {
         Ok(table)
     }
 
-    /// Goes back through the tables: each vertex takes its best choice given the later ones.
-    fn choices(&self, sequence: &[Step]) -> Vec<u32> {
+    /// Backtracks through the tables: each vertex takes its best choice given the later ones.
+    fn choices(&self, sequence: &[SequenceVertex]) -> Vec<u32> {
         let mut choice = vec![0u32; self.costs.unary.len()];
         for step in sequence.iter().rev() {
             let mut row = self.costs.unary[step.vertex as usize].clone();
@@ -247,40 +259,40 @@ impl<'p> Program<'p> {
     }
 }
 
-/// Everything that is minimised over one vertex. The last vertex of the dependent set, the one that goes
-/// next, indexes the *columns* of the result; the others together are its *prefix*.
+/// The tables that are minimised over one vertex. The last vertex of the dependent set, which is removed next, indexes
+/// the *columns* of the result; the others together are its *prefix*.
 struct Bucket<'p> {
     unary: &'p [i64],
-    /// How many choices the vertex has.
+    /// Number of choices of the vertex.
     width: usize,
     columns: usize,
     prefixes: usize,
-    /// How many choices the members of the prefix have.
+    /// Number of choices of each member of the prefix.
     sizes: Vec<usize>,
-    /// Tables that do not know the column: one row for each prefix.
-    rows: Vec<Part>,
-    /// Tables that do: a block of rows, one for each column.
-    blocks: Vec<Part>,
+    /// Tables that do not depend on the column: one row for each prefix.
+    rows: Vec<StridedTable>,
+    /// Tables that depend on the column: a block of rows for each prefix, one row per column.
+    blocks: Vec<StridedTable>,
 }
 
-/// A table and its strides along the prefix (zero where it does not depend on a member).
-struct Part {
+/// A table and its strides along the prefix (zero for members that it does not depend on).
+struct StridedTable {
     cells: Arc<[i64]>,
     strides: Vec<usize>,
 }
 
-impl Part {
+impl StridedTable {
     fn offset(&self, digits: &[usize]) -> usize {
         self.strides.iter().zip(digits).map(|(stride, digit)| stride * digit).sum()
     }
 
-    fn covers(&self, other: &Part) -> bool {
+    fn covers(&self, other: &StridedTable) -> bool {
         other.strides.iter().zip(&self.strides).all(|(&theirs, &ours)| theirs == 0 || ours > 0)
     }
 }
 
 impl<'p> Bucket<'p> {
-    fn new(program: &'p Program<'_>, step: &Step) -> Self {
+    fn new(program: &'p Program<'_>, step: &SequenceVertex) -> Self {
         let unary = &program.costs.unary[step.vertex as usize][..];
         let choices = |u: u32| program.costs.choices(u);
         let (prefix, columns) = match step.dependent.split_last() {
@@ -299,7 +311,7 @@ impl<'p> Bucket<'p> {
                 }
                 stride *= choices(u);
             }
-            let part = Part { cells: factor.cells.clone(), strides };
+            let part = StridedTable { cells: factor.cells.clone(), strides };
             let has_column = last.is_some() && factor.scope.last().copied() == last;
             if has_column { blocks.push(part) } else { rows.push(part) }
         }
@@ -307,8 +319,8 @@ impl<'p> Bucket<'p> {
         Bucket { unary, width: unary.len(), columns, prefixes, sizes, rows, blocks }
     }
 
-    /// Adds blocks into larger ones that cover them, where those are still small against the whole: what
-    /// is done once here is saved for every prefix.
+    /// Adds blocks into larger ones that cover them, if these are still small compared to the whole. This saves the
+    /// addition for every prefix.
     fn merge_small(&mut self) {
         let whole = self.prefixes * self.columns * self.width;
         self.blocks.sort_by_key(|block| block.cells.len());
@@ -326,7 +338,7 @@ impl<'p> Bucket<'p> {
             let block = self.columns * self.width;
             let mut cells = host.cells.to_vec();
             for (place, target) in cells.chunks_exact_mut(block).enumerate() {
-                // The host's strides over whole blocks say which digits this one stands for.
+                // The host's strides give the digits of this block.
                 let offset: usize = (0..self.sizes.len())
                     .filter(|&member| small.strides[member] > 0)
                     .map(|member| {
@@ -362,7 +374,7 @@ impl<'p> Bucket<'p> {
             for part in &self.rows {
                 minsum::add_row(&mut row, &part.cells[part.offset(&digits)..][..self.width]);
             }
-            let slice = |part: &'_ Part| part.offset(&digits)..part.offset(&digits) + block;
+            let slice = |part: &'_ StridedTable| part.offset(&digits)..part.offset(&digits) + block;
             match &self.blocks[..] {
                 [] => minsum::mins(&row, self.width, target),
                 [only] => minsum::min_sums(&row, &only.cells[slice(only)], target),

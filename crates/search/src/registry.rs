@@ -1,7 +1,6 @@
-//! The solvers that are built in, by the names that users give them.
+//! The built-in solvers by name.
 //!
-//! The one list that command line, tests and benchmarks go through: a solver that is not here does not
-//! exist for them.
+//! Command line, tests and benchmarks use this list only.
 
 use crate::brute::Brute;
 use crate::exact::Exact;
@@ -9,45 +8,45 @@ use crate::optcnn::OptCnn;
 use crate::outcome::Solver;
 use crate::pase::Pase;
 
-/// A built-in solver and what to say about it.
-pub struct Entry {
+/// A built-in solver and its description.
+pub struct SolverEntry {
     /// Its name.
     pub name: &'static str,
-    /// What it does, in a line.
+    /// One line of description.
     pub about: &'static str,
-    /// Whether its search keeps the memory limit; others only report whether their result does.
+    /// Whether its search respects the memory limit. Others only report whether their result does.
     pub respects_memory: bool,
     make: fn() -> Box<dyn Solver + Send + Sync>,
 }
 
-impl Entry {
-    /// A fresh instance with default settings.
+impl SolverEntry {
+    /// A new instance with default settings.
     pub fn solver(&self) -> Box<dyn Solver + Send + Sync> {
         (self.make)()
     }
 }
 
 /// All solvers; the first is the default.
-pub const SOLVERS: &[Entry] = &[
-    Entry {
+pub const SOLVERS: &[SolverEntry] = &[
+    SolverEntry {
         name: "exact",
         about: "anytime, with memory: reductions, message-passing bounds, forest moves, branch and bound",
         respects_memory: true,
         make: || Box::new(Exact),
     },
-    Entry {
+    SolverEntry {
         name: "pase",
         about: "PaSE: min-degree order, tables over dependent sets; optimal without memory limits",
         respects_memory: false,
         make: || Box::new(Pase),
     },
-    Entry {
+    SolverEntry {
         name: "optcnn",
         about: "OptCNN: node and edge elimination, then enumeration; optimal without memory limits",
         respects_memory: false,
         make: || Box::new(OptCnn::default()),
     },
-    Entry {
+    SolverEntry {
         name: "brute",
         about: "every assignment, for small networks and tests",
         respects_memory: true,
@@ -55,8 +54,8 @@ pub const SOLVERS: &[Entry] = &[
     },
 ];
 
-/// The solver of a name.
-pub fn find(name: &str) -> Option<&'static Entry> {
+/// The solver with this name.
+pub fn find(name: &str) -> Option<&'static SolverEntry> {
     SOLVERS.iter().find(|entry| entry.name == name)
 }
 

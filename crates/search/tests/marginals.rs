@@ -2,17 +2,16 @@
 
 mod common;
 
-use common::{Recipe, recipes, shared_problem};
+use common::{Recipe, recipes};
 use proptest::prelude::*;
 use shardwright_search::brute::Brute;
-use shardwright_search::pase::Pase;
 use shardwright_search::{Control, Interval, NetworkBuilder, Solver, StopReason, VarId, min_marginals};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn they_are_what_is_left_with_the_choice_made(recipe in recipes(6, 4, false)) {
+    fn they_equal_the_optimum_with_the_choice_fixed(recipe in recipes(6, 4, false)) {
         let network = recipe.build();
         let marginals = min_marginals(&network, f64::INFINITY, &Control::new()).unwrap();
         for (variable, node) in recipe.nodes.iter().enumerate() {
@@ -27,27 +26,9 @@ proptest! {
 }
 
 #[test]
-fn the_best_choice_of_every_variable_costs_the_optimum() {
-    for name in ["pase/pase-inception3-p4.json.gz", "pase/pase-transformer-p8.json.gz"] {
-        let Some(problem) = shared_problem(name) else { continue };
-        let network = problem.network;
-        let optimum = Pase.solve(&network, &Control::new()).cost;
-        let marginals = min_marginals(&network, f64::INFINITY, &Control::new()).unwrap();
-        for v in (0..network.variables() as u32).map(VarId) {
-            let choices = 0..network.choices(v) as u32;
-            assert_eq!(
-                choices.filter_map(|choice| marginals.least(v, choice)).min(),
-                optimum,
-                "{name}: {v:?}"
-            );
-        }
-    }
-}
-
-#[test]
-fn what_takes_too_much_work_is_refused() {
+fn too_much_work_is_refused() {
     let recipe = Recipe { nodes: Vec::new(), edges: Vec::new(), limit: None };
-    assert!(min_marginals(&recipe.build(), 0.0, &Control::new()).is_ok(), "nothing is no work");
+    assert!(min_marginals(&recipe.build(), 0.0, &Control::new()).is_ok(), "an empty network takes no work");
     let mut builder = NetworkBuilder::new();
     builder.variable(&[1, 2], &[], Interval::default()).unwrap();
     let refused = min_marginals(&builder.build().unwrap(), 1.0, &Control::new());

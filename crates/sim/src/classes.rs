@@ -1,26 +1,26 @@
-//! Devices that nobody can tell apart do the same things at the same times, so one of them is simulated for all.
+//! Device classes of a program: devices that do the same work at the same times. One device per class is simulated.
 //!
-//! On an axis that no value is pinned along, all digits are alike. On one with pins, every pinned digit stands for
-//! itself, and the others are alike. A class is one kind of digit per axis.
+//! On an axis without pins, all digits are equal. On an axis with pins, every pinned digit is separate, and the others
+//! are equal. A class is one such kind of digit per axis.
 
 use shardwright_cost::Placement;
 use shardwright_lower::ParallelGraph;
 use shardwright_machine::{AxisId, AxisSet, DeviceId, Mesh};
 use std::ops::Range;
 
-/// The classes of a mesh's devices.
+/// The device classes of a mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Classes {
-    /// Per axis: the digits that stand for their kind; a digit's kind is its position here, or the last one.
+    /// Per axis: one digit of every kind. A digit's kind is its position here, or the last position.
     kinds: Vec<Vec<u32>>,
-    /// Per axis: classes from one kind to the next.
+    /// Per axis: distance between the classes of neighbouring kinds.
     strides: Vec<u32>,
-    /// Per class: a device that stands for it.
+    /// Per class: one of its devices.
     devices: Vec<DeviceId>,
 }
 
 impl Classes {
-    /// Those of a program.
+    /// The classes of a program.
     pub fn of(program: &ParallelGraph) -> Self {
         let mut pinned: Vec<Vec<u32>> = vec![Vec::new(); program.mesh.len()];
         for value in &program.values {
@@ -41,7 +41,7 @@ impl Classes {
         Self::new(&program.mesh, kinds.collect())
     }
 
-    /// Every device for itself.
+    /// One class per device.
     pub fn each(mesh: &Mesh) -> Self {
         Self::new(mesh, mesh.axes().iter().map(|axis| (0..axis.size).collect()).collect())
     }
@@ -62,12 +62,12 @@ impl Classes {
         Self { kinds, strides, devices }
     }
 
-    /// How many there are.
+    /// Number of classes.
     pub fn len(&self) -> usize {
         self.devices.len()
     }
 
-    /// Whether there are none: never.
+    /// Whether there is no class: never.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }
@@ -77,7 +77,7 @@ impl Classes {
         0..self.len() as u32
     }
 
-    /// A device that stands for a class.
+    /// A representative device of a class.
     pub fn device(&self, class: u32) -> DeviceId {
         self.devices[class as usize]
     }
@@ -91,7 +91,7 @@ impl Classes {
         kinds.map(|(at, (digits, stride))| kind(digits, mesh.digit(device, AxisId(at as u32))) * stride).sum()
     }
 
-    /// How many devices a class has.
+    /// Number of devices of a class.
     pub fn size(&self, mesh: &Mesh, class: u32) -> u32 {
         let of_axis = |(at, digits): (usize, &Vec<u32>)| {
             let last = digits.len() as u32 - 1;
@@ -101,7 +101,7 @@ impl Classes {
         self.kinds.iter().enumerate().map(of_axis).product()
     }
 
-    /// The class that stands for the group along some axes that a class is in: equal for all classes of the group.
+    /// The class that represents a class's group along some axes: equal for all classes of the group.
     pub fn group(&self, class: u32, axes: AxisSet) -> u32 {
         let own = |axis: AxisId| {
             let (stride, count) = (self.strides[axis.index()], self.kinds[axis.index()].len() as u32);

@@ -1,22 +1,19 @@
-//! Why something cannot be simulated, or searched by simulating.
+//! Errors of the simulation.
 
-use crate::{delta::DeltaError, schedule::TooManyTasks};
+use crate::schedule::TooManyTasks;
 use shardwright_lower::LowerError;
 use shardwright_plan::PlanError;
 
-/// Why there is no simulation.
+/// Why a step cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// There is no plan to begin with.
+    /// Operator times are not available.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The configs cannot be lowered.
+    /// The assignment cannot be lowered.
     #[error(transparent)]
     Lower(#[from] LowerError),
     /// The program is too large.
     #[error(transparent)]
     Size(#[from] TooManyTasks),
-    /// The step cannot be simulated change by change.
-    #[error(transparent)]
-    Delta(#[from] DeltaError),
 }

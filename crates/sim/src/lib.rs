@@ -1,37 +1,40 @@
-//! Simulates one training step of a lowered program: when every device computes, communicates and waits, what it holds,
-//! and what makes the step as long as it is.
+//! Simulates one training step of a lowered program: when every device computes, communicates and waits, its memory
+//! over time, and the step's critical path.
 //!
-//! [`Schedule`] turns a program into tasks on streams, [`Timeline`] says when they run, [`usages`] and [`Memory`] what
-//! that means for the devices, [`Trace`] writes it down for Perfetto. Times are those of the cost model; what
-//! the simulator adds is order: communication hides behind computation where nothing waits for it.
+//! - [`Schedule`] turns a program into tasks on streams.
+//! - [`Timeline`] gives the start and end of every task.
+//! - [`usages`] and [`Memory`] sum up each device's time and memory.
+//! - [`Trace`] writes a timeline for Perfetto.
+//! - [`Delta`] simulates a step again and again as configs change.
 //!
-//! [`Delta`] simulates a step again and again as configs change, [`mcmc`] searches with it, and [`plan`] makes plans that
-//! have seen the simulator.
+//! Durations are those of the cost model. The simulator adds order: communication overlaps with computation where no
+//! task waits for it.
 //!
 //! ```
-//! use shardwright_frontend::zoo::{BuildOptions, build};
-//! use shardwright_lower::lower;
 //! use shardwright_machine::builtin;
-//! use shardwright_plan::{Demands, Problem, search, strategy};
-//! use shardwright_search::Control;
-//! use shardwright_sim::{Classes, Links, Schedule, usages};
+//! use shardwright_plan::Context;
+//! use shardwright_sim::{simulate_objective, simulate_step};
+//! use shardwright_space::{Assignment, AxisUse, Config};
+//! use shardwright_zoo::{BuildOptions, build};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let graph = build("mlp:batch=64,hidden=1024,layers=3", &BuildOptions::default())?;
 //! let machine = builtin("flat:4")?;
-//! let problem = Problem::new(&graph, &machine, None)?;
-//! let data = search(&problem, strategy::find("data")?, &Demands::default(), &Control::new())?;
-//! let program = lower(&graph, &problem.relayouts, &data.configs)?;
-//!
-//! let times = problem.times()?;
-//! let compute = |op: shardwright_graph::OpId| times.compute(op, &data.configs[op.index()]);
-//! let schedule = Schedule::new(&program, Classes::of(&program), Links::of(&machine), compute)?;
-//! let timeline = schedule.simulate();
-//! // All four devices do the same, so one stands for all.
-//! assert_eq!(schedule.classes.len(), 1);
-//! // Gradients travel while the layers before them compute.
-//! assert!(timeline.makespan() < data.objective as u64);
-//! assert!(usages(&schedule, &timeline)[0].exposed < usages(&schedule, &timeline)[0].communicating);
+//! let context = Context::new(&graph, &machine, None, machine.mesh().clone(), false)?;
+//! // Data parallelism: every layer's forward op is split along the batch, and the other ops follow.
+//! let batch = Config::new([AxisUse::Split(0); 2]);
+//! let mut assignment = Assignment::replicated(&graph, machine.mesh());
+//! for layer in &context.layers.members {
+//!     if batch.check(&context.shapes[layer.forward().index()].rule, machine.mesh()).is_ok() {
+//!         for (op, config) in layer.ops.iter().zip(layer.configs(&context.shapes, machine.mesh(), &batch)) {
+//!             assignment.configs[op.index()] = config;
+//!         }
+//!     }
+//! }
+//! let objective = context.price(&assignment)?.objective() as u64;
+//! assert_eq!(simulate_objective(&context, &assignment)?, objective, "without overlap");
+//! // Gradients travel while earlier layers compute.
+//! assert!(simulate_step(&context, &assignment)?.makespan < objective);
 //! # Ok(())
 //! # }
 //! ```
@@ -40,11 +43,7 @@ mod assist;
 mod classes;
 pub mod delta;
 mod error;
-mod mcmc;
 mod memory;
-mod moves;
-mod placing;
-mod planning;
 mod schedule;
 mod sharing;
 mod step;
@@ -53,18 +52,14 @@ mod timeline;
 mod trace;
 mod usage;
 
-pub use assist::{Assisted, Homes, Reality, Rule, assist, homes, paces};
+pub use assist::{AssistOutcome, Reality, StealRule, assist};
 pub use classes::Classes;
 pub use delta::{Delta, DeltaError};
 pub use error::SimError;
-pub use mcmc::{Best, Limits, mcmc};
 pub use memory::{Memory, Stay};
-pub use moves::Moves;
-pub use placing::PLACE;
-pub use planning::{MCMC, find, plan, search, strategies};
 pub use schedule::{Links, MOST_TASKS, Schedule, Stream, TooManyTasks};
-pub use step::{Step, apart, simulate_step};
+pub use step::{SimulatedStep, schedule, schedule_per_device, simulate_objective, simulate_step};
 pub use tasks::{Lists, Tasks};
-pub use timeline::{NOBODY, Timeline};
+pub use timeline::{NO_TASK, Timeline};
 pub use trace::Trace;
 pub use usage::{Usage, usages};

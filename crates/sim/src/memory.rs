@@ -1,117 +1,104 @@
-//! What a device holds over time.
+//! The memory of a device over the simulated step.
 //!
-//! A value is held from the start of the task that makes it to the end of the last one that reads it, in time, not in
-//! the program's order; weights, optimizer state and data all step long. An updated weight takes its predecessor's place
-//! and a view lives in what it looks at, as in the plan's account of memory; unlike there, copies in other layouts
-//! count too.
+//! Buffers and their order are those of the one account of memory ([`shardwright_lower::memory`]): results are allocated
+//! and operands released in program order. This module adds the times. A task of the account has the time at which it and
+//! all tasks before it have started. A transfer that the timeline starts early is thus counted when its turn comes: a
+//! device that keeps its memory within the account delays such a transfer, and its times may differ.
 
 use crate::{schedule::Schedule, timeline::Timeline};
-use shardwright_graph::Graph;
-use shardwright_lower::{InstructionId, ParallelGraph, ValueId, Work};
+use shardwright_lower::{DeviceAccount, ParallelGraph, ValueId};
 use shardwright_machine::Bytes;
 
-/// How much is held from a moment on, in order of time: the first entry is the start of the step.
+/// Held bytes over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Picoseconds from the start of the step, and bytes.
+    /// Picoseconds from the start of the step, ascending, and the most bytes held from then until the next entry.
     pub levels: Vec<(u64, Bytes)>,
-    /// Everything that is ever held, in the order of values.
+    /// All buffers, in the order of their allocation.
     pub stays: Vec<Stay>,
+    /// The buffers at the peak, workspace included.
+    pub at_peak: Vec<Stay>,
 }
 
-/// A value in a device's memory.
+/// A buffer in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stay {
-    /// Which.
-    pub value: ValueId,
-    /// How much of it.
+    /// The value; none for shares of all-reduces and for workspaces.
+    pub value: Option<ValueId>,
+    /// Bytes held.
     pub bytes: Bytes,
-    /// From when on, in picoseconds.
+    /// Start, in picoseconds.
     pub from: u64,
-    /// From when on it is gone; none where it outlives the step.
+    /// End, in picoseconds; none if it outlives the step.
     pub until: Option<u64>,
 }
 
 impl Memory {
-    /// The most that is held at once.
+    /// The most bytes held at once.
     pub fn peak(&self) -> Bytes {
         self.levels.iter().map(|(_, bytes)| *bytes).max().unwrap_or_default()
     }
 
-    /// When the most is held for the first time, in picoseconds.
+    /// The first time of the peak, in picoseconds.
     pub fn fullest(&self) -> u64 {
         let peak = self.peak();
         self.levels.iter().find(|(_, bytes)| *bytes == peak).map_or(0, |(time, _)| *time)
     }
 
-    /// What is held at a moment.
-    pub fn held(&self, time: u64) -> impl Iterator<Item = &Stay> {
-        self.stays.iter().filter(move |stay| stay.from <= time && stay.until.is_none_or(|until| until > time))
+    /// The memory of a class of devices over time: of its device that holds most.
+    pub fn of(program: &ParallelGraph, schedule: &Schedule, line: &Timeline, class: u32) -> Self {
+        let devices = program.memory_devices().into_iter();
+        let own = devices.filter(|&device| schedule.classes.class(&program.mesh, device) == class);
+        let own: Vec<_> = own.collect();
+        let own = if own.is_empty() { vec![schedule.classes.device(class)] } else { own };
+        let accounts = own.into_iter().map(|device| DeviceAccount::of(program, device));
+        // Of equal peaks the first device's.
+        let fullest = accounts.reduce(|a, b| if b.account.peak() > a.account.peak() { b } else { a });
+        fullest.map_or_else(Self::default, |account| Self::timed(program, schedule, line, class, &account))
     }
 
-    /// What a class of devices holds over time.
-    pub fn of(
-        graph: &Graph,
+    fn timed(
         program: &ParallelGraph,
         schedule: &Schedule,
         line: &Timeline,
         class: u32,
+        DeviceAccount { account, instructions }: &DeviceAccount,
     ) -> Self {
-        let (mesh, device) = (&program.mesh, schedule.classes.device(class));
-        let step = line.makespan();
-        let bytes = |at: usize| program.values[at].local_type(mesh, device).map_or(0, |ty| ty.bytes());
-        let mut held: Vec<u64> = (0..program.values.len()).map(bytes).collect();
-        let task = |at: usize| schedule.task(InstructionId(at as u32), class).map(|task| task as usize);
-        let mut last: Vec<u64> = vec![0; program.values.len()];
-        for (at, instruction) in program.instructions.iter().enumerate() {
-            let Some(task) = task(at) else { continue };
-            for value in instruction.reads.iter().chain(&instruction.writes) {
-                last[value.index()] = last[value.index()].max(line.end[task]);
-            }
-        }
-        for (_, last) in program.values.iter().zip(&mut last).filter(|(value, _)| value.kept) {
-            *last = step;
-        }
-        // Views lend their lifetime to what they look at, last view first so that chains add up.
-        for instruction in program.instructions.iter().rev() {
-            let Work::Compute { op } = instruction.work else { continue };
-            if graph.node(op).op.operator().is_view() {
-                let (from, to) = (instruction.reads[0].index(), instruction.writes[0].index());
-                last[from] = last[from].max(last[to]);
-                held[to] = 0;
-            }
-        }
-        for carry in &program.carries {
-            if program.value(carry.new).made_by.is_some() {
-                held[carry.new.index()] = 0;
-            }
-        }
-        let mut stays = Vec::new();
-        for (at, value) in program.values.iter().enumerate() {
-            let made = value.made_by.and_then(|by| task(by.index()));
-            let from = made.map_or(0, |task| line.start[task]);
-            if held[at] > 0 && (last[at] > from || value.kept) {
-                let until = (!value.kept).then_some(last[at]);
-                stays.push(Stay { value: ValueId(at as u32), bytes: Bytes(held[at]), from, until });
-            }
-        }
-        // What is given back at a moment is given back before more is asked for.
-        let mut changes: Vec<(u64, bool, u64)> = Vec::new();
-        for stay in &stays {
-            changes.push((stay.from, true, stay.bytes.0));
-            changes.extend(stay.until.map(|until| (until, false, stay.bytes.0)));
-        }
-        changes.sort_unstable();
-        let mut levels: Vec<(u64, Bytes)> = vec![(0, Bytes(0))];
-        let mut now = 0u64;
-        for (time, taken, bytes) in changes {
-            now = if taken { now.saturating_add(bytes) } else { now.saturating_sub(bytes) };
+        // Per task: the time at which it and all tasks before it have started.
+        let mut now = 0;
+        let started = instructions.iter().map(|&instruction| {
+            let start = schedule.task(instruction, class).map_or(0, |task| line.start[task as usize]);
+            now = now.max(start);
+            now
+        });
+        let started: Vec<u64> = started.collect();
+        let time = |task: u32| started.get(task as usize).copied().unwrap_or(line.makespan());
+        let mut levels: Vec<(u64, Bytes)> = Vec::new();
+        for (&time, &level) in started.iter().zip(&account.levels) {
             match levels.last_mut() {
-                // Within a moment the end of it counts; what is given back came first.
-                Some(level) if level.0 == time => level.1 = Bytes(now),
-                _ => levels.push((time, Bytes(now))),
+                Some(last) if last.0 == time => last.1 = last.1.max(Bytes(level)),
+                _ => levels.push((time, Bytes(level))),
             }
         }
-        Self { levels, stays }
+        let tasks = account.levels.len() as u32;
+        let stay = |buffer: &shardwright_lower::memory::BufferSpan| Stay {
+            value: Some(ValueId(buffer.value)).filter(|value| value.index() < program.values.len()),
+            bytes: Bytes(buffer.bytes),
+            from: if buffer.tasks.start == 0 { 0 } else { time(buffer.tasks.start) },
+            until: (buffer.tasks.end <= tasks).then(|| time(buffer.tasks.end)),
+        };
+        let stays = account.buffers.iter().filter(|buffer| buffer.bytes > 0).map(stay).collect();
+        let mut at_peak: Vec<Stay> = Vec::new();
+        if let Some(peak) = account.fullest() {
+            let held = account.buffers.iter().filter(|buffer| buffer.tasks.contains(&(peak as u32)));
+            at_peak.extend(held.filter(|buffer| buffer.bytes > 0).map(stay));
+            let held: u64 = at_peak.iter().map(|stay| stay.bytes.0).sum();
+            let workspace = account.peak().saturating_sub(held);
+            if workspace > 0 {
+                let (from, until) = (time(peak as u32), Some(time(peak as u32 + 1)));
+                at_peak.push(Stay { value: None, bytes: Bytes(workspace), from, until });
+            }
+        }
+        Self { levels, stays, at_peak }
     }
 }

@@ -1,30 +1,30 @@
-//! From a lowered program to tasks.
+//! The schedule: the tasks of a lowered program.
 //!
-//! A compute instruction is one task on the compute stream of every device that takes part. A collective is one task per
-//! group of devices; it takes up the ports of all its members to the links of the levels that it crosses. Its
-//! predicted time already counts what all groups that run at once share, so ports belong to devices. What moves
-//! nothing between devices (slices, views) takes no time, as in the cost model.
+//! A compute instruction is one task on the compute stream of every device that takes part. A collective is one task
+//! per group of devices. It occupies the ports of all members to the links of the levels that it crosses. Its predicted
+//! time already includes the sharing among concurrent groups, so ports belong to devices. Local instructions (slices,
+//! views) take no time, as in the cost model.
 //!
-//! Where the core that computes moves the data too, a collective is one task per member: each fetches what it wants once all have what they
-//! give, when it comes to it, and nobody waits for others to fetch.
+//! On machines whose compute cores also move data, a collective is one task per member. Each member fetches its data
+//! once all members have produced theirs, and does not wait for the other fetches.
 
 use crate::{
     classes::Classes,
-    tasks::Tasks,
-    timeline::{NOBODY, Timeline},
+    tasks::{Tasks, duration},
+    timeline::{NO_TASK, Timeline},
 };
 use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use shardwright_cost::Paces;
+use shardwright_cost::SpeedTrace;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
 use shardwright_machine::{AxisSet, DeviceId, Machine};
 use shardwright_plan::picoseconds;
 
-/// The most tasks that are simulated: some 100 bytes each.
+/// The most simulated tasks; each takes about 100 bytes.
 pub const MOST_TASKS: usize = 1 << 26;
 
-/// A program is too large to be simulated in such detail.
+/// A program with too many tasks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{instructions} instructions on {devices} devices that differ are more than {MOST_TASKS} tasks; simulate a smaller machine, or without noise"
@@ -32,55 +32,57 @@ pub const MOST_TASKS: usize = 1 << 26;
 pub struct TooManyTasks {
     /// Instructions of the program.
     pub instructions: usize,
-    /// Devices, or classes of them.
+    /// Number of devices, or of device classes.
     pub devices: usize,
 }
 
-/// What a device's stream stands for.
+/// The kind of a device's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// The device's compute units.
     Compute,
-    /// Its port to the links of a level, outermost = 0.
+    /// The device's port to the links of a level; 0 is the outermost.
     Port(u32),
 }
 
-/// What transfers that want the same link at once do.
+/// The behaviour of concurrent transfers on one link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// Wait for each other: FlexFlow's rule.
+    /// They wait for each other: FlexFlow's rule.
     #[default]
     Fifo,
-    /// Share its bandwidth.
+    /// They share the bandwidth.
     Shared,
-    /// Wait for each other, and for computing: the core that computes is the one that moves data, each for itself.
+    /// They wait for each other and for computation: the compute core also moves data.
     Core,
+    /// No overlap: every instruction waits for the previous one, on all devices.
+    Serial,
 }
 
 impl Links {
-    /// What transfers do on a machine.
+    /// The behaviour of links on a machine.
     pub fn of(machine: &Machine) -> Self {
         if machine.slowest().overlap { Links::Fifo } else { Links::Core }
     }
 }
 
-/// The tasks of a program, and where they come from.
+/// The tasks of a program, with their instructions.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     /// The tasks.
     pub tasks: Tasks,
     /// Per task: its instruction.
     pub instructions: Vec<InstructionId>,
-    /// Whose streams these are.
+    /// The device classes that own the streams.
     pub classes: Classes,
-    /// Per instruction and class: the task that the class takes part in.
+    /// Per instruction and class: the task of the class.
     task_of: Vec<u32>,
-    /// Streams of each class.
+    /// Number of streams per class.
     per_class: u32,
     links: Links,
 }
 
-/// Whether a device has anything to do with an instruction.
+/// Whether a device takes part in an instruction.
 fn takes_part(program: &ParallelGraph, instruction: &Instruction, device: DeviceId) -> bool {
     let on = |value: &ValueId| program.value(*value).is_on(&program.mesh, device);
     match instruction.work {
@@ -90,11 +92,11 @@ fn takes_part(program: &ParallelGraph, instruction: &Instruction, device: Device
 }
 
 impl Schedule {
-    /// The tasks of a program for these classes of devices and links; `compute` says how many picoseconds an op's local part
-    /// takes.
+    /// The tasks of a program for these device classes and links. `compute` returns the picoseconds of an op's local
+    /// part.
     ///
     /// # Errors
-    /// Where there would be too many tasks.
+    /// Where there are too many tasks.
     pub fn new(
         program: &ParallelGraph,
         classes: Classes,
@@ -109,7 +111,7 @@ impl Schedule {
         let mut schedule = Self {
             tasks: Tasks::default(),
             instructions: Vec::new(),
-            task_of: vec![NOBODY; count * classes.len()],
+            task_of: vec![NO_TASK; count * classes.len()],
             per_class: 1 + levels,
             classes,
             links,
@@ -117,18 +119,19 @@ impl Schedule {
         let mut members: Vec<(u32, u32)> = Vec::new();
         let (mut streams, mut waits_for) = (Vec::new(), Vec::new());
         for (at, instruction) in program.instructions.iter().enumerate() {
-            let (duration, axes) = match &instruction.work {
+            let (picoseconds, axes) = match &instruction.work {
                 Work::Compute { op } => (compute(*op), AxisSet::EMPTY),
-                Work::Relayout(step) => (picoseconds(step.seconds), step.axes),
-                Work::Window { axes, seconds, .. } => (picoseconds(*seconds), *axes),
+                Work::Reshard(step) => (picoseconds(step.seconds), step.axes),
+                Work::HaloExchange { axes, seconds, .. } => (picoseconds(*seconds), *axes),
             };
-            let duration = u64::try_from(duration).unwrap_or(0);
-            // What costs nothing is local: nobody waits for others.
+            let duration = duration(picoseconds);
+            // An instruction without a duration is local: its devices do not wait for each other.
             let axes = if duration == 0 { AxisSet::EMPTY } else { axes };
             members.clear();
             for class in schedule.classes.ids() {
                 if takes_part(program, instruction, schedule.classes.device(class)) {
-                    members.push((schedule.classes.group(class, axes), class));
+                    let group = schedule.classes.group(class, axes);
+                    members.push((if links == Links::Serial { 0 } else { group }, class));
                 }
             }
             members.sort_unstable();
@@ -136,7 +139,7 @@ impl Schedule {
                 waits_for.clear();
                 for &(_, class) in group {
                     for value in &instruction.reads {
-                        waits_for.extend(schedule.maker(program, *value, class));
+                        waits_for.extend(schedule.producer(program, *value, class));
                     }
                 }
                 waits_for.sort_unstable();
@@ -144,8 +147,12 @@ impl Schedule {
                 let together = if links == Links::Core { 1 } else { group.len() };
                 for gang in group.chunks(together) {
                     streams.clear();
-                    for &(_, class) in gang {
-                        schedule.streams_of(program, axes, class, &mut streams);
+                    if links == Links::Serial {
+                        streams.push(0);
+                    } else {
+                        for &(_, class) in gang {
+                            schedule.streams_of(program, axes, class, &mut streams);
+                        }
                     }
                     let task = schedule.tasks.push(duration, &streams, &waits_for);
                     schedule.instructions.push(InstructionId(at as u32));
@@ -157,7 +164,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// The streams that an instruction along these axes takes up on a class.
+    /// The streams of a class that an instruction along these axes occupies.
     fn streams_of(&self, program: &ParallelGraph, axes: AxisSet, class: u32, out: &mut Vec<u32>) {
         let first = class * self.per_class;
         let levels = program.mesh.levels_crossed(axes);
@@ -167,31 +174,31 @@ impl Schedule {
         out.extend((0..self.per_class - 1).filter(|level| levels >> level & 1 == 1).map(|l| first + 1 + l));
     }
 
-    /// The task that makes a value on a class; none for sources, and where it is absent.
-    fn maker(&self, program: &ParallelGraph, value: ValueId, class: u32) -> Option<u32> {
+    /// The task that produces a value on a class; none for sources, and where the value is absent.
+    fn producer(&self, program: &ParallelGraph, value: ValueId, class: u32) -> Option<u32> {
         self.task(program.value(value).made_by?, class)
     }
 
-    /// The task of an instruction that a class takes part in.
+    /// The task of a class in an instruction.
     pub fn task(&self, instruction: InstructionId, class: u32) -> Option<u32> {
         let task = self.task_of[instruction.index() * self.classes.len() + class as usize];
-        (task != NOBODY).then_some(task)
+        (task != NO_TASK).then_some(task)
     }
 
-    /// A stream by its number: whose it is, and what it stands for.
+    /// The class and the kind of a stream.
     pub fn stream(&self, stream: u32) -> (u32, Stream) {
         let (class, kind) = (stream / self.per_class, stream % self.per_class);
         (class, if kind == 0 { Stream::Compute } else { Stream::Port(kind - 1) })
     }
 
-    /// Streams of each class: one that computes, and a port to every level.
+    /// Number of streams per class: one that computes, and a port to every level.
     pub fn streams_per_class(&self) -> usize {
         self.per_class as usize
     }
 
-    /// Makes every task take up to so much longer or shorter, at random: 0.2 for a fifth.
+    /// Lengthens or shortens every task at random, by at most a share of its duration (0.2: a fifth).
     ///
-    /// Tasks of one class stay alike; give every device its own class for noise that differs between devices.
+    /// Devices of one class get the same noise. Use one class per device for noise that differs between devices.
     pub fn perturb(&mut self, share: f64, seed: u64) {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
         self.tasks.rescale(|_, duration| {
@@ -200,32 +207,33 @@ impl Schedule {
         });
     }
 
-    /// Lets devices be as uneven as those that operator costs were measured on: from a moment picked at random on, each computes as fast as one of
-    /// them did then, also picked at random. Transfers take what they take: measured times of theirs are those of the slowest.
+    /// Makes devices as uneven as a speed trace. The trace starts at a random sample, and each device follows a random
+    /// device of the trace. Transfers keep their durations: their measured times are already those of the slowest
+    /// device.
     ///
-    /// Give every device its own class.
-    pub fn pace(&mut self, paces: &Paces, seed: u64) {
+    /// Use one class per device.
+    pub fn apply_speeds(&mut self, trace: &SpeedTrace, seed: u64) {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let moments = paces.moments();
-        let mut as_whom: Vec<usize> = (0..paces.devices()).collect();
-        as_whom.shuffle(&mut random);
-        let start = random.random_range(0..moments.len());
-        // Per device: the moment that it is in, and picoseconds that are left of it.
-        let length = |at: usize| moments[at].microseconds as f64 * 1e6;
+        let samples = trace.samples();
+        let mut traced_devices: Vec<usize> = (0..trace.devices()).collect();
+        traced_devices.shuffle(&mut random);
+        let start = random.random_range(0..samples.len());
+        // Per device: its current sample, and the picoseconds left of it.
+        let length = |at: usize| samples[at].microseconds as f64 * 1e6;
         let mut now: Vec<(usize, f64)> = vec![(start, length(start)); self.classes.len()];
         let owners: Vec<Option<u32>> = self.tasks.ids().map(|task| self.owner(task)).collect();
         self.tasks.rescale(|task, duration| {
             let Some(device) = owners[task] else { return duration };
             let (at, left) = &mut now[device as usize];
-            let who = as_whom[device as usize % as_whom.len()];
+            let traced = traced_devices[device as usize % traced_devices.len()];
             let (mut work, mut took) = (duration as f64, 0.0);
-            // Half a picosecond is nothing.
+            // Half a picosecond is below the resolution.
             while work > 0.5 {
-                let pace = moments[*at].thousandths[who] as f64 / 1000.0;
-                let spent = (work * pace).min(*left);
-                (work, took, *left) = (work - spent / pace, took + spent, *left - spent);
+                let slowdown = samples[*at].thousandths[traced] as f64 / 1000.0;
+                let spent = (work * slowdown).min(*left);
+                (work, took, *left) = (work - spent / slowdown, took + spent, *left - spent);
                 if *left <= 0.0 {
-                    *at = (*at + 1) % moments.len();
+                    *at = (*at + 1) % samples.len();
                     *left = length(*at);
                 }
             }
@@ -233,13 +241,13 @@ impl Schedule {
         });
     }
 
-    /// The class whose compute stream a task takes up; none for what does not compute.
+    /// The class whose compute stream a task occupies; none for other tasks.
     pub fn owner(&self, task: usize) -> Option<u32> {
         let (class, stream) = self.stream(*self.tasks.streams(task).first()?);
         (stream == Stream::Compute).then_some(class)
     }
 
-    /// Makes the computing of some classes take so many times as long; give every device its own class.
+    /// Multiplies the computing time of some classes by a factor. Use one class per device.
     pub fn slow_down(&mut self, slower: &[(u32, f64)]) {
         for &(class, factor) in slower {
             let owned: Vec<bool> = self.tasks.ids().map(|task| self.owner(task) == Some(class)).collect();
@@ -249,7 +257,7 @@ impl Schedule {
         }
     }
 
-    /// The tasks where whoever takes part in a transfer can do nothing else meanwhile.
+    /// The tasks for cores that also move data: a transfer occupies the compute streams of its members too.
     fn on_cores(&self) -> Tasks {
         let mut tasks = Tasks::default();
         let mut streams = Vec::new();
@@ -266,10 +274,10 @@ impl Schedule {
         tasks
     }
 
-    /// Runs it.
+    /// Simulates the tasks.
     pub fn simulate(&self) -> Timeline {
         match self.links {
-            Links::Fifo => Timeline::of(&self.tasks),
+            Links::Fifo | Links::Serial => Timeline::of(&self.tasks),
             Links::Shared => {
                 Timeline::sharing(&self.tasks, |stream| self.stream(stream).1 != Stream::Compute)
             }

@@ -1,33 +1,34 @@
-//! When every task runs if transfers on one link share its bandwidth, instead of waiting for each other.
+//! Simulation with shared links: concurrent transfers on one link share its bandwidth instead of waiting for each
+//! other.
 //!
-//! A transfer starts as soon as it is ready. While several are under way on one port, each gets an equal part of it; one
-//! that takes up several ports goes at the pace of the most crowded. Computing is as in [`Timeline::of`]: one task
-//! at a time, first come, first served. Where no two transfers meet, both give the same timeline.
+//! A transfer starts as soon as it is ready. Concurrent transfers on one port get equal shares of it. A transfer on
+//! several ports has the speed of its most crowded port. Computation is as in [`Timeline::of`]: one task at a time,
+//! first come, first served. If no two transfers overlap, both simulations give the same timeline.
 
 use crate::{
     tasks::Tasks,
-    timeline::{NOBODY, Timeline, readers},
+    timeline::{NO_TASK, Timeline, readers},
 };
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A transfer under way.
+/// A transfer in flight.
 struct Active {
     task: u32,
-    /// Picoseconds that it would still take if it had its ports for itself.
+    /// Picoseconds that it would still take alone on its ports.
     left: f64,
-    /// Into how many parts its most crowded port is shared.
+    /// Number of transfers on its most crowded port.
     shared_by: u32,
 }
 
 impl Active {
-    /// When it is over, if nothing changes from now on.
+    /// Its end, if no other transfer starts or ends.
     fn over(&self, now: u64) -> u64 {
         now.saturating_add((self.left * f64::from(self.shared_by)).ceil().max(0.0) as u64)
     }
 }
 
-/// The transfers under way, and how crowded every stream is.
+/// The transfers in flight, and the number of transfers per stream.
 struct Transfers<'t> {
     tasks: &'t Tasks,
     active: Vec<Active>,
@@ -36,14 +37,14 @@ struct Transfers<'t> {
 }
 
 impl Transfers<'_> {
-    /// Lets the transfers go on until a later time.
+    /// Advances all transfers to a later time.
     fn advance(&mut self, to: u64) {
         let passed = to.saturating_sub(self.now) as f64;
         self.active.iter_mut().for_each(|a| a.left = (a.left - passed / f64::from(a.shared_by)).max(0.0));
         self.now = self.now.max(to);
     }
 
-    /// Counts one transfer more or less on its ports.
+    /// Changes the number of transfers on a transfer's ports by `change`.
     fn crowd(&mut self, task: u32, change: i32) {
         for &stream in self.tasks.streams(task as usize) {
             let crowd = &mut self.crowds[stream as usize];
@@ -62,7 +63,7 @@ impl Transfers<'_> {
         self.crowd(task, 1);
     }
 
-    /// The next to be over, and when; the first of equals.
+    /// The next transfer to end, and its end; the first of equals.
     fn next(&self) -> Option<(u64, u32)> {
         self.active.iter().map(|a| (a.over(self.now), a.task)).min()
     }
@@ -75,13 +76,13 @@ impl Transfers<'_> {
 }
 
 impl Timeline {
-    /// Simulates tasks; of the streams, some are shared by all that want them at once.
+    /// Simulates tasks. Streams for which `is_shared` holds are shared by concurrent tasks.
     pub fn sharing(tasks: &Tasks, is_shared: impl Fn(u32) -> bool) -> Self {
         let count = tasks.len();
         let mut missing: Vec<u32> = tasks.ids().map(|task| tasks.waits_for(task).len() as u32).collect();
         let (first, waiting) = readers(tasks);
         let mut line = Self::empty(count);
-        let mut free = vec![(0u64, NOBODY); tasks.stream_count()];
+        let mut free = vec![(0u64, NO_TASK); tasks.stream_count()];
         let crowds = vec![0; tasks.stream_count()];
         let mut transfers = Transfers { tasks, active: Vec::new(), crowds, now: 0 };
         let mut queue: BinaryHeap<Reverse<(u64, u32)>> =
@@ -145,7 +146,7 @@ mod tests {
         let mut tasks = Tasks::default();
         tasks.push(10, &[1], &[]);
         let first = tasks.push(4, &[0], &[]);
-        // Ready at 4: until the first is over at 16 each has half, then it has all.
+        // Ready at 4: both have half of the link until the first ends at 16, then the second has all.
         tasks.push(20, &[1], &[first]);
         assert_eq!(sharing(&tasks).end, [16, 4, 30]);
     }

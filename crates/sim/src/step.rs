@@ -1,4 +1,4 @@
-//! How long a step takes under one config per op: its program, lowered and simulated.
+//! The step of an assignment: its program, lowered and simulated.
 
 use crate::{
     classes::Classes,
@@ -6,28 +6,33 @@ use crate::{
     schedule::{Links, Schedule},
     usage::usages,
 };
-use shardwright_lower::{ParallelGraph, lower};
-use shardwright_plan::{Problem, StepTimes};
-use shardwright_space::{Config, place};
+use shardwright_lower::{LowerOptions, ParallelGraph, lower, lower_with};
+use shardwright_machine::Bytes;
+use shardwright_plan::{Context, StepTimes};
+use shardwright_space::{Assignment, Sharing, assign_layouts};
 
-/// What a simulation says of a step.
+/// The simulated times of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step {
+pub struct SimulatedStep {
     /// Picoseconds of the whole step.
     pub makespan: u64,
     /// The same in seconds, with computing and exposed communication of the device that computes longest.
     pub times: StepTimes,
 }
 
-/// Simulates the step as it would run.
+/// Simulates the step with overlap, as it would run.
 ///
 /// # Errors
-/// Where the configs cannot be lowered, or there are too many tasks.
-pub fn simulate_step(problem: &Problem<'_>, configs: &[Config]) -> Result<Step, SimError> {
-    let program = lower(problem.graph, &problem.relayouts, configs)?;
-    let schedule = tasks(problem, configs, &program, Classes::of(&program), Links::of(problem.machine))?;
+/// Where the assignment cannot be lowered, or there are too many tasks.
+pub fn simulate_step(context: &Context<'_>, assignment: &Assignment) -> Result<SimulatedStep, SimError> {
+    let program = lower(context.graph, &context.resharder, assignment)?;
+    let links = Links::of(context.machine);
+    let sharing = Sharing::AcrossLayers;
+    let schedule = schedule(context, assignment, &program, Classes::of(&program), links, sharing)?;
     let timeline = schedule.simulate();
-    let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy).unwrap_or_default();
+    let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy);
+    debug_assert!(busiest.is_some(), "there is at least one device class");
+    let busiest = busiest.unwrap_or_default();
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
     let makespan = timeline.makespan();
     let times = StepTimes {
@@ -35,28 +40,52 @@ pub fn simulate_step(problem: &Problem<'_>, configs: &[Config]) -> Result<Step, 
         compute_seconds: seconds(busiest.busy),
         exposed_comm_seconds: seconds(busiest.exposed),
     };
-    Ok(Step { makespan, times })
+    Ok(SimulatedStep { makespan, times })
 }
 
-/// The step's program and its tasks with every device by itself, for devices that turn out not to be alike; transfers wait for each other on links.
+/// Simulates the step with overlap turned off and transfers shared within layers only: the search's objective, in
+/// picoseconds.
 ///
 /// # Errors
 /// As [`simulate_step`].
-pub fn apart(problem: &Problem<'_>, configs: &[Config]) -> Result<(ParallelGraph, Schedule), SimError> {
-    let program = lower(problem.graph, &problem.relayouts, configs)?;
-    let schedule = tasks(problem, configs, &program, Classes::each(problem.mesh()), Links::Fifo)?;
+pub fn simulate_objective(context: &Context<'_>, assignment: &Assignment) -> Result<u64, SimError> {
+    let sharing = Sharing::WithinLayers;
+    let options = LowerOptions { sharing, join_below: Bytes(0) };
+    let program = lower_with(context.graph, &context.resharder, assignment, options)?;
+    let classes = Classes::of(&program);
+    Ok(schedule(context, assignment, &program, classes, Links::Serial, sharing)?.simulate().makespan())
+}
+
+/// The step's program, and its tasks with one class per device, for simulations in which devices differ. Transfers on
+/// one link wait for each other.
+///
+/// # Errors
+/// As [`simulate_step`].
+pub fn schedule_per_device(
+    context: &Context<'_>,
+    assignment: &Assignment,
+) -> Result<(ParallelGraph, Schedule), SimError> {
+    let program = lower(context.graph, &context.resharder, assignment)?;
+    let classes = Classes::each(context.mesh());
+    let schedule = schedule(context, assignment, &program, classes, Links::Fifo, Sharing::AcrossLayers)?;
     Ok((program, schedule))
 }
 
-fn tasks(
-    problem: &Problem<'_>,
-    configs: &[Config],
+/// The tasks of a lowered program, with the times that the cost model predicts.
+///
+/// # Errors
+/// Where there are too many tasks.
+pub fn schedule(
+    context: &Context<'_>,
+    assignment: &Assignment,
     program: &ParallelGraph,
     classes: Classes,
     links: Links,
+    sharing: Sharing,
 ) -> Result<Schedule, SimError> {
-    let times = problem.times()?;
-    // Sums of partial results are run otherwise than planned.
-    let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
-    Ok(Schedule::new(program, classes, links, |op| times.compute(op, &run_as[op.index()]))?)
+    let times = context.times()?;
+    // Sums of partial results run under other configs than assigned.
+    let (graph, shapes) = (context.graph, &context.shapes);
+    let layouts = assign_layouts(graph, shapes, &context.transfers, assignment, context.mesh(), sharing);
+    Ok(Schedule::new(program, classes, links, |op| times.compute(op, &layouts.configs[op.index()]))?)
 }

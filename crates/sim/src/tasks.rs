@@ -1,8 +1,14 @@
-//! Tasks: what takes time, what it takes up, and what must be over before it. Nothing here knows of programs.
+//! Tasks: durations, occupied streams and predecessors. This module is independent of programs.
 
 use std::ops::Range;
 
-/// One list per task, all in one piece of memory.
+/// A task's duration. The cost model has no negative times.
+pub(crate) fn duration(picoseconds: i64) -> u64 {
+    debug_assert!(picoseconds >= 0, "a duration of {picoseconds} ps");
+    u64::try_from(picoseconds).unwrap_or(0)
+}
+
+/// One list per task, in one flat array.
 #[derive(Clone, Debug)]
 pub struct Lists {
     starts: Vec<u32>,
@@ -27,23 +33,22 @@ impl Lists {
     }
 }
 
-/// Tasks in an order in which each comes after those that it waits for.
+/// Tasks in topological order.
 ///
-/// A stream (a device's compute units, a device's port to a level's links) works on one task at a time. A task that
-/// takes up several streams (a collective) starts when all of them are free; one that takes up none, as soon
-/// as it can.
+/// A stream (a device's compute units, or its port to a level's links) runs one task at a time. A task on several
+/// streams (a collective) starts when all of them are free. A task without streams starts as soon as it is ready.
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
-    /// Picoseconds.
+    /// Per task: picoseconds.
     durations: Vec<u64>,
     streams: Lists,
     waits_for: Lists,
-    /// One more than the highest stream.
+    /// The highest stream plus one.
     stream_count: usize,
 }
 
 impl Tasks {
-    /// Adds a task; `waits_for` are tasks added before. What takes no time takes up nothing.
+    /// Adds a task. `waits_for` are earlier tasks. A task without a duration occupies no streams.
     pub fn push(&mut self, picoseconds: u64, streams: &[u32], waits_for: &[u32]) -> u32 {
         let task = self.durations.len() as u32;
         debug_assert!(waits_for.iter().all(|&other| other < task));
@@ -56,12 +61,12 @@ impl Tasks {
         task
     }
 
-    /// How many there are.
+    /// Number of tasks.
     pub fn len(&self) -> usize {
         self.durations.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no tasks.
     pub fn is_empty(&self) -> bool {
         self.durations.is_empty()
     }
@@ -76,22 +81,22 @@ impl Tasks {
         self.durations[task]
     }
 
-    /// The streams that a task takes up.
+    /// The streams that a task occupies.
     pub fn streams(&self, task: usize) -> &[u32] {
         self.streams.of(task)
     }
 
-    /// The tasks that must be over before it.
+    /// The predecessors of a task.
     pub fn waits_for(&self, task: usize) -> &[u32] {
         self.waits_for.of(task)
     }
 
-    /// How many streams there are.
+    /// Number of streams.
     pub fn stream_count(&self) -> usize {
         self.stream_count
     }
 
-    /// Changes what every task takes. What took no time keeps taking none.
+    /// Changes the duration of every task. Tasks without a duration keep none.
     pub fn rescale(&mut self, mut change: impl FnMut(usize, u64) -> u64) {
         for (task, duration) in self.durations.iter_mut().enumerate() {
             if *duration > 0 {

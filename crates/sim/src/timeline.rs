@@ -1,21 +1,22 @@
-//! When every task runs: FlexFlow's simulation (Jia et al., arXiv 1807.05358, section 5), for gangs too.
+//! The timeline of tasks: FlexFlow's simulation (Jia et al., arXiv 1807.05358, section 5), with tasks on several
+//! streams.
 //!
-//! Assumptions, as in the paper: times are known; a stream works its tasks off in the order in which they became
-//! ready (of equals, the one that comes first in the program); a task starts as soon as all that it waits for is over
-//! and its streams are free. Tasks are handled in order of (ready time, number), which is each stream's order, so one
-//! pass with a priority queue is enough. All times are whole picoseconds: results are exact.
+//! Assumptions, as in the paper: durations are known. A stream runs its tasks in the order in which they become ready
+//! (ties: program order). A task starts as soon as its predecessors have ended and its streams are free. Tasks are
+//! handled in order of (ready time, number), which is each stream's order. So one pass with a priority queue is enough.
+//! All times are whole picoseconds: results are exact.
 
 use crate::tasks::Tasks;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// No task.
-pub const NOBODY: u32 = u32::MAX;
+pub const NO_TASK: u32 = u32::MAX;
 
-/// When every task was ready, started and ended, in picoseconds from the start of the step.
+/// Ready time, start and end of every task, in picoseconds from the start of the step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
-    /// Per task: when all that it waits for was over.
+    /// Per task: when its last predecessor ended.
     pub ready: Vec<u64>,
     /// Per task: when it started.
     pub start: Vec<u64>,
@@ -23,7 +24,7 @@ pub struct Timeline {
     pub end: Vec<u64>,
     /// All tasks in the order of their ready times.
     pub order: Vec<u32>,
-    /// Per task: the one whose end let it start: something that it waits for, or what had its stream before.
+    /// Per task: the task whose end let it start: a predecessor, or the previous task on a stream.
     pub released_by: Vec<u32>,
 }
 
@@ -34,7 +35,7 @@ impl Timeline {
         let mut missing: Vec<u32> = tasks.ids().map(|task| tasks.waits_for(task).len() as u32).collect();
         let (first, waiting) = readers(tasks);
         let mut line = Self::empty(count);
-        let mut free = vec![(0u64, NOBODY); tasks.stream_count()];
+        let mut free = vec![(0u64, NO_TASK); tasks.stream_count()];
         let mut queue: BinaryHeap<Reverse<(u64, u32)>> =
             (0..count as u32).filter(|&t| missing[t as usize] == 0).map(|t| Reverse((0, t))).collect();
         while let Some(Reverse((ready, task))) = queue.pop() {
@@ -49,18 +50,18 @@ impl Timeline {
         line
     }
 
-    /// Of so many tasks, none of which has run.
+    /// The timeline of `count` tasks, none of which has run.
     pub(crate) fn empty(count: usize) -> Self {
         Self {
             ready: vec![0; count],
             start: vec![0; count],
             end: vec![0; count],
             order: Vec::with_capacity(count),
-            released_by: vec![NOBODY; count],
+            released_by: vec![NO_TASK; count],
         }
     }
 
-    /// Runs a task as soon as its streams are free; those are taken until it is over.
+    /// Runs a task as soon as its streams are free, and occupies them until its end.
     pub(crate) fn serve(&mut self, tasks: &Tasks, free: &mut [(u64, u32)], task: u32, ready: u64) {
         let at = task as usize;
         let mut start = ready;
@@ -75,10 +76,10 @@ impl Timeline {
         tasks.streams(at).iter().for_each(|&stream| free[stream as usize] = (end, task));
     }
 
-    /// Tells a task that one that it waits for is over; whether it was the last.
+    /// Counts an ended predecessor of a task; returns whether it was the last.
     pub(crate) fn release(&mut self, by: u32, task: u32, missing: &mut [u32]) -> bool {
         let (end, at) = (self.end[by as usize], task as usize);
-        if end > self.ready[at] || self.released_by[at] == NOBODY {
+        if end > self.ready[at] || self.released_by[at] == NO_TASK {
             (self.ready[at], self.released_by[at]) = (end, by);
         }
         missing[at] -= 1;
@@ -90,13 +91,12 @@ impl Timeline {
         self.end.iter().copied().max().unwrap_or(0)
     }
 
-    /// The chain of tasks that makes the step as long as it is, first to last: each started when the one before
-    /// ended.
+    /// The critical path, first to last: each task started when the one before ended.
     pub fn critical_path(&self) -> Vec<u32> {
         let last = (0..self.end.len()).max_by_key(|&task| (self.end[task], Reverse(task)));
         let mut path = Vec::new();
-        let mut at = last.map_or(NOBODY, |task| task as u32);
-        while at != NOBODY {
+        let mut at = last.map_or(NO_TASK, |task| task as u32);
+        while at != NO_TASK {
             path.push(at);
             at = self.released_by[at as usize];
         }
@@ -105,7 +105,7 @@ impl Timeline {
     }
 }
 
-/// Who waits for each task, as one flat list.
+/// The successors of each task, as one flat list with offsets.
 pub(crate) fn readers(tasks: &Tasks) -> (Vec<u32>, Vec<u32>) {
     let mut first = vec![0u32; tasks.len() + 1];
     for task in tasks.ids() {
@@ -134,7 +134,7 @@ mod tests {
         let mut tasks = Tasks::default();
         let a = tasks.push(10, &[0], &[]);
         let b = tasks.push(4, &[1], &[]);
-        // Ready at 10 and at 4: the later number goes first on stream 2.
+        // Ready at 10 and at 4: the later number runs first on stream 2.
         let late = tasks.push(5, &[2], &[a]);
         let early = tasks.push(20, &[2], &[b]);
         let line = Timeline::of(&tasks);

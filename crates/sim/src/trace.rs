@@ -1,7 +1,7 @@
 //! The timeline as a Chrome trace, which Perfetto and `chrome://tracing` open.
 //!
-//! One process per class of devices, with a track for its compute units and one for its port to each level's links; the
-//! memory that it holds as a counter. Times are microseconds, as the format wants, to the picosecond.
+//! One process per device class, with a track for its compute units and one for its port to each level's links. A
+//! counter shows its memory. Times are microseconds, as the format requires, with picosecond resolution.
 
 use crate::{
     memory::Memory,
@@ -14,9 +14,9 @@ use shardwright_graph::{Graph, OpId};
 use shardwright_lower::{Instruction, ParallelGraph, Work};
 use std::io::{self, Write};
 
-/// All that a trace tells.
+/// The contents of a trace.
 pub struct Trace<'a> {
-    /// What was lowered.
+    /// The lowered graph.
     pub graph: &'a Graph,
     /// The program.
     pub program: &'a ParallelGraph,
@@ -24,13 +24,13 @@ pub struct Trace<'a> {
     pub comm: &'a Comm,
     /// Its tasks.
     pub schedule: &'a Schedule,
-    /// When they ran.
+    /// The start and end of its tasks.
     pub timeline: &'a Timeline,
     /// The config of an op, for people.
     pub config: &'a dyn Fn(OpId) -> String,
 }
 
-/// A process's number for its compute track; ports follow.
+/// The compute track's number within a process; ports follow.
 const COMPUTE: u32 = 0;
 
 fn microseconds(picoseconds: u64) -> f64 {
@@ -58,7 +58,7 @@ impl Trace<'_> {
             for (at, level) in self.comm.machine().levels().iter().enumerate() {
                 event(out, named("thread_name", class, at as u32 + 1, &format!("{} links", level.name)))?;
             }
-            let memory = Memory::of(self.graph, self.program, self.schedule, self.timeline, class);
+            let memory = Memory::of(self.program, self.schedule, self.timeline, class);
             for (time, bytes) in memory.levels {
                 let args = json!({"bytes": bytes.0});
                 let ts = microseconds(time);
@@ -103,7 +103,7 @@ impl Trace<'_> {
                 });
                 (node.name.clone(), args)
             }
-            Work::Relayout(step) => {
+            Work::Reshard(step) => {
                 let tensors: Vec<String> = instruction.writes.iter().map(|&value| tensor(value)).collect();
                 let args = json!({
                     "axes": names(step.axes), "tensors": tensors, "message_bytes": step.message.0,
@@ -111,7 +111,7 @@ impl Trace<'_> {
                 });
                 (format!("{} {}", step.action.name(), tensors[0]), args)
             }
-            Work::Window { axes, dim, .. } => {
+            Work::HaloExchange { axes, dim, .. } => {
                 let name = tensor(instruction.writes[0]);
                 let args = json!({"axes": names(*axes), "dimension": dim, "bytes_sent": bytes()});
                 (format!("window {name}"), args)

@@ -1,4 +1,4 @@
-//! Where a device's time goes: computing, communicating behind that or with nothing else to do, waiting.
+//! The use of a device's time: computing, overlapped communication, exposed communication, waiting.
 
 use crate::{
     schedule::{Schedule, Stream},
@@ -10,15 +10,15 @@ use crate::{
 pub struct Usage {
     /// Computing.
     pub busy: u64,
-    /// At least one port at work, whatever else goes on.
+    /// Time with at least one busy port.
     pub communicating: u64,
-    /// At least one port at work while nothing is computed.
+    /// Time with at least one busy port and no computing.
     pub exposed: u64,
     /// Not computing: exposed communication and waiting.
     pub idle: u64,
 }
 
-/// Pieces of time, sorted and joined where they touch.
+/// Intervals, sorted and merged where they touch.
 fn joined(mut pieces: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     pieces.sort_unstable();
     let mut joined: Vec<(u64, u64)> = Vec::new();
@@ -35,7 +35,7 @@ fn total(pieces: &[(u64, u64)]) -> u64 {
     pieces.iter().map(|(start, end)| end - start).sum()
 }
 
-/// How long two lists of pieces overlap.
+/// Total overlap of two lists of intervals.
 fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
     let (mut i, mut j, mut common) = (0, 0, 0);
     while i < a.len() && j < b.len() {
@@ -46,7 +46,7 @@ fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
     common
 }
 
-/// Where the time of every class of devices goes.
+/// The usage of every device class.
 pub fn usages(schedule: &Schedule, timeline: &Timeline) -> Vec<Usage> {
     let classes = schedule.classes.len();
     let mut computing: Vec<Vec<(u64, u64)>> = vec![Vec::new(); classes];

@@ -1,15 +1,18 @@
 //! Lowered programs of real models, simulated.
 
+mod data_parallel;
+
+use data_parallel::data_parallel;
 use proptest::prelude::*;
-use shardwright_cost::{Moment, Paces};
-use shardwright_frontend::zoo::{BuildOptions, build};
+use shardwright_cost::{SpeedSample, SpeedTrace};
 use shardwright_graph::{DType, Graph, GraphBuilder, Init, OpId, Real, Role, TensorType, ops::*};
 use shardwright_lower::{InstructionId, ParallelGraph, lower};
 use shardwright_machine::{Machine, builtin};
-use shardwright_plan::{Demands, Problem, search, strategy};
-use shardwright_search::Control;
+use shardwright_plan::{Context, SearchProblem};
+use shardwright_search::{Control, Solver, exact::Exact};
 use shardwright_sim::{Classes, Links, Memory, Schedule, Trace, usages};
-use shardwright_space::{AxisUse, Config, configs_with_pins, place};
+use shardwright_space::{Assignment, AxisUse, Config, Sharing, assign_layouts, configs_with_pins};
+use shardwright_zoo::{BuildOptions, build};
 use std::collections::BTreeSet;
 
 const MODELS: [&str; 3] =
@@ -20,28 +23,38 @@ fn model(spec: &str) -> Graph {
 }
 
 /// A pseudo-random config of every op, pinned or not.
-fn random_configs(graph: &Graph, problem: &Problem<'_>, mut seed: u64) -> Vec<Config> {
+fn random_assignment(context: &Context<'_>, mut seed: u64) -> Assignment {
     let mut next = move || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) as usize
     };
     let config = |op: OpId| {
-        let all = configs_with_pins(&problem.shapes[op.index()].rule, problem.mesh());
+        let all = configs_with_pins(&context.shapes[op.index()].rule, context.mesh());
         let choice = next() % all.len();
         all[choice].clone()
     };
-    graph.op_ids().map(config).collect()
+    Assignment::new(context.graph.op_ids().map(config).collect())
+}
+
+/// The context on the machine's prime axes.
+fn context<'g>(graph: &'g Graph, machine: &'g Machine) -> Context<'g> {
+    Context::new(graph, machine, None, machine.mesh().clone(), false).unwrap()
+}
+
+/// The configs that ops run with: sums of partial results have others than assigned.
+fn running_configs(context: &Context<'_>, assignment: &Assignment) -> Vec<Config> {
+    let (graph, shapes, mesh) = (context.graph, &context.shapes, context.mesh());
+    assign_layouts(graph, shapes, &context.transfers, assignment, mesh, Sharing::AcrossLayers).configs
 }
 
 fn schedule(
-    problem: &Problem<'_>,
+    context: &Context<'_>,
     program: &ParallelGraph,
-    configs: &[Config],
+    assignment: &Assignment,
     classes: Classes,
 ) -> Schedule {
-    let times = problem.times().unwrap();
-    let run_as = place(problem.graph, &problem.shapes, configs, problem.mesh()).configs;
-    Schedule::new(program, classes, Links::Fifo, |op| times.compute(op, &run_as[op.index()])).unwrap()
+    let sharing = Sharing::AcrossLayers;
+    shardwright_sim::schedule(context, assignment, program, classes, Links::Fifo, sharing).unwrap()
 }
 
 fn machine(name: &str) -> Machine {
@@ -56,11 +69,11 @@ proptest! {
         (spec, name, seed) in (prop::sample::select(&MODELS[..]), prop::sample::select(&["flat:4", "p100x16:8"][..]), any::<u64>())
     ) {
         let (graph, machine) = (model(spec), machine(name));
-        let problem = Problem::new(&graph, &machine, None).unwrap();
-        let configs = random_configs(&graph, &problem, seed);
-        let program = lower(&graph, &problem.relayouts, &configs).unwrap();
-        let few = schedule(&problem, &program, &configs, Classes::of(&program));
-        let all = schedule(&problem, &program, &configs, Classes::each(&program.mesh));
+        let context = context(&graph, &machine);
+        let assignment = random_assignment(&context, seed);
+        let program = lower(&graph, &context.resharder, &assignment).unwrap();
+        let few = schedule(&context, &program, &assignment, Classes::of(&program));
+        let all = schedule(&context, &program, &assignment, Classes::each(&program.mesh));
         let (few_line, all_line) = (few.simulate(), all.simulate());
         prop_assert_eq!(few_line.makespan(), all_line.makespan());
         let (few_use, all_use) = (usages(&few, &few_line), usages(&all, &all_line));
@@ -74,8 +87,8 @@ proptest! {
                 prop_assert_eq!(times(&few_line, few.task(id, class)), times(&all_line, all.task(id, device.0)));
             }
             prop_assert_eq!(few_use[class as usize], all_use[device.index()]);
-            let few_memory = Memory::of(&graph, &program, &few, &few_line, class);
-            let all_memory = Memory::of(&graph, &program, &all, &all_line, device.0);
+            let few_memory = Memory::of(&program, &few, &few_line, class);
+            let all_memory = Memory::of(&program, &all, &all_line, device.0);
             prop_assert_eq!(few_memory, all_memory);
         }
         let sizes: u32 = few.classes.ids().map(|class| few.classes.size(&program.mesh, class)).sum();
@@ -89,26 +102,27 @@ fn overlap_never_costs_time() {
     for spec in MODELS {
         for name in ["flat:4", "p100x16"] {
             let (graph, machine) = (model(spec), machine(name));
-            let problem = Problem::new(&graph, &machine, None).unwrap();
-            for strategy in ["data", "exact"] {
-                let strategy = strategy::find(strategy).unwrap();
-                let found = search(&problem, strategy, &Demands::default(), &Control::new()).unwrap();
-                let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
-                let schedule = schedule(&problem, &program, &found.configs, Classes::of(&program));
+            let problem = SearchProblem::new(&graph, &machine, None).unwrap();
+            let context = &*problem.context;
+            let exact = Exact.solve(&problem.network, &Control::new()).choice.unwrap();
+            for assignment in [data_parallel(context), problem.assignment(&exact)] {
+                let program = lower(&graph, &context.resharder, &assignment).unwrap();
+                let schedule = schedule(context, &program, &assignment, Classes::of(&program));
                 let line = schedule.simulate();
-                let times = problem.times().unwrap();
-                let run_as = place(&graph, &problem.shapes, &found.configs, problem.mesh()).configs;
-                let computing = graph.op_ids().map(|op| times.compute(op, &run_as[op.index()])).sum::<i64>();
+                let times = context.times().unwrap();
+                let configs = running_configs(context, &assignment);
+                let computing = graph.op_ids().map(|op| times.compute(op, &configs[op.index()])).sum::<i64>();
                 let usage = usages(&schedule, &line)[0];
                 assert_eq!(usage.busy as i64, computing, "{spec} {name}");
                 assert_eq!(usage.busy + usage.idle, line.makespan());
-                assert!(line.makespan() as i64 <= found.objective, "{spec} {name}");
-                let memory = Memory::of(&graph, &program, &schedule, &line, 0);
+                let objective = context.price(&assignment).unwrap().objective();
+                assert!(line.makespan() as i64 <= objective, "{spec} {name}");
+                let memory = Memory::of(&program, &schedule, &line, 0);
                 assert!(memory.peak().0 > 0);
-                for &(time, bytes) in &memory.levels {
-                    let held: u64 = memory.held(time).map(|stay| stay.bytes.0).sum();
-                    assert_eq!(held, bytes.0, "{spec} {name}: what is held is all that is held");
-                }
+                let held: u64 = memory.at_peak.iter().map(|stay| stay.bytes.0).sum();
+                assert_eq!(held, memory.peak().0, "{spec} {name}: the buffers at the peak are the peak");
+                assert_eq!(memory.peak().0, program.peak_memory(), "{spec} {name}");
+                assert!(memory.levels.is_sorted_by(|a, b| a.0 < b.0));
             }
         }
     }
@@ -125,34 +139,35 @@ fn memory_follows_what_is_alive() {
     let z = b.emit("relu", Unary { f: UnaryFn::Relu }, &[y]).unwrap();
     b.output(z);
     let (graph, machine) = (b.finish(), machine("flat:2"));
-    let problem = Problem::new(&graph, &machine, None).unwrap();
+    let context = context(&graph, &machine);
     let split = |op: u32, factor| Config::new([AxisUse::Split(graph.rule(OpId(op)).find(factor).unwrap())]);
-    let configs = [split(0, "c"), split(1, "d0")];
-    let program = lower(&graph, &problem.relayouts, &configs).unwrap();
-    let schedule = schedule(&problem, &program, &configs, Classes::of(&program));
-    let memory = Memory::of(&graph, &program, &schedule, &schedule.simulate(), 0);
+    let assignment = Assignment::new(vec![split(0, "c"), split(1, "d0")]);
+    let program = lower(&graph, &context.resharder, &assignment).unwrap();
+    let schedule = schedule(&context, &program, &assignment, Classes::of(&program));
+    let memory = Memory::of(&program, &schedule, &schedule.simulate(), 0);
     // Half of x and of w, all step long; then the partial sums; then they and the half that is made of them; then
     // that half and the result.
-    let (sources, partial, half) = (8 * 3 * 4 + 3 * 4 * 4, 8 * 4 * 4, 4 * 4 * 4);
+    // Buffers are whole cache lines of 64 bytes.
+    let (sources, partial, half) = (128 + 64, 8 * 4 * 4, 4 * 4 * 4);
     let bytes: Vec<u64> = memory.levels.iter().map(|(_, bytes)| bytes.0).collect();
     let expected = [sources + partial, sources + partial + half, sources + 2 * half];
     assert_eq!(bytes[..3], expected, "{memory:?}");
     assert_eq!((memory.peak().0, memory.fullest()), (expected[1], memory.levels[1].0));
+    assert_eq!(memory.stays.len(), 5);
 }
 
-/// The tasks of data parallelism, every device for itself.
-fn data_parallel() -> Schedule {
+/// The tasks of data parallelism, with one class per device.
+fn data_parallel_tasks() -> Schedule {
     let (graph, machine) = (model(MODELS[0]), machine("flat:4"));
-    let problem = Problem::new(&graph, &machine, None).unwrap();
-    let found =
-        search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
-    let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
-    schedule(&problem, &program, &found.configs, Classes::each(&program.mesh))
+    let context = context(&graph, &machine);
+    let assignment = data_parallel(&context);
+    let program = lower(&graph, &context.resharder, &assignment).unwrap();
+    schedule(&context, &program, &assignment, Classes::each(&program.mesh))
 }
 
 #[test]
 fn noise_is_the_same_for_the_same_seed_and_stays_in_bounds() {
-    let plain = data_parallel();
+    let plain = data_parallel_tasks();
     let noisy = |seed| {
         let mut schedule = plain.clone();
         schedule.perturb(0.2, seed);
@@ -168,21 +183,21 @@ fn noise_is_the_same_for_the_same_seed_and_stays_in_bounds() {
 
 #[test]
 fn uneven_devices_take_what_their_paces_say_and_wait_for_the_slowest() {
-    let plain = data_parallel();
+    let plain = data_parallel_tasks();
     let work = |schedule: &Schedule, class| {
         let own = schedule.tasks.ids().filter(|&task| schedule.owner(task) == Some(class));
         own.map(|task| schedule.tasks.duration(task)).sum::<u64>() as f64
     };
     let devices = plain.classes.len();
-    let paced = |moments: Vec<Moment>, seed| {
+    let paced = |moments: Vec<SpeedSample>, seed| {
         let mut schedule = plain.clone();
-        schedule.pace(&Paces::new(moments).unwrap(), seed);
+        schedule.apply_speeds(&SpeedTrace::new(moments).unwrap(), seed);
         schedule
     };
     // One is slower by half all the time; who it is depends on the seed.
     let mut thousandths = vec![1000; devices];
     thousandths[0] = 1500;
-    let slow = |seed| paced(vec![Moment { microseconds: 10, thousandths: thousandths.clone() }], seed);
+    let slow = |seed| paced(vec![SpeedSample { microseconds: 10, thousandths: thousandths.clone() }], seed);
     let slower = |schedule: &Schedule| -> Vec<u32> {
         let late = |&class: &u32| work(schedule, class) > 1.4 * work(&plain, class);
         plain.classes.ids().filter(late).collect()
@@ -201,7 +216,7 @@ fn uneven_devices_take_what_their_paces_say_and_wait_for_the_slowest() {
     assert!((more - 1.5).abs() < 1e-3, "{more}");
     // Long moments: a step is in one of them. Short ones: in several.
     let both = |microseconds, seed| {
-        let moments = [500, 2000].map(|t| Moment { microseconds, thousandths: vec![t; devices] });
+        let moments = [500, 2000].map(|t| SpeedSample { microseconds, thousandths: vec![t; devices] });
         work(&paced(moments.to_vec(), seed), 0) / work(&plain, 0)
     };
     for seed in 0..10 {
@@ -210,21 +225,20 @@ fn uneven_devices_take_what_their_paces_say_and_wait_for_the_slowest() {
         assert!((0.55..1.8).contains(&short), "{short}");
     }
     // Equal devices at their usual pace: nothing changes.
-    let even = paced(vec![Moment { microseconds: 7, thousandths: vec![1000; 3] }], 5);
+    let even = paced(vec![SpeedSample { microseconds: 7, thousandths: vec![1000; 3] }], 5);
     assert_eq!(even.simulate().makespan(), plain.simulate().makespan());
 }
 
 #[test]
 fn a_trace_has_every_task_on_its_track() {
     let (graph, machine) = (model(MODELS[0]), machine("p100x16"));
-    let problem = Problem::new(&graph, &machine, None).unwrap();
-    let found =
-        search(&problem, strategy::find("data").unwrap(), &Demands::default(), &Control::new()).unwrap();
-    let program = lower(&graph, &problem.relayouts, &found.configs).unwrap();
-    let schedule = schedule(&problem, &program, &found.configs, Classes::of(&program));
+    let context = context(&graph, &machine);
+    let assignment = data_parallel(&context);
+    let program = lower(&graph, &context.resharder, &assignment).unwrap();
+    let schedule = schedule(&context, &program, &assignment, Classes::of(&program));
     let timeline = schedule.simulate();
-    let config = |op: OpId| found.configs[op.index()].show(&problem.shapes[op.index()].rule, problem.mesh());
-    let comm = problem.relayouts.comm();
+    let config = |op: OpId| assignment.config(op).show(&context.shapes[op.index()].rule, context.mesh());
+    let comm = context.resharder.comm();
     let trace = Trace {
         graph: &graph,
         program: &program,

@@ -1,35 +1,34 @@
-//! SoyBean's own way to find the best cut: breadth-first levels, and a dynamic program over them.
+//! SoyBean's algorithm for one cut: a dynamic program over breadth-first levels.
 //!
-//! Units and groups form a graph, each unit joined to the groups that it touches. Breadth-first search from the unit
-//! that makes the first output alternates between levels of units and levels of groups, and a unit of level `i`
-//! touches groups of levels `i-1` and `i` only. So the least cost of everything up to level `i` depends on the
-//! tilings of level `i` alone:
+//! Units and groups form a bipartite graph. Breadth-first search from the unit that computes the first output alternates
+//! between levels of units and levels of groups. A unit of level `i` touches only groups of levels `i-1` and `i`, so the
+//! least cost of everything up to level `i` depends on the tilings of level `i` alone:
 //!
 //! ```text
 //! least_i(tilings_i) = min over tilings_(i-1) of least_(i-1)(tilings_(i-1)) + Σ units of level i
 //! ```
 //!
-//! The work grows with the product of the tilings of neighbouring levels, which is small for chains and not for wide
-//! graphs; those are left to [`crate::eliminate`].
+//! The work grows with the product of the tilings of neighbouring levels. That is small for chains and large for wide
+//! graphs, which [`crate::eliminate`] solves.
 
-use crate::one_cut::{Answer, Choice, OneCut};
+use crate::one_cut::{CutSolution, OneCut, UnitChoice};
 
-/// The most pairs of neighbouring levels' tilings that are tried at a level.
+/// The most pairs of tilings of two neighbouring levels that are tried.
 const MOST_PAIRS: usize = 1 << 16;
 
-/// Units of one level, and the groups that they are the first to touch.
+/// Units of one level, and the groups that no earlier level touches.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Level {
     units: Vec<usize>,
     groups: Vec<u32>,
 }
 
-/// Breadth-first levels from a unit; what it does not reach starts again from its first unit.
+/// Breadth-first levels from the unit `root`. Parts of the graph that it does not reach start from their first unit.
 fn levels(cut: &OneCut, root: usize) -> Vec<Level> {
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); cut.tilings.len()];
     for (at, unit) in cut.units.iter().enumerate() {
-        for end in &unit.ends {
-            readers[end.group as usize].push(at);
+        for touched in &unit.group_costs {
+            readers[touched.group as usize].push(at);
         }
     }
     let (mut seen, mut reached) = (vec![false; cut.units.len()], vec![false; cut.tilings.len()]);
@@ -40,9 +39,9 @@ fn levels(cut: &OneCut, root: usize) -> Vec<Level> {
             units.push(root);
         }
         while !units.is_empty() {
-            let ends = units.iter().flat_map(|&unit| &cut.units[unit].ends);
-            let groups: Vec<u32> = ends
-                .map(|end| end.group)
+            let group_costs = units.iter().flat_map(|&unit| &cut.units[unit].group_costs);
+            let groups: Vec<u32> = group_costs
+                .map(|touched| touched.group)
                 .filter(|&g| !std::mem::replace(&mut reached[g as usize], true))
                 .collect();
             let beyond = groups.iter().flat_map(|&g| &readers[g as usize]);
@@ -54,14 +53,14 @@ fn levels(cut: &OneCut, root: usize) -> Vec<Level> {
     all
 }
 
-/// How many tilings the groups of a level have together, if not too many.
+/// The number of joint tilings of a level's groups; `None` if there are too many.
 fn states(cut: &OneCut, level: &Level) -> Option<usize> {
     let tilings = level.groups.iter().map(|&g| cut.tilings[g as usize].len());
     tilings.into_iter().try_fold(1usize, |n, t| n.checked_mul(t)).filter(|&n| n <= MOST_PAIRS)
 }
 
-/// The best answer; none where a level is too wide.
-pub(crate) fn solve(cut: &OneCut, root: usize) -> Option<Answer> {
+/// The optimal solution; `None` if a level is too wide.
+pub(crate) fn solve(cut: &OneCut, root: usize) -> Option<CutSolution> {
     let levels = levels(cut, root);
     let mut counts = Vec::with_capacity(levels.len());
     for level in &levels {
@@ -69,7 +68,7 @@ pub(crate) fn solve(cut: &OneCut, root: usize) -> Option<Answer> {
         counts.push(states(cut, level).filter(|n| n * before <= MOST_PAIRS)?);
     }
     let none = Level::default();
-    // Cost and, of equal costs, rank.
+    // Cost, then rank to break ties.
     let mut least = vec![(0u64, 0u64)];
     let mut from: Vec<Vec<u32>> = Vec::with_capacity(levels.len());
     for (at, level) in levels.iter().enumerate() {
@@ -77,12 +76,13 @@ pub(crate) fn solve(cut: &OneCut, root: usize) -> Option<Answer> {
         let units: Vec<Table> =
             level.units.iter().map(|&unit| Table::new(cut, &cut.units[unit], before, level)).collect();
         let (mut next, mut back) = (Vec::with_capacity(counts[at]), Vec::with_capacity(counts[at]));
+        debug_assert!(!least.is_empty(), "a level has at least one state: every group has a tiling");
         for state in 0..counts[at] {
             let total = |(prior, &(cost, rank)): (usize, &(u64, u64))| {
                 let sum: u64 = units.iter().map(|u| u.costs[u.before[prior] + u.own[state]]).sum();
                 (cost + sum, rank, prior as u32)
             };
-            let (cost, rank, prior) = least.iter().enumerate().map(total).min().unwrap_or_default();
+            let (cost, rank, prior) = least.iter().enumerate().map(total).min().unwrap_or((0, 0, 0));
             next.push((cost, rank + own_rank(cut, level, state)));
             back.push(prior);
         }
@@ -100,7 +100,7 @@ pub(crate) fn solve(cut: &OneCut, root: usize) -> Option<Answer> {
         }
         state = back[state] as usize;
     }
-    Some(cut.answer(tilings, true))
+    Some(cut.solution(tilings, true))
 }
 
 /// The rank of a level's tilings.
@@ -119,19 +119,19 @@ struct Table {
     costs: Vec<u64>,
     /// Per state of the level before: its part of the index into `costs`.
     before: Vec<usize>,
-    /// Per state of the own level: the rest of the index.
+    /// Per state of this level: the rest of the index.
     own: Vec<usize>,
 }
 
 impl Table {
-    fn new(cut: &OneCut, unit: &Choice, before: &Level, own: &Level) -> Self {
+    fn new(cut: &OneCut, unit: &UnitChoice, before: &Level, own: &Level) -> Self {
         let count = |g: u32| cut.tilings[g as usize].len();
-        // One digit per group, the first the least significant, as in states.
-        let mut strides: Vec<(u32, usize)> = Vec::with_capacity(unit.ends.len());
+        // One digit per group, least significant first, as in states.
+        let mut strides: Vec<(u32, usize)> = Vec::with_capacity(unit.group_costs.len());
         let mut size = 1;
-        for end in &unit.ends {
-            strides.push((end.group, size));
-            size *= count(end.group);
+        for touched in &unit.group_costs {
+            strides.push((touched.group, size));
+            size *= count(touched.group);
         }
         let digit = |group: u32, index: usize| {
             let stride = strides.iter().find(|(g, _)| *g == group).map_or(1, |(_, stride)| *stride);

@@ -1,13 +1,13 @@
-//! The golden values: MLPs of square layers, computed for several sizes by an independent implementation of the
-//! authors' formulas.
+//! Golden values: MLPs of square layers in several sizes, computed by an independent implementation of the authors'
+//! formulas.
 
 use shardwright_cost::Comm;
-use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::Graph;
 use shardwright_machine::builtin;
 use shardwright_search::Control;
 use shardwright_soybean::{Cuts, Objective, SoyBeanError, Tiling, count, solve};
 use shardwright_space::{AxisUse, Config, OpShapes};
+use shardwright_zoo::{BuildOptions, build};
 
 fn mlp(batch: u64, hidden: u64, layers: u64) -> Graph {
     let model = format!("mlp:batch={batch},hidden={hidden},layers={layers},loss=elementwise");
@@ -23,7 +23,7 @@ fn cuts(graph: &Graph, devices: u32) -> Result<Cuts, SoyBeanError> {
     solve(graph, &shapes(graph), &Comm::new(&machine, machine.mesh()), Objective::Elements, &Control::new())
 }
 
-/// Every op split along its first loop, the samples; weights repeated.
+/// Every op split along its first loop, the samples; weights replicated.
 fn data_parallel(graph: &Graph, devices: u32) -> Cuts {
     let machine = builtin(&format!("flat:{devices}")).unwrap();
     let mesh = machine.mesh();
@@ -117,7 +117,7 @@ fn weighing_by_time_changes_the_tilings_and_never_the_first_cuts_least_count() {
     let comm = Comm::new(&machine, machine.mesh());
     let by = |objective| solve(&graph, &shapes(&graph), &comm, objective, &Control::new()).unwrap();
     let (elements, time) = (by(Objective::Elements), by(Objective::Time));
-    // Layers this small are all latency: fewer, larger transfers win, and more elements are moved.
+    // Layers this small are dominated by latency: fewer, larger transfers win, and more elements move.
     assert!(elements.cuts[0] <= time.cuts[0]);
     assert_ne!(elements.configs, time.configs);
 }

@@ -1,32 +1,31 @@
-//! Configs: what each mesh axis does to one op. Listed here, never priced.
+//! Configs: the use of each mesh axis by one op. This module lists configs and never prices them.
 //!
-//! Axes of one level that have the same size and lie in the same dimension of its grid are interchangeable,
-//! so only assignments that are sorted by factor along them are listed. Every degree of parallelism that the
-//! mesh offers is still there; what is given up is that two layers with *several different* splits inside one
-//! level choose their order freely. Pins are listed only where they are asked for: they multiply the choices, and
-//! only searches that place whole ops want them.
+//! Axes of one level that have the same size and lie in the same dimension of its grid are interchangeable. So only
+//! configs that are sorted by factor along such axes are listed. Every degree of parallelism of the mesh is still
+//! listed. The restriction: two layers with *several different* splits inside one level cannot choose the order of
+//! their axes. Pins are listed only on request, for searches that place whole ops: they multiply the choices.
 
 use shardwright_graph::{FactorIndex, Rule};
 use shardwright_machine::{Axis, AxisId, AxisSet, Mesh};
 use smallvec::SmallVec;
 
-/// What one mesh axis does to an op. Splits order before repetition, and by factor.
+/// The use of one mesh axis by an op. Splits order before replication, and by factor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum AxisUse {
     /// Every digit computes its part of this factor.
     Split(FactorIndex),
-    /// Every digit computes the same.
+    /// Every digit computes the same values.
     Replicate,
-    /// Only this digit computes anything; the op's tensors are absent from the others.
+    /// Only this digit computes; the op's tensors are absent from the others.
     Pin(u16),
 }
 
-/// What every mesh axis does to an op, outermost first.
+/// The use of every mesh axis by an op, outermost first.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Config(SmallVec<[AxisUse; 8]>);
 
 impl Config {
-    /// Every device computes everything.
+    /// Every device computes the whole op.
     pub fn replicated(axes: usize) -> Self {
         Self(SmallVec::from_elem(AxisUse::Replicate, axes))
     }
@@ -41,12 +40,12 @@ impl Config {
         &self.0
     }
 
-    /// What an axis does.
+    /// The use of an axis.
     pub fn get(&self, axis: AxisId) -> AxisUse {
         self.0[axis.index()]
     }
 
-    /// Sets what an axis does.
+    /// Sets the use of an axis.
     pub fn set(&mut self, axis: AxisId, to: AxisUse) {
         self.0[axis.index()] = to;
     }
@@ -58,7 +57,7 @@ impl Config {
         self.0.iter().enumerate().filter_map(splits).collect()
     }
 
-    /// Into how many parts each factor of a rule is split.
+    /// The number of parts of each factor of a rule.
     pub fn parts(&self, rule: &Rule, mesh: &Mesh) -> SmallVec<[u64; 6]> {
         let mut parts = SmallVec::from_elem(1, rule.factors.len());
         for (used, axis) in self.0.iter().zip(mesh.axes()) {
@@ -83,8 +82,8 @@ impl Config {
         seen.into_iter().map(|f| (rule.factors[f as usize].name, parts[f as usize])).collect()
     }
 
-    /// Whether an op of this rule can be run so on the mesh: one use per axis, factors that exist and divide, digits
-    /// that exist. The reason, where it cannot.
+    /// Checks that an op of this rule can run under the config: one use per axis, factors that exist and divide, digits
+    /// that exist.
     pub fn check(&self, rule: &Rule, mesh: &Mesh) -> Result<(), String> {
         if self.0.len() != mesh.len() {
             return Err(format!("the config speaks of {} axes, the mesh has {}", self.0.len(), mesh.len()));
@@ -96,7 +95,7 @@ impl Config {
                     let Some(factor) = rule.factors.get(f as usize) else {
                         return Err(format!("axis {} splits factor {f}, which the op lacks", axis.name));
                     };
-                    if !divides(rule, f, parts[f as usize], axis.size) {
+                    if !rule.divides(f, parts[f as usize], axis.size) {
                         let (name, size) = (factor.name, factor.size);
                         return Err(format!("axis {} cannot split factor {name} of size {size}", axis.name));
                     }
@@ -114,7 +113,7 @@ impl Config {
     /// nothing is split or pinned.
     pub fn show(&self, rule: &Rule, mesh: &Mesh) -> String {
         let text = |(name, degree): &(&'static str, u64)| {
-            // A name that ends in a digit (`d1`) needs something between itself and the degree.
+            // A name that ends in a digit (`d1`) is separated from the degree.
             let equals = if name.ends_with(|c: char| c.is_ascii_digit()) { "=" } else { "" };
             format!("{name}{equals}{degree}")
         };
@@ -128,18 +127,12 @@ impl Config {
     }
 }
 
-/// Whether a factor of so many iterations, already in `parts`, can be split by `size` more.
-pub(crate) fn divides(rule: &Rule, factor: FactorIndex, parts: u64, size: u32) -> bool {
-    let f = &rule.factors[factor as usize];
-    !f.whole && f.size > 1 && f.size.is_multiple_of(parts.saturating_mul(u64::from(size)))
-}
-
-/// Whether exchanging two axes changes nothing about the machine.
+/// Whether exchanging two axes leaves the machine unchanged.
 fn interchangeable(a: &Axis, b: &Axis) -> bool {
     (a.level, a.size, a.dim) == (b.level, b.size, b.dim)
 }
 
-/// Walks all configs in order; `visit` returns whether to go on.
+/// Visits all configs in order; `visit` returns whether to continue.
 fn walk(rule: &Rule, mesh: &Mesh, pins: bool, visit: &mut impl FnMut(&Config) -> bool) {
     let mut parts: SmallVec<[u64; 6]> = SmallVec::from_elem(1, rule.factors.len());
     let mut config = Config(SmallVec::new());
@@ -157,14 +150,14 @@ fn step(
     let at = config.0.len();
     let Some(axis) = mesh.axes().get(at) else { return visit(config) };
     let least = match at.checked_sub(1) {
-        // Digits of two axes name different devices in either order.
+        // Pins on two axes name different devices in either order.
         Some(before) if matches!(config.0[before], AxisUse::Pin(_)) => AxisUse::Split(0),
         Some(before) if interchangeable(&mesh.axes()[before], axis) => config.0[before],
         _ => AxisUse::Split(0),
     };
     for factor in 0..rule.factors.len() as FactorIndex {
         let used = AxisUse::Split(factor);
-        if used < least || !divides(rule, factor, parts[factor as usize], axis.size) {
+        if used < least || !rule.divides(factor, parts[factor as usize], axis.size) {
             continue;
         }
         parts[factor as usize] *= u64::from(axis.size);
@@ -193,7 +186,7 @@ pub fn configs(rule: &Rule, mesh: &Mesh) -> Vec<Config> {
     list(rule, mesh, false)
 }
 
-/// All configs of an op, those that pin it to one side of some axes included.
+/// All configs of an op, including those that pin it along some axes.
 pub fn configs_with_pins(rule: &Rule, mesh: &Mesh) -> Vec<Config> {
     list(rule, mesh, true)
 }
@@ -207,7 +200,7 @@ fn list(rule: &Rule, mesh: &Mesh, pins: bool) -> Vec<Config> {
     all
 }
 
-/// How many configs without pins an op has, counted up to `most` and one more.
+/// The number of an op's configs without pins, counted up to `most + 1`.
 pub fn count_configs(rule: &Rule, mesh: &Mesh, most: usize) -> usize {
     let mut count = 0;
     walk(rule, mesh, false, &mut |_| {

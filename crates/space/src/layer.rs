@@ -1,12 +1,12 @@
-//! From the config of a layer's forward op to the configs of all its ops.
+//! The configs of all ops of a layer, derived from the config of its forward op.
 //!
-//! Backward ops share their forward op's factor names, so an axis that splits `o` forwards splits `o`
-//! backwards. Ops without the name (sums of gradients, updates) take what an axis does to a tensor that
-//! the layer has already laid out: the factor that leads the sharded dimension. Where neither says anything, or the
-//! factor does not divide, the axis repeats the op. A pin holds for the whole layer.
+//! Backward ops share their forward op's factor names, so an axis that splits `o` forwards splits `o` backwards. Ops
+//! without the name (sums of gradients, updates) follow a tensor whose layout the layer has already fixed: the axis
+//! splits the factor that leads the sharded dimension. If neither applies, or the factor does not divide, the axis
+//! replicates the op. A pin holds for the whole layer.
 
 use crate::{
-    config::{AxisUse, Config, divides},
+    config::{AxisUse, Config},
     layout::{OpShapes, input_layout, output_layout},
 };
 use shardwright_cost::{Layout, Placement};
@@ -14,30 +14,30 @@ use shardwright_graph::{FactorIndex, Graph, OpId, Phase, Rule, TensorId, TensorM
 use shardwright_machine::{AxisId, Mesh};
 use smallvec::SmallVec;
 
-/// A layer's ops, ready to be given configs.
+/// The ops of a layer, with the links between their factors.
 #[derive(Clone, Debug)]
 pub struct LayerSplit {
     /// The ops in topological order.
     pub ops: Vec<OpId>,
-    /// Where the forward op is among them.
+    /// Position of the forward op in `ops`.
     forward: usize,
     members: Vec<Member>,
 }
 
 #[derive(Clone, Debug)]
 struct Member {
-    /// The factor that carries the forward op's factor of the same position, by name.
+    /// Per factor of the forward op: this op's factor of the same name.
     by_name: SmallVec<[Option<FactorIndex>; 6]>,
     update: bool,
     inputs: SmallVec<[TensorId; 4]>,
     outputs: SmallVec<[TensorId; 2]>,
 }
 
-/// Layouts of the tensors that the layer has touched so far.
+/// Layouts of the tensors that the layer's ops have touched so far.
 #[derive(Default)]
-struct Known(Vec<(TensorId, Layout)>);
+struct KnownLayouts(Vec<(TensorId, Layout)>);
 
-impl Known {
+impl KnownLayouts {
     fn get(&self, tensor: TensorId) -> Option<&Layout> {
         self.0.iter().find(|(t, _)| *t == tensor).map(|(_, layout)| layout)
     }
@@ -49,22 +49,22 @@ impl Known {
     }
 }
 
-/// Whether a name says where a dimension is and not what it is: `d0`, `d1`, ...
+/// Whether a factor's name only gives the position of a dimension: `d0`, `d1`, ...
 fn positional(name: &str) -> bool {
     name.strip_prefix('d').is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The factor of `rule` that means the same as factor `f` of the forward op.
+/// The factor of `rule` that corresponds to factor `f` of the forward op.
 fn same_factor(forward: &Rule, f: usize, rule: &Rule) -> Option<FactorIndex> {
     let wanted = &forward.factors[f];
     let found = rule.find(wanted.name)?;
-    // Dimensions that are only counted mean the same only if they have the same size.
+    // Positional names correspond only if the sizes are equal.
     let size = rule.factors[found as usize].size;
     (!positional(wanted.name) || size == wanted.size).then_some(found)
 }
 
 impl LayerSplit {
-    /// The layer of these ops (in topological order), one of which is `forward`.
+    /// The layer of these ops, in topological order. `forward` is one of them.
     pub fn new(graph: &Graph, shapes: &[OpShapes], ops: Vec<OpId>, forward: OpId) -> Self {
         let rule = &shapes[forward.index()].rule;
         let members = ops
@@ -78,7 +78,9 @@ impl LayerSplit {
                 Member { by_name, update, inputs: node.inputs.clone(), outputs: node.outputs.clone() }
             })
             .collect();
-        let forward = ops.iter().position(|&op| op == forward).unwrap_or(0);
+        let position = ops.iter().position(|&op| op == forward);
+        debug_assert!(position.is_some(), "the forward op is one of the layer's ops");
+        let forward = position.unwrap_or(0);
         Self { ops, forward, members }
     }
 
@@ -89,9 +91,9 @@ impl LayerSplit {
 
     /// The configs of all the layer's ops under a config of its forward op.
     pub fn configs(&self, shapes: &[OpShapes], mesh: &Mesh, forward: &Config) -> Vec<Config> {
-        let mut found: Vec<Option<Config>> = vec![None; self.ops.len()];
-        let mut known = Known::default();
-        let mut settle = |at: usize, config: Config, known: &mut Known| {
+        let mut configs: Vec<Option<Config>> = vec![None; self.ops.len()];
+        let mut known = KnownLayouts::default();
+        let mut settle = |at: usize, config: Config, known: &mut KnownLayouts| {
             let shapes = &shapes[self.ops[at].index()];
             for (o, &t) in self.members[at].outputs.iter().enumerate() {
                 known.or_insert(t, output_layout(shapes, o, &config, mesh));
@@ -99,7 +101,7 @@ impl LayerSplit {
             for (i, &t) in self.members[at].inputs.iter().enumerate() {
                 known.or_insert(t, input_layout(shapes, i, &config, mesh));
             }
-            found[at] = Some(config);
+            configs[at] = Some(config);
         };
         settle(self.forward, forward.clone(), &mut known);
         let named = |at: usize| self.members[at].by_name.iter().any(Option::is_some);
@@ -112,7 +114,7 @@ impl LayerSplit {
                 open.push(at);
             }
         }
-        // What is left follows tensors that lie somewhere already, until nothing new is learnt.
+        // The remaining ops follow tensors with known layouts, until no further op touches one.
         loop {
             let before = open.len();
             open.retain(|&at| {
@@ -128,15 +130,23 @@ impl LayerSplit {
                 break;
             }
         }
-        let alone = Config::new(forward.uses().iter().map(|&used| match used {
+        let replicated = Config::new(forward.uses().iter().map(|&used| match used {
             AxisUse::Split(_) => AxisUse::Replicate,
             other => other,
         }));
-        found.into_iter().map(|config| config.unwrap_or_else(|| alone.clone())).collect()
+        // An op without any tensor of a known layout is replicated.
+        configs.into_iter().map(|config| config.unwrap_or_else(|| replicated.clone())).collect()
     }
 
-    /// The config of one op: by name, else by the tensors that are known.
-    fn follow(&self, at: usize, shapes: &[OpShapes], mesh: &Mesh, forward: &Config, known: &Known) -> Config {
+    /// The config of one op: by factor name, else by tensors with known layouts.
+    fn follow(
+        &self,
+        at: usize,
+        shapes: &[OpShapes],
+        mesh: &Mesh,
+        forward: &Config,
+        known: &KnownLayouts,
+    ) -> Config {
         let (member, rule) = (&self.members[at], &shapes[self.ops[at].index()].rule);
         let mut config = Config::replicated(mesh.len());
         let mut parts: SmallVec<[u64; 6]> = SmallVec::from_elem(1, rule.factors.len());
@@ -146,7 +156,7 @@ impl LayerSplit {
                 config.set(id, forward.get(id));
                 continue;
             };
-            let fits = |f: &FactorIndex| divides(rule, *f, parts[*f as usize], axis.size);
+            let fits = |f: &FactorIndex| rule.divides(*f, parts[*f as usize], axis.size);
             let by_name = member.by_name[factor as usize].filter(fits);
             let chosen = by_name.or_else(|| {
                 operands(member, rule)
@@ -161,15 +171,15 @@ impl LayerSplit {
     }
 }
 
-/// The operands that an op may follow. An update follows its weight, whatever the gradient's layout: the
-/// weight has to end up where it was.
+/// The operands that an op may follow. An update only follows its weight, whatever the gradient's layout: the new
+/// weight has the layout of the old one.
 fn operands<'a>(member: &'a Member, rule: &'a Rule) -> impl Iterator<Item = (&'a TensorMap, TensorId)> {
     let inputs = rule.inputs.iter().zip(member.inputs.iter().copied());
     let outputs = rule.outputs.iter().zip(member.outputs.iter().copied());
     inputs.chain(outputs).take(if member.update { 1 } else { usize::MAX })
 }
 
-/// The factor that leads the dimension which an axis shards.
+/// The factor that leads the dimension that an axis shards.
 fn led_factor(rule: &Rule, map: &TensorMap, layout: &Layout, axis: AxisId) -> Option<FactorIndex> {
     let Placement::Shard(dim) = layout.get(axis) else { return None };
     rule.leading(map.dims.get(usize::from(dim))?)

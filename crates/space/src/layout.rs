@@ -1,18 +1,18 @@
-//! How an op's tensors lie on the mesh under its config.
+//! Layouts of an op's operands and results under its config.
 //!
-//! An axis that splits a factor shards the dimension which the factor leads; an output without the factor is
-//! a partial result; an input without it is needed whole. An axis that pins the op leaves its tensors on one
-//! digit only. An input read through a window is stored in equal
-//! blocks like any other, and the rows that the windows reach beyond their block are fetched from those
-//! who store them ([`crate::halos`]). Where such an input does not divide into equal blocks, it is needed whole.
+//! An axis that splits a factor shards the dimension that the factor leads. An output without the factor is a partial
+//! result; an input without it is needed whole. An axis that pins the op leaves its tensors on one digit only. An input
+//! read through a window is stored in equal blocks like any other. Rows that windows read beyond their block are
+//! fetched from the devices that store them ([`crate::halos`]). If such an input does not divide into equal blocks, it
+//! is needed whole.
 
 use crate::config::{AxisUse, Config};
-use shardwright_cost::{Layout, Placement, Reduction};
-use shardwright_graph::{Combine, Graph, OpId, Rule, TensorMap, TensorType};
+use shardwright_cost::{Layout, Placement};
+use shardwright_graph::{Graph, OpId, Rule, TensorMap, TensorType};
 use shardwright_machine::{AxisId, Mesh};
 use smallvec::SmallVec;
 
-/// An op's rule and types, made once.
+/// An op's sharding rule and tensor types, inferred once.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct OpShapes {
     /// The sharding rule.
@@ -24,26 +24,22 @@ pub struct OpShapes {
 }
 
 impl OpShapes {
-    /// Those of an op in a graph.
+    /// The rule and types of an op in a graph.
     pub fn of(graph: &Graph, op: OpId) -> Self {
         Self { rule: graph.rule(op), inputs: graph.input_types(op), outputs: graph.output_types(op) }
     }
 }
 
-/// The layout that an op needs its `i`-th input in.
+/// The layout in which an op needs its `i`-th input.
 pub fn input_layout(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -> Layout {
     let (map, ty) = (&shapes.rule.inputs[i], &shapes.inputs[i]);
     layout(&shapes.rule, map, ty, config, mesh, Placement::Replicated)
 }
 
-/// The layout that an op leaves its `o`-th output in.
+/// The layout in which an op leaves its `o`-th output.
 pub fn output_layout(shapes: &OpShapes, o: usize, config: &Config, mesh: &Mesh) -> Layout {
     let (map, ty) = (&shapes.rule.outputs[o], &shapes.outputs[o]);
-    let partial = Placement::Partial(match map.combine {
-        Combine::Sum => Reduction::Sum,
-        Combine::Max => Reduction::Max,
-    });
-    layout(&shapes.rule, map, ty, config, mesh, partial)
+    layout(&shapes.rule, map, ty, config, mesh, Placement::Partial(map.reduction))
 }
 
 fn layout(
@@ -64,7 +60,8 @@ fn layout(
                 None => without,
                 Some(dim) => {
                     let finer = blocks[dim] * u64::from(axis.size);
-                    // Only a window's dimension may fail to divide: others are multiples of their leading factor.
+                    // Only a windowed dimension may fail to divide: other dimensions are multiples of their leading
+                    // factor.
                     if ty.shape[dim].is_multiple_of(finer) {
                         blocks[dim] = finer;
                         Placement::Shard(dim as u8)
@@ -135,7 +132,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Whatever the config, every layout can be had by its tensor.
+        /// Every layout is valid for its tensor, whatever the config.
         #[test]
         fn every_layout_fits_its_tensor(sizes in prop::array::uniform3(1u64..13), image in 3u64..20, stride in 1u64..4) {
             let machine = builtin("flat:12").unwrap();

@@ -1,10 +1,12 @@
-//! What each axis of a mesh may do to each op of a training step, and how tensors lie when it does.
+//! Configs of ops and layouts of tensors: what each mesh axis may do to each op of a training step.
 //!
-//! A [`Config`] says for every mesh axis whether it splits one of the op's factors, repeats the op or pins it.
-//! [`configs`] lists an op's configs, [`Grain`] finds the finest mesh on which they are few enough to search,
-//! [`LayerSplit`] carries the config of a layer's forward op over to its backward and update ops, and
-//! [`input_layout`], [`output_layout`], [`place`] and [`halos`] say where every tensor lies. What any of it costs is not
-//! known here.
+//! - A [`Config`] says for every mesh axis whether it splits one of the op's factors, replicates the op or pins it.
+//! - [`configs`] lists an op's configs. [`SearchMesh`] is the finest mesh on which they are few enough to search.
+//! - [`LayerSplit`] derives the configs of a layer's backward and update ops from that of its forward op.
+//! - [`input_layout`], [`output_layout`], [`assign_layouts`] and [`halos`] give the layouts of tensors.
+//! - An [`Assignment`] holds every choice for a step; [`Transfers`] says which tensors move under it.
+//!
+//! Costs belong to later crates.
 //!
 //! ```
 //! use shardwright_graph::{DType, Op, TensorType, ops::Contract};
@@ -22,16 +24,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod assignment;
 mod config;
-mod grain;
 mod layer;
 mod layout;
-mod placed;
+mod search_mesh;
+mod tensor_layouts;
+mod transfers;
 mod window;
 
+pub use assignment::{Assignment, AssignmentError, Pipeline};
 pub use config::{AxisUse, Config, configs, configs_with_pins, count_configs};
-pub use grain::Grain;
 pub use layer::LayerSplit;
 pub use layout::{OpShapes, input_layout, output_layout};
-pub use placed::{Fetch, Placed, Places, elementwise_config, place};
+pub use search_mesh::SearchMesh;
+pub use tensor_layouts::{Fetch, TensorLayout, TensorLayouts, assign_layouts, elementwise_config};
+pub use transfers::{Endpoint, FetchGroup, Sharing, Transfer, Transfers, reduce_partials};
 pub use window::{Halo, WindowCut, halos, window_cuts};

@@ -1,4 +1,4 @@
-//! Windows that reach past a part's own block: what each part reads, and what it fetches for that.
+//! Windows that reach past a part's own block: the rows that each part reads, and the halos that it fetches.
 
 use crate::{
     config::Config,
@@ -9,19 +9,20 @@ use shardwright_machine::{AxisId, AxisSet, Bytes, DeviceId, Mesh};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Which part of a windowed dimension each position along some axes reads.
+/// The ranges of a windowed dimension that positions along some axes read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowCut {
     /// The dimension.
     pub dim: u8,
     /// The axes that split its factor.
     pub axes: AxisSet,
-    /// What each position reads, positions counted along the axes, outermost major. Neighbours may overlap.
+    /// The range that each position reads. Positions are counted along the axes, outermost major. Neighbours may
+    /// overlap.
     pub ranges: Vec<Range<u64>>,
 }
 
 impl WindowCut {
-    /// What a device reads.
+    /// The range that a device reads.
     pub fn range(&self, mesh: &Mesh, device: DeviceId) -> Range<u64> {
         let digit =
             |at: usize, axis: AxisId| at * mesh.axis(axis).size as usize + mesh.digit(device, axis) as usize;
@@ -29,7 +30,7 @@ impl WindowCut {
     }
 }
 
-/// What the parts of an op read of its `i`-th input's windowed dimensions, where those are split.
+/// The ranges that an op's parts read of its `i`-th input, for every windowed dimension that is split.
 pub fn window_cuts(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -> SmallVec<[WindowCut; 2]> {
     let (rule, map, ty) = (&shapes.rule, &shapes.rule.inputs[i], &shapes.inputs[i]);
     let mut cuts = SmallVec::new();
@@ -47,24 +48,23 @@ pub fn window_cuts(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) ->
     cuts
 }
 
-/// Rows of a windowed input that its parts fetch from each other along one dimension.
+/// Rows of a windowed input that parts fetch from each other along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Halo {
     /// The axes along which the dimension is stored in blocks.
     pub axes: AxisSet,
-    /// The most that a part gets from those after it.
+    /// The most bytes that a part receives from later parts.
     pub down: Bytes,
-    /// The most that a part gets from those before it.
+    /// The most bytes that a part receives from earlier parts.
     pub up: Bytes,
     /// The bytes sent over each axis, all devices together.
     pub traffic: Traffic,
 }
 
-/// What the parts of an op's `i`-th input fetch from each other before the op can run: one exchange per windowed
-/// dimension, in order. A later one carries what the earlier ones have fetched, so that corners need no
-/// messages of their own.
+/// The halos that the parts of an op's `i`-th input fetch before the op can run: one exchange per windowed dimension,
+/// in order. A later exchange also carries the rows of earlier ones, so corners need no extra messages.
 ///
-/// Rows come from whoever stores them, which need not be the neighbour; the bytes are exact.
+/// Each row comes from the device that stores it, which need not be the neighbour. The bytes are exact.
 pub fn halos(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -> SmallVec<[Halo; 2]> {
     let ty = &shapes.inputs[i];
     let cuts = window_cuts(shapes, i, config, mesh);
@@ -103,6 +103,7 @@ pub fn halos(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -> Small
             }
             (down, up) = (down.max(after), up.max(before));
         }
+        debug_assert!(!cut.ranges.is_empty(), "axes have at least one position");
         longest[d] = cut.ranges.iter().map(|r| r.end - r.start).max().unwrap_or(0);
         summed[d] = cut.ranges.iter().map(|r| u128::from(r.end - r.start)).sum();
         if down > 0 || up > 0 {
@@ -113,7 +114,7 @@ pub fn halos(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -> Small
     found
 }
 
-/// The stored block at a position along the axes of a cut: its number along those axes that shard the dimension.
+/// The stored block at a position along the axes of a cut: its index along the axes that shard the dimension.
 fn stored_block(position: u64, cut: AxisSet, shards: AxisSet, mesh: &Mesh) -> u64 {
     let (mut rest, mut block, mut weight) = (position, 0, 1);
     for axis in cut.iter().rev() {
@@ -127,7 +128,7 @@ fn stored_block(position: u64, cut: AxisSet, shards: AxisSet, mesh: &Mesh) -> u6
     block
 }
 
-/// The outermost of the axes on which the numbers of two blocks differ.
+/// The outermost axis on which the indices of two blocks differ.
 fn crossed(a: u64, b: u64, axes: AxisSet, mesh: &Mesh) -> AxisId {
     let (mut a, mut b, mut outermost) = (a, b, AxisId(0));
     for axis in axes.iter().rev() {

@@ -1,4 +1,4 @@
-"""Plans a JAX training step and runs it.
+"""Plans a JAX training step and runs it by its plan.
 
 >>> import jax, jax.numpy as jnp
 >>> from shardwright.jax import parallelize

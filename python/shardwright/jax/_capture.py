@@ -1,7 +1,6 @@
-"""A step as JAX sees it (a jaxpr) and as the planner reads it (StableHLO), with what connects the two.
+"""Captures a step as a jaxpr and as StableHLO, and relates the equations of the one to the operations of the other.
 
-Every equation is traced in a name scope of its own, `#12.0.3`; JAX writes scopes into the locations of the operations
-that an equation becomes.
+Each equation is traced in a name scope of its path, `#12.0.3`. JAX writes the scopes into the locations of operations.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ _SCOPE = re.compile(r"#([\d.]+)(?:/|$)")
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCapture:
     """A captured step."""
 
     function: Callable[..., Any]
     jaxpr: Any
     in_tree: Any
     out_tree: Any
-    #: Per argument of the function: whether its memory is given away.
+    #: Per argument of the function: whether it is donated.
     donated: tuple[bool, ...]
     #: StableHLO, with locations.
     text: str
@@ -39,16 +38,16 @@ class Step:
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
-        """The arguments whose memory is given away."""
+        """Positions of the donated arguments."""
         return tuple(i for i, given in enumerate(self.donated) if given)
 
     def check(self, tree: Any) -> None:
-        """Refuses arguments of another structure."""
+        """Raises `TypeError` if arguments have another structure than the captured ones."""
         if tree != self.in_tree:
             raise TypeError(f"planned for arguments of structure {self.in_tree}, called with {tree}")
 
     def function_through(self, visit: Any) -> Callable[..., Any]:
-        """The same function, each equation of it through `visit`."""
+        """The same function, with every equation evaluated by `visit`."""
 
         @functools.wraps(self.function)
         def step(*args: Any) -> Any:
@@ -59,8 +58,8 @@ class Step:
         return step
 
 
-def capture(function: Callable[..., Any], args: tuple[Any, ...], donate_argnums: tuple[int, ...] | None) -> Step:
-    """Traces a step; what it donates is kept where it is jitted already."""
+def capture(function: Callable[..., Any], args: tuple[Any, ...], donate_argnums: tuple[int, ...] | None) -> StepCapture:
+    """Traces a step. Without `donate_argnums`, a jitted function keeps its own donations."""
     if donate_argnums is None:
         jitted = function if hasattr(function, "lower") else jax.jit(function)
         infos = jitted.lower(*args).args_info[0]
@@ -72,14 +71,14 @@ def capture(function: Callable[..., Any], args: tuple[Any, ...], donate_argnums:
         donated = tuple(i in donate_argnums for i in range(len(args)))
     jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     in_tree, out_tree = jax.tree.structure(args), jax.tree.structure(shapes)
-    step = Step(function, jaxpr, in_tree, out_tree, donated, "")
+    step = StepCapture(function, jaxpr, in_tree, out_tree, donated, "")
     tagged = jax.jit(step.function_through(_tag), donate_argnums=step.donate_argnums, keep_unused=True)
     text = tagged.lower(*jax.tree.map(_abstract, args)).as_text(debug_info=True)
-    return Step(function, jaxpr, in_tree, out_tree, donated, text)
+    return StepCapture(function, jaxpr, in_tree, out_tree, donated, text)
 
 
 def path_of(name: str | None) -> str | None:
-    """The path of the equation that an operation with this location comes from.
+    """The path of the equation that became an operation with this location.
 
     >>> path_of("mlp/#12.0.3/dot_general")
     '12.0.3'

@@ -1,4 +1,4 @@
-"""Holds the values of a step to the shardings that a plan gives them."""
+"""Constrains the values of a step to the shardings of a plan."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ._capture import path_of
 from ._walk import Path, show
 
-# Per dimension the names of the axes that split it; None where that is left to XLA.
+# Per dimension: the names of the mesh axes that split it, or None if XLA may choose.
 Spec = Sequence[Sequence[str] | None]
 
 
-class Constrain:
-    """Holds every value to its planned sharding: operands to what the operation wants, results to how they lie."""
+class Constraints:
+    """Constrains every value: operands to the layouts that an operation's config reads, results to those it produces."""
 
     def __init__(self, mesh: Mesh, sites: list[dict[str, Any]]) -> None:
         self.mesh = mesh
-        # An equation may become several operations: the last one makes its results.
+        # An equation may become several operations: the last one produces its results.
         self.sites = {path: site for site in sites if (path := path_of(site["name"])) is not None}
-        # Values with their specs, and what they were brought into already. Holding a value keeps its id its own.
-        self.known: dict[int, tuple[Any, Spec]] = {}
-        self.moved: dict[tuple[int, str], tuple[Any, Any]] = {}
+        # Values by id, with their specs, and their reshards so far. The reference keeps the id from being reused.
+        self.specs: dict[int, tuple[Any, Spec]] = {}
+        self.resharded: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def __call__(
         self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
@@ -38,7 +38,7 @@ class Constrain:
             return bind(operands)
         wanted = site["operands"]
         if eqn.primitive.name.startswith("reduce_") and len(wanted) == 2 * len(operands):
-            # What they start from comes behind the operands.
+            # The initial values follow the operands.
             wanted = wanted[: len(operands)]
         if len(wanted) == len(operands):
             operands = [self.operand(x, spec) for x, spec in zip(operands, wanted, strict=True)]
@@ -47,29 +47,29 @@ class Constrain:
             results = [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
         return results
 
-    def operand(self, x: Any, stops: Sequence[Spec] | None) -> Any:
-        """The value brought where an operation needs it, by all stops on its way; readers share the way."""
-        if not stops or not isinstance(x, jax.core.Tracer):
+    def operand(self, x: Any, path: Sequence[Spec] | None) -> Any:
+        """The operand in the layout that the operation reads, along its reshard path. Readers share the steps."""
+        if not path or not isinstance(x, jax.core.Tracer):
             return x
-        known = self.known.get(id(x))
-        if known is not None and known[1] == stops[-1]:
+        current = self.specs.get(id(x))
+        if current is not None and current[1] == path[-1]:
             return x
-        for spec in stops:
+        for spec in path:
             key = (id(x), str(spec))
-            if key not in self.moved:
-                self.moved[key] = (x, self.constrained(x, spec))
-            x = self.moved[key][1]
+            if key not in self.resharded:
+                self.resharded[key] = (x, self.constrain(x, spec))
+            x = self.resharded[key][1]
         return x
 
-    def result(self, x: Any, stops: Sequence[Spec] | None) -> Any:
-        if not stops or not isinstance(x, jax.core.Tracer):
+    def result(self, x: Any, path: Sequence[Spec] | None) -> Any:
+        if not path or not isinstance(x, jax.core.Tracer):
             return x
-        for spec in stops:
-            x = self.constrained(x, spec)
-        self.known[id(x)] = (x, stops[-1])
+        for spec in path:
+            x = self.constrain(x, spec)
+        self.specs[id(x)] = (x, path[-1])
         return x
 
-    def constrained(self, x: Any, spec: Spec) -> Any:
+    def constrain(self, x: Any, spec: Spec) -> Any:
         if not self.fits(x, spec):
             return x
         free = PartitionSpec.UNCONSTRAINED

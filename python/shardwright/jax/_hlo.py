@@ -28,21 +28,21 @@ _PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}\}?")
 
 @dataclass(frozen=True)
 class Collective:
-    """What is exchanged at one place of a program."""
+    """One collective operation of a program."""
 
     kind: str
     #: The mesh axes along which the devices of a group differ, outermost first.
     axes: tuple[str, ...]
     #: Bytes of the larger side on one device.
     bytes: int
-    #: How often a step does it.
+    #: Executions per step.
     count: int
-    #: Where it comes from, as the engine or the planner says it.
+    #: XLA's `op_name`, or the planner's tensor.
     source: str = ""
 
 
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """The collectives of a module, those in loops counted as often as the loops run."""
+    """The collectives of a module. `count` includes the trip counts of enclosing loops."""
     counts = _counts(text)
     found: list[Collective] = []
     name = ""
@@ -55,10 +55,10 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
         groups, axes = _group(rest, kind, mesh)
         shapes = [_bytes(*shape) for shape in _SHAPE.findall(result)]
         if f" {kind}-start(" in line and kind in ("all-gather", "collective-permute"):
-            # Asynchronous ones make pairs of what is sent and what arrives.
+            # An asynchronous collective returns its operands first, then its results.
             shapes = shapes[len(shapes) // 2 :]
         if kind == "all-to-all" and len(shapes) > 1:
-            # One piece for everybody.
+            # The tuple has one block per member.
             shapes = [sum(shapes)]
         source = re.search(r'op_name="([^"]*)"', rest)
         for size in shapes:
@@ -73,7 +73,7 @@ def _bytes(element: str, dims: str) -> int:
 
 
 def _counts(text: str) -> dict[str, int]:
-    """How often each computation runs: the product of the trip counts around it."""
+    """Executions of each computation per step: the product of the enclosing trip counts."""
     calls: dict[str, list[tuple[str, int]]] = {}
     entry, name = "", ""
     for line in text.splitlines():
@@ -97,7 +97,7 @@ def _counts(text: str) -> dict[str, int]:
 
 
 def _group(rest: str, kind: str, mesh: Mapping[str, int]) -> tuple[int, tuple[str, ...]]:
-    """The size of a group and the axes that it spans."""
+    """The size of a replica group, and the mesh axes that it spans."""
     if kind == "collective-permute":
         pairs = _PAIRS.search(rest)
         ends = [int(n) for n in re.findall(r"\d+", pairs.group(1))] if pairs else []
@@ -130,8 +130,8 @@ def _first_of_iota(groups: str, size: str, dims: str, order: str | None) -> list
 
 
 def _first_on_mesh(axes: str, dims: str | None, order: str | None, named: str) -> list[int]:
-    """The first group of `mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}`: devices that differ in the named axes, or
-    in parts of them, `'y':(2)2`: of size 2, inside the first 2."""
+    """The first group of `mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}`: devices that differ in the named axes.
+    `'y':(2)2` names a sub-axis: size 2, inside the outer 2."""
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", axes)}
     devices = np.arange(math.prod(sizes.values()))
     if dims is not None:
@@ -146,7 +146,7 @@ def _first_on_mesh(axes: str, dims: str | None, order: str | None, named: str) -
 
 
 def _axes(pairs: list[tuple[int, int]], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes along which the devices of some pair differ."""
+    """The mesh axes along which the devices of any pair differ."""
     axes = set()
     for a, b in pairs:
         for name in reversed(list(mesh)):
@@ -158,7 +158,7 @@ def _axes(pairs: list[tuple[int, int]], mesh: Mapping[str, int]) -> tuple[str, .
 
 
 def predicted(text: str) -> list[Collective]:
-    """The planner's own list."""
+    """The collectives that the planner predicts."""
     return [
         Collective(entry["kind"], tuple(entry["axes"]), entry["bytes"], 1, entry["tensor"])
         for entry in json.loads(text)

@@ -1,4 +1,4 @@
-"""How long a sharded step takes: `parallelize(..., measure=True)`."""
+"""Times a sharded step, for `parallelize(..., measure=True)`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ._probe import median_seconds
 
 
 def seconds_of(step: Any, hopeless: float) -> float:
-    """Median seconds of a step on zeros, as all processes see it; once where it takes longer than is of interest."""
+    """Median seconds of a step on zeros, agreed by all processes. A step slower than `hopeless` runs once."""
     return _agreed(_median_seconds(step, hopeless))
 
 
 def _median_seconds(step: Any, hopeless: float) -> float:
     shapes = step.shapes
     if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(shapes)):
-        raise PlanError("steps with random keys as arguments cannot be measured: make them inside, from a number")
+        raise PlanError("a step with random keys as arguments cannot be measured: create the keys inside, from an integer")
     zeros = jax.tree_util.Partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     fresh = jax.jit(zeros, out_shardings=step.in_shardings)
     kept = fresh()
-    # What is donated is gone afterwards; making it anew would be timed.
+    # Donated arguments would have to be created again for each run, and their creation would be timed.
     step = step.without_donation()
     return median_seconds(lambda: step(*kept), hopeless=hopeless)
 
 
 def _agreed(seconds: float) -> float:
-    """What the first of several processes measured, so that all choose the same."""
+    """The first process's measurement, so that all processes choose the same plan."""
     if jax.process_count() == 1:
         return seconds
     from jax.experimental import multihost_utils

@@ -1,4 +1,4 @@
-"""`parallelize`: from a step to the same step on many devices."""
+"""`parallelize`: plans a step and runs it on many devices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .._native import PlanError
 from .._native import devices as devices_of
 from .._plan import Plan, SearchOptions, plan
 from .._trial import candidates, fastest, show_measured
-from ._capture import Step, capture
-from ._constrain import Constrain, Spec
+from ._capture import StepCapture, capture
+from ._constrain import Constraints, Spec
 from ._measure import seconds_of
 from ._walk import Path
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Parallelized:
-    """A training step that runs on a mesh as its plan says. Call it like the step that it was made from."""
+    """A training step that runs on a mesh by its plan. It is called like the original step."""
 
-    def __init__(self, step: Step, plan: Plan, devices: Sequence[Any], constrain: bool) -> None:
+    def __init__(self, step: StepCapture, plan: Plan, devices: Sequence[Any], constrain: bool) -> None:
         self._step = step
         self.plan = plan
-        #: Seconds per step of all plans that were tried, where that was asked for; this one is the fastest.
+        #: Seconds per step of every plan that was tried (`measure=True`). This one is the fastest.
         self.measured: dict[str, float] = {}
         self.mesh = _mesh(plan, devices)
         shardings = json.loads(plan._native.shardings())
@@ -42,19 +42,19 @@ class Parallelized:
 
     def _jit(self, donate_argnums: tuple[int, ...]) -> Any:
         return jax.jit(
-            self._step.function_through(Constrain(self.mesh, self.sites) if self._constrain else _plain),
+            self._step.function_through(Constraints(self.mesh, self.sites) if self._constrain else _plain),
             in_shardings=self.in_shardings,
             out_shardings=self.out_shardings,
             donate_argnums=donate_argnums,
         )
 
     def without_donation(self) -> Callable[..., Any]:
-        """The sharded step, for arguments that lie where they should and are still needed afterwards."""
+        """The sharded step without donation. Its arguments must have the planned shardings."""
         return self._jit(()) if self.donate_argnums else self._jitted
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The step that it was made from."""
+        """The original step."""
         return self._step.function
 
     @property
@@ -64,18 +64,18 @@ class Parallelized:
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
-        """The arguments whose memory is given away."""
+        """Positions of the donated arguments."""
         return self._step.donate_argnums
 
     def _sharding(self, spec: Spec) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*(tuple(axes) if axes else None for axes in spec)))
 
     def shard(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, each laid out over the devices as the plan wants it."""
+        """The arguments in the planned shardings."""
         return tuple(jax.device_put(args, self.in_shardings))
 
     def __call__(self, *args: Any) -> Any:
-        """Runs a step. Arguments that lie elsewhere are brought into place first."""
+        """Runs a step. Arguments in other shardings are resharded first."""
         expected = jax.tree.leaves(self.in_shardings)
         leaves, tree = jax.tree.flatten(args)
         self._step.check(tree)
@@ -88,7 +88,7 @@ class Parallelized:
         return self._jitted.lower(*args)
 
     def explain(self, detail: str = "usual") -> str:
-        """What the plan is, what it is worth, and how arguments and results lie."""
+        """The plan and its predicted times, the mesh, the measured times, and the shardings of arguments and results."""
         lines = [self.plan.table(detail), f"mesh: {' '.join(f'{n}:{s}' for n, s in self.mesh.shape.items())}"]
         lines += show_measured(self.measured)
         for title, tree in (("arguments", self.in_shardings), ("results", self.out_shardings)):
@@ -115,22 +115,22 @@ def parallelize(
     opaque: Iterable[str] = (),
     **options: Unpack[SearchOptions],
 ) -> Parallelized:
-    """Plans a training step for a machine and returns the step, sharded as planned.
+    """Plans a training step for a machine, and returns the step, sharded by the plan.
 
     Args:
         step_fn: a function of pytrees of arrays, jitted or not: `params, state, batch -> params, state, loss`.
         example_args: arguments, or their shapes (`jax.ShapeDtypeStruct`).
-        machine: what to plan for (see `shardwright.plan`); as many CPUs as there are devices, or `flat:N`, by default.
-        memory: the most that one device may hold at once: `"16GiB"`, or bytes.
+        machine: the machine to plan for (see `shardwright.plan`); by default `cpu:N` or `flat:N` for N devices.
+        memory: the memory limit of one device: `"16GiB"`, or bytes.
         solver: `"auto"`, `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...
-        devices: the devices to run on, in the machine's order; all of them by default.
-        donate_argnums: arguments whose memory may be used again; those that `step_fn` donates by default.
-        constrain: whether every planned value is pinned, or only arguments and results, XLA filling in the rest.
-        measure: runs the planned step on these devices, and beside it data parallelism and weights split by columns and
-            rows in turn on every grid of the devices; what comes back is the fastest, `.measured` the times of all.
+        devices: the devices to run on, in the machine's order; by default all.
+        donate_argnums: positions of donated arguments; by default those that `step_fn` donates.
+        constrain: constrain every planned value. Otherwise only arguments and results, from which XLA propagates.
+        measure: runs the planned step, and the baselines beside it: data parallelism, and weights split by columns and
+            rows in turn, on every grid of the devices. Returns the fastest; `.measured` has all times.
 
-    The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `roles`, `opaque`, `time`, ...). Sharding constraints inside `step_fn` are left out: the plan
-    replaces them.
+    The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `roles`, `opaque`, `time`, ...). Sharding
+    constraints inside `step_fn` are removed: the plan replaces them.
     """
     chosen = list(jax.devices() if devices is None else devices)
     name = machine or _default_machine(chosen)
@@ -142,24 +142,27 @@ def parallelize(
     if isinstance(donate_argnums, int):
         donate_argnums = (donate_argnums,)
     step = capture(step_fn, example_args, None if donate_argnums is None else tuple(donate_argnums))
-    planned = functools.partial(plan, step.text, memory=memory, roles=roles, opaque=opaque)
-    first = planned(machine=name, solver=solver, **options)
+    plan_step = functools.partial(plan, step.text, memory=memory, roles=roles, opaque=opaque)
+    requested = plan_step(machine=name, solver=solver, **options)
     if not measure:
-        return Parallelized(step, first, chosen, constrain)
-    # What is fixed is fixed in the plan that was asked for.
+        return Parallelized(step, requested, chosen, constrain)
+    # `fix` constrains the requested plan only, not the baselines.
     free: SearchOptions = {**options, "fix": None}
 
-    def made() -> Iterator[tuple[str, Parallelized]]:
+    def trials() -> Iterator[tuple[str, Parallelized]]:
         for candidate in candidates(name, count, solver, constrain, propagates=True):
-            own = (candidate.machine, candidate.solver) == (name, solver)
+            is_requested = (candidate.machine, candidate.solver) == (name, solver)
             try:
-                found = first if own else planned(machine=candidate.machine, solver=candidate.solver, **free)
+                if is_requested:
+                    trial = requested
+                else:
+                    trial = plan_step(machine=candidate.machine, solver=candidate.solver, **free)
             except PlanError:
-                # Does not fit the memory, or the machine has levels of its own.
+                # A baseline may exceed the memory, or its grid may not fit the machine's levels.
                 continue
-            yield candidate.name, Parallelized(step, found, chosen, candidate.constrain)
+            yield candidate.name, Parallelized(step, trial, chosen, candidate.constrain)
 
-    best, times = fastest(made(), seconds_of)
+    best, times = fastest(trials(), seconds_of)
     best.measured = times
     return best
 

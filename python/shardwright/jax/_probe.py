@@ -1,4 +1,4 @@
-"""`probe` and `profile`: what the devices and the links between them do under JAX, as files to plan with."""
+"""`probe` and `profile`: measure devices and their links under JAX, and write machine and cost files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._machine_file import Measurements, Times
 
-# Bytes of the larger side on one device at which collectives are measured.
+# Message sizes of collectives in bytes: the larger side on one device.
 _MESSAGES = (1 << 16, 1 << 20, 1 << 23, 1 << 25)
-# Products of these sizes, as far as they take at most so many operations and so much memory.
+# Side lengths of the measured matrix products, and limits on their operations and elements.
 _SIDES = (32, 128, 512, 2048)
 _MOST_OPERATIONS, _MOST_ELEMENTS = 2 * 1024**3, 1 << 22
 
@@ -28,8 +28,9 @@ _MOST_OPERATIONS, _MOST_ELEMENTS = 2 * 1024**3, 1 << 22
 def median_seconds(
     run: Callable[[], Any], times: int = 5, patience: float = 4.0, hopeless: float = math.inf
 ) -> float:
-    """The median time of a call whose results are waited for; one call more warms up. Where that takes long, two or three
-    must do, and one where it takes longer than is of interest."""
+    """Median seconds of `times` calls after one warm-up call, results awaited.
+
+    After `patience` seconds two calls are enough. If the first call takes longer than `hopeless`, it is the only one."""
     jax.block_until_ready(run())
     seconds: list[float] = []
     while len(seconds) < times and (len(seconds) < 2 or sum(seconds) < patience):
@@ -42,9 +43,9 @@ def median_seconds(
 
 
 def probe(devices: Sequence[Any] | None = None, name: str = "probed") -> str:
-    """Measures all devices at work together: products, copies in memory, and every kind of collective among groups of every
-    size, as XLA does them. Takes half a minute on sixteen devices. Returns a machine file of one level; write it somewhere
-    and name it as `machine`.
+    """Measures matrix products, memory copies, and every kind of collective among groups of every size, as XLA runs them,
+    on all devices at once. Returns a machine file of one level: write it to a file and pass that as `machine`. Sixteen
+    devices take half a minute.
 
     >>> "peak.f32" in probe(jax.devices()[:1])
     True
@@ -57,18 +58,18 @@ def probe(devices: Sequence[Any] | None = None, name: str = "probed") -> str:
         copies=bench.copies(),
         products=bench.products(),
         start=bench.start(),
-        # Host devices are threads: who moves data does not compute.
+        # Host devices are threads: a thread that moves data does not compute.
         overlap=bench.devices[0].platform != "cpu",
         collectives=[bench.collective(kind, members) for members in bench.groups for kind in _KINDS],
     ).to_toml()
 
 
 def profile(devices: Sequence[Any] | None = None, name: str = "probed") -> str:
-    """Measures products of many shapes on all devices at once. Returns a file to plan with as `costs`, for the machine that
-    `probe` describes."""
+    """Measures matrix products of many shapes on all devices at once. Returns a cost file for `costs`, for the machine of
+    `probe`."""
     bench = _Bench(list(jax.devices() if devices is None else devices))
     seconds = {shape: bench.product(*shape) for shape in _shapes()}
-    # What is less than a call cannot be told from noise: small products are left to the model.
+    # Times below the call overhead are noise: small products are left to the cost model.
     rows = [[1, *shape, round(time * 1e9)] for shape, time in seconds.items() if time > bench.overhead]
     file = {
         "format": "shardwright-costs",
@@ -92,14 +93,14 @@ _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "permute")
 
 
 class _Bench:
-    """Devices in a row, cut into groups of neighbours."""
+    """All devices, in groups of consecutive ones."""
 
     def __init__(self, devices: list[Any]) -> None:
         self.devices = devices
         self.count = len(devices)
         self.groups = [n for n in range(2, self.count + 1) if self.count % n == 0]
-        spread = self._on(1, ("group",))
-        empty = jax.jit(lambda: jnp.zeros(self.count), out_shardings=spread)()
+        sharded = self._on(1, ("group",))
+        empty = jax.jit(lambda: jnp.zeros(self.count), out_shardings=sharded)()
         nothing = jax.jit(lambda x: x + 1)
         self.overhead = median_seconds(lambda: nothing(empty), 20)
 
@@ -108,27 +109,27 @@ class _Bench:
         return NamedSharding(mesh, PartitionSpec(*dims))
 
     def _seconds(self, run: Callable[..., Any], *args: Any) -> float:
-        """Without what a call costs by itself."""
+        """Seconds of a call, less the overhead of an empty call."""
         seconds = median_seconds(functools.partial(run, *args), patience=0.2)
-        # What is much less than a call cannot be told from noise.
+        # A difference far below the overhead is noise.
         return max(seconds - self.overhead, self.overhead / 8)
 
-    def _made(self, shape: tuple[int, ...], sharding: NamedSharding) -> Any:
+    def _array(self, shape: tuple[int, ...], sharding: NamedSharding) -> Any:
         return jax.jit(lambda: jnp.full(shape, 0.5, jnp.float32), out_shardings=sharding)()
 
     def collective(self, kind: str, members: int) -> Times:
-        """Seconds by size of the message."""
-        return Times(kind, members, _MESSAGES, [statistics.mean(self._ways(kind, members, n)) for n in _MESSAGES])
+        """Seconds of a collective, by message size."""
+        return Times(kind, members, _MESSAGES, [statistics.mean(self._times(kind, members, n)) for n in _MESSAGES])
 
-    def _ways(self, kind: str, members: int, message: int) -> Iterator[float]:
-        """The collective as XLA does it for a change of layout; along either dimension, where that makes a difference."""
+    def _times(self, kind: str, members: int, message: int) -> Iterator[float]:
+        """Seconds of the collective as XLA's reshard, along each dimension where they differ."""
         rows, columns = 64 * members, message // 4 // (64 * members)
         on = functools.partial(self._on, members)
         groups = self.count // members
         whole, first, second = on("group"), on("group", "member"), on("group", None, "member")
         if kind in ("all-reduce", "reduce-scatter"):
-            # Every member has a term.
-            terms = self._made((groups, members, rows, columns), first)
+            # Every member holds one summand.
+            terms = self._array((groups, members, rows, columns), first)
             out = whole if kind == "all-reduce" else first
             yield self._seconds(jax.jit(lambda x: x.sum(1), out_shardings=out), terms)
         elif kind == "permute":
@@ -137,43 +138,43 @@ class _Bench:
             send = jax.shard_map(
                 lambda x: jax.lax.ppermute(x, "member", around), mesh=mesh, in_specs=first.spec, out_specs=first.spec
             )
-            yield self._seconds(jax.jit(send), self._made((groups, members * rows, columns), first))
+            yield self._seconds(jax.jit(send), self._array((groups, members * rows, columns), first))
         else:
-            # The larger side is the whole for a gather, and what everybody has for an exchange.
+            # The larger side is the whole tensor of an all-gather, and one device's block of an all-to-all.
             shape = (groups, rows, columns) if kind == "all-gather" else (groups, rows * members, columns)
             for start, end in ((first, second), (second, first)):
                 end = whole if kind == "all-gather" else end
-                yield self._seconds(jax.jit(lambda x: x, out_shardings=end), self._made(shape, start))
+                yield self._seconds(jax.jit(lambda x: x, out_shardings=end), self._array(shape, start))
 
     def copies(self) -> float:
-        """Bytes per second, read and written, on each device."""
+        """Memory bandwidth of each device: bytes per second, read and written."""
         size = 1 << 20
-        seconds = self._seconds(jax.jit(lambda x: x * 2.0 + 1.0), self._made((self.count * size,), self._on(1, "group")))
+        seconds = self._seconds(jax.jit(lambda x: x * 2.0 + 1.0), self._array((self.count * size,), self._on(1, "group")))
         return 2 * 4 * size / seconds
 
     def product(self, m: int, n: int, k: int) -> float:
-        """Seconds of a product on each device."""
-        spread = self._on(1, "group")
+        """Seconds of a matrix product on each device."""
+        sharding = self._on(1, "group")
         local = jax.shard_map(
-            lambda a, b: (a[0] @ b[0])[None], mesh=spread.mesh, in_specs=spread.spec, out_specs=spread.spec
+            lambda a, b: (a[0] @ b[0])[None], mesh=sharding.mesh, in_specs=sharding.spec, out_specs=sharding.spec
         )
-        a, b = self._made((self.count, m, k), spread), self._made((self.count, k, n), spread)
+        a, b = self._array((self.count, m, k), sharding), self._array((self.count, k, n), sharding)
         return self._seconds(jax.jit(local), a, b)
 
     def products(self) -> float:
-        """Operations per second of large products on each device."""
+        """Floating-point operations per second of large matrix products on each device."""
         return 2 * 1024**3 / self.product(1024, 1024, 1024)
 
     def start(self) -> float:
-        """Seconds that an operation takes at least."""
-        spread = self._on(1, "group")
-        small, more = self._made((self.count, 16, 16), spread), 32
+        """Seconds of the smallest operation: the launch overhead."""
+        sharding = self._on(1, "group")
+        small, more = self._array((self.count, 16, 16), sharding), 32
 
         def chain(length: int) -> Callable[[Any], Any]:
             def local(x: Any) -> Any:
                 return functools.reduce(lambda y, _: (y[0] @ x[0])[None], range(length), x)
 
-            return jax.jit(jax.shard_map(local, mesh=spread.mesh, in_specs=spread.spec, out_specs=spread.spec))
+            return jax.jit(jax.shard_map(local, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=sharding.spec))
 
         longer = self._seconds(chain(more + 1), small) - self._seconds(chain(1), small)
         return max(longer / more, 1e-7)

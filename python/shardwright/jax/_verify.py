@@ -1,4 +1,4 @@
-"""`verify_plan`: what was predicted, held against what XLA compiled."""
+"""`verify_plan`: compares predicted collectives and memory with the program that XLA compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 from ._hlo import Collective, collectives, predicted
 from ._parallelize import Parallelized
 
-# Kind, axes and bytes: what two collectives have to have in common to be the same.
+# Kind, axes and bytes: collectives are equal if these are.
 Key = tuple[str, tuple[str, ...], int]
 
 
@@ -22,19 +22,19 @@ class Verification:
 
     predicted: Counter[Key]
     compiled: Counter[Key]
-    #: What XLA makes of the shardings of the arguments alone.
+    #: Collectives that XLA compiles from the shardings of the arguments alone.
     propagated: Counter[Key]
-    #: What XLA's program is predicted to be given: more than the plan's own peak, which counts what is needed.
+    #: Predicted memory of XLA's program. It exceeds the plan's own peak, a lower bound of what the step needs.
     predicted_peak_bytes: int
     compiled_peak_bytes: int
     propagated_peak_bytes: int
-    #: Where collectives come from: tensors for predicted ones, operations for compiled ones.
+    #: Origins of collectives: tensors of predicted ones, operations of compiled ones.
     sources: dict[Key, set[str]] = field(default_factory=dict)
 
     @property
     def agreed(self) -> Counter[Key]:
-        """What was both predicted and compiled. XLA may reduce where a part of the sum would do: on CPUs it has no
-        scattered reduction, and sends as many bytes for the whole one."""
+        """Collectives both predicted and compiled. An all-reduce counts for a predicted reduce-scatter of the same bytes:
+        XLA on CPUs has no reduce-scatter."""
         agreed = self.predicted & self.compiled
         left, spare = self.predicted - agreed, self.compiled - agreed
         for (kind, axes, size), count in left.items():
@@ -44,17 +44,17 @@ class Verification:
 
     @property
     def agreement(self) -> float:
-        """The bytes that were predicted and are sent, relative to all that were predicted or are sent."""
+        """Bytes both predicted and sent, relative to all bytes predicted or sent."""
         sums = [_sum(self.predicted), _sum(self.compiled), _sum(self.agreed)]
         return sums[2] / max(sums[0] + sums[1] - sums[2], 1) if sums[0] or sums[1] else 1.0
 
     @property
     def share_predicted(self) -> float:
-        """Of the collectives that XLA does, how many were predicted to the byte."""
+        """The share of XLA's collectives that were predicted to the byte."""
         return self.agreed.total() / max(self.compiled.total(), 1) if self.compiled else 1.0
 
     def table(self) -> str:
-        """Predicted, compiled and, as a peer, what Shardy propagates from the arguments alone."""
+        """Collectives and memory: predicted, compiled, and propagated by Shardy from the arguments alone."""
         lines = [f"{'collective':<16} {'axes':<28} {'bytes':>12} {'predicted':>9} {'XLA':>6} {'inputs alone':>12}"]
         keys = {*self.predicted, *self.compiled}
         for key in sorted(keys, key=lambda key: (-key[2] * max(self.predicted[key], self.compiled[key]), key)):
@@ -82,8 +82,8 @@ class Verification:
 def verify_plan(step: Parallelized, *args: Any) -> Verification:
     """Compiles a sharded step and compares its collectives and its memory with the plan's.
 
-    `args` are arguments of the step, or their shapes. As a peer, the step is also compiled with nothing but the
-    shardings of its arguments, from which XLA's own propagation (Shardy) finds the rest.
+    `args` are arguments of the step, or their shapes. For comparison, the step is also compiled with the shardings of its
+    arguments only, from which XLA's propagation (Shardy) derives the others.
     """
     compiled = step.lower(*args).compile()
     alone = jax.jit(
@@ -110,7 +110,7 @@ def verify_plan(step: Parallelized, *args: Any) -> Verification:
 
 
 def _donated(step: Parallelized) -> list[int]:
-    """Positions of donated arguments among the leaves."""
+    """Positions of donated arguments among the flattened arguments."""
     positions: list[int] = []
     at = 0
     for i, arg in enumerate(step.shapes):

@@ -1,7 +1,7 @@
-"""Evaluates a jaxpr equation by equation, so that something can be said about every value.
+"""Evaluates a jaxpr equation by equation, so that every value can get a constraint.
 
-Calls are inlined. Loops, branches and checkpoints stay what they are; their bodies are walked too. An equation is named
-by its path: its position in the function, then in the call or loop body, and so on: `12.0.3`.
+Calls are inlined. Loops, branches and checkpoints are kept, and their bodies are walked too. The path of an equation is its
+position in the function, then in the call or loop body, and so on: `12.0.3`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import jax
 from jax.extend import core
 
 Path = tuple[int, ...]
-# Equation, its path, its operands, and what computes its results from operands.
+# Takes an equation, its path, its operands, and the function from operands to results.
 Visit = Callable[[Any, Path, list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 
-# Calls whose body means the same when it stands alone, with the parameter that holds it.
+# Calls that can be inlined, and the parameter that holds the body.
 _INLINED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -26,7 +26,7 @@ _INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-# What keeps its body, with the parameters that hold bodies.
+# Primitives that keep their bodies, and the parameters that hold them.
 _KEPT = {
     "scan": ("jaxpr",),
     "while": ("cond_jaxpr", "body_jaxpr"),
@@ -46,7 +46,7 @@ def show(path: Path) -> str:
 
 
 def walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], visit: Visit, path: Path = ()) -> list[Any]:
-    """Evaluates a jaxpr, each equation through `visit`."""
+    """Evaluates a jaxpr, each equation by `visit`."""
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -71,14 +71,14 @@ def _binding(eqn: Any, visit: Visit, path: Path) -> Callable[[list[Any]], list[A
     for number, name in enumerate(_KEPT.get(eqn.primitive.name, ())):
         bodies = params[name]
         several = isinstance(bodies, (tuple, list))
-        walked = [
-            _walked(body, visit, (*path, number, i)) for i, body in enumerate(bodies if several else [bodies])
+        bodies_walked = [
+            _retrace(body, visit, (*path, number, i)) for i, body in enumerate(bodies if several else [bodies])
         ]
-        params[name] = tuple(walked) if several else walked[0]
+        params[name] = tuple(bodies_walked) if several else bodies_walked[0]
 
     def bind(operands: list[Any]) -> list[Any]:
         bound = eqn.primitive.get_bind_params(params)
-        # Older versions of JAX hand functions over in front of the operands.
+        # Older versions of JAX pass functions before the operands.
         functions, keywords = bound if isinstance(bound, tuple) else ((), bound)
         with eqn.ctx.manager:
             results = eqn.primitive.bind(*functions, *operands, **keywords)
@@ -91,14 +91,14 @@ def _parts(body: Any) -> tuple[Any, Sequence[Any]]:
     return (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
 
 
-def _walked(body: Any, visit: Visit, path: Path) -> Any:
-    """The body of a loop, branch or checkpoint, traced anew through `visit`."""
+def _retrace(body: Any, visit: Visit, path: Path) -> Any:
+    """The body of a loop, branch or checkpoint, traced again with `visit`."""
     jaxpr, consts = _parts(body)
     operands = [_abstract(var.aval) for var in jaxpr.invars]
     traced = jax.make_jaxpr(lambda *args: walk(jaxpr, consts, args, visit, path))(*operands)
     if hasattr(body, "consts"):
         return traced
-    # A checkpoint's body has no room for constants: it stays as it is where it would need some.
+    # A checkpoint's body cannot hold constants: a body that would need some stays as it is.
     return body if traced.consts else traced.jaxpr
 
 

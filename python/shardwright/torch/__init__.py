@@ -1,4 +1,4 @@
-"""Plans a PyTorch module's training and runs it on many processes, with DTensor.
+"""Plans a PyTorch module's training and runs it on many processes with DTensor.
 
 In every process, after `torch.distributed.init_process_group`:
 

@@ -1,4 +1,4 @@
-"""A module as `torch.export` sees it: one functional graph of ATen ops, composite ones kept whole."""
+"""Captures a module with `torch.export`: one functional graph of ATen ops, composite ops not decomposed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._native import PlanError
 
 
 class _WithLoss(torch.nn.Module):
-    """The loss of a module's output; its last argument is what the output is held against."""
+    """A module followed by its loss. The last argument is the loss's target."""
 
     def __init__(self, module: torch.nn.Module, loss_fn: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -26,22 +26,22 @@ class _WithLoss(torch.nn.Module):
 
 
 @dataclass(frozen=True)
-class Captured:
-    """A captured forward pass. Names of weights and buffers are those of the module."""
+class Capture:
+    """A captured forward pass. Weights and buffers have the module's names."""
 
     graph: Any
-    #: Placeholder -> what it stands for: a weight, a buffer, a constant tensor, or the position of an input.
+    #: Placeholder name -> weight name, buffer name, constant tensor, or position among the flattened inputs.
     parameters: dict[str, str]
     buffers: dict[str, str]
     constants: dict[str, torch.Tensor]
     inputs: dict[str, int]
-    #: What the graph returns first: new values of buffers, by name.
+    #: Names of the buffers whose next values are the graph's first results.
     mutated: list[str]
     in_spec: Any
     out_spec: Any
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The inputs in the graph's order; refuses those of another structure."""
+        """Flattens inputs into the graph's order. Raises `TypeError` if their structure is not the captured one."""
         known = self.in_spec.child(1).context if hasattr(self.in_spec, "child") else list(kwargs)
         if set(known) == set(kwargs):
             kwargs = {name: kwargs[name] for name in known}
@@ -56,15 +56,15 @@ def capture(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     loss_fn: Callable[[Any, Any], Any] | None,
-) -> Captured:
-    """Captures a forward pass, with the loss where one is given."""
+) -> Capture:
+    """Captures a forward pass, followed by the loss if `loss_fn` is given."""
     if loss_fn is not None and not args:
-        raise PlanError("with a loss_fn, the last of the example inputs is what it compares the output with")
-    captured = module if loss_fn is None else _WithLoss(module, loss_fn)
+        raise PlanError("with a loss_fn, the last example input must be its target: there are no example inputs")
+    target = module if loss_fn is None else _WithLoss(module, loss_fn)
     prefix = "" if loss_fn is None else "module."
     try:
-        # Examples that are one tensor would be taken for one input; and nothing may be left in the module's buffers.
-        program = torch.export.export(captured, _apart(args), dict(_apart(dict(kwargs))))
+        # Copies: export would merge inputs that are the same tensor, and could keep references to them in buffers.
+        program = torch.export.export(target, _copies(args), dict(_copies(dict(kwargs))))
         program = program.run_decompositions({})
     except Exception as error:
         raise PlanError(_explain(module, error)) from error
@@ -79,7 +79,7 @@ def capture(
     mutated = [own(name) for name in signature.buffers_to_mutate.values()]
     if signature.user_inputs_to_mutate:
         raise PlanError(f"the module writes into its inputs ({', '.join(signature.user_inputs_to_mutate.values())}): copy them first")
-    return Captured(
+    return Capture(
         graph=program.graph,
         parameters={p: own(name) for p, name in signature.inputs_to_parameters.items()},
         buffers={p: own(name) for p, name in buffers.items()},
@@ -91,19 +91,19 @@ def capture(
     )
 
 
-def _apart(tree: Any) -> Any:
-    """The same values, no two of them one tensor."""
+def _copies(tree: Any) -> Any:
+    """A copy of each value: no two leaves share a tensor."""
     return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else copy.copy(x), tree)
 
 
 def _explain(module: torch.nn.Module, error: Exception) -> str:
-    """What stopped the capture, the line of the module that did, and what to do."""
+    """The reason that capture failed, the module's line, and the remedy."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     place = next((line for line in reversed(lines) if line.startswith("File ") and "/torch/" not in line), "")
     at = f"\n  at {place}" if place else ""
     return (
         f"{type(module).__name__} cannot be captured as one graph: {reason}{at}\n"
-        "  its forward pass must not branch on the values of tensors: use torch.where or torch.cond, or turn the part "
-        "into arguments; `torch.export.export(module, inputs)` shows the whole story"
+        "  the forward pass must not branch on values of tensors: use torch.where or torch.cond, or pass the value as an "
+        "argument; `torch.export.export(module, inputs)` prints the full error"
     )

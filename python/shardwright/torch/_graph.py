@@ -1,4 +1,4 @@
-"""The planner's graph of a forward pass, built up op by op, and its text."""
+"""The planner's graph of a forward pass: tensors, ops, the ATen call of each op, and the graph's JSON text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from .._native import PlanError
 
-#: A tensor of the graph, by position.
+#: Index of a tensor in `Graph.tensors`.
 TensorId = int
 
 _DTYPES = {
@@ -26,7 +26,7 @@ _DTYPES = {
 
 @dataclass
 class Tensor:
-    """A tensor: `role` is that of the planner's graph; sources have one of their own, all others are activations."""
+    """A tensor. `role` is the planner's: parameter, input or constant for a source, activation for an op's result."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,26 +35,51 @@ class Tensor:
 
     @property
     def type(self) -> str:
-        """As the planner writes it: `f32[64,10]`."""
+        """The planner's notation: `f32[64,10]`."""
         if self.dtype not in _DTYPES:
             raise PlanError(f"`{self.name}` has elements of type {self.dtype}, which cannot be planned")
         return f"{_DTYPES[self.dtype]}[{','.join(map(str, self.shape))}]"
 
 
+@dataclass(frozen=True)
+class Input:
+    """Stands for an op's input in the arguments of its ATen call: `Input(0)` is the first."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class AtenCall:
+    """An ATen overload and its arguments, tensors replaced by `Input`s. Where no overload computes the op, `target` is the
+    planner's op kind, a row of `_kernels.SPECIAL`."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the result depends on the random generator."""
+        return torch.Tag.nondeterministic_seeded in getattr(self.target, "tags", ())
+
+
 @dataclass
 class Op:
-    """An op: `attributes` are what the planner knows, `extra` what only the run needs."""
+    """An op of the planner's graph. The planner reads `kind` and `attributes`; the run calls `call` on local shards."""
 
     name: str
     kind: str
     inputs: tuple[TensorId, ...]
     outputs: tuple[TensorId, ...]
     attributes: dict[str, Any]
-    extra: dict[str, Any] = field(default_factory=dict)
+    #: `None` for an op that exists in the plan only.
+    call: AtenCall | None
+    #: Whether autograd differentiates the local call.
+    differentiable: bool = True
 
 
 class Graph:
-    """Tensors and ops, each op after those whose results it reads."""
+    """Tensors and ops in topological order."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,7 +88,7 @@ class Graph:
         self._names: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
-        """The name, with a number appended where it is taken."""
+        """The name, with a number appended if another tensor or op has it."""
         if name not in self._names:
             self._names[name] = 0
             return name
@@ -75,7 +100,7 @@ class Graph:
                 return numbered
 
     def source(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, role: str) -> TensorId:
-        """A tensor that no op makes."""
+        """Adds a tensor that no op produces."""
         self.tensors.append(Tensor(self.unique(name), shape, dtype, role))
         return len(self.tensors) - 1
 
@@ -86,20 +111,21 @@ class Graph:
         inputs: tuple[TensorId, ...],
         results: list[tuple[tuple[int, ...], torch.dtype]],
         attributes: dict[str, Any],
-        extra: dict[str, Any],
+        call: AtenCall | None,
+        differentiable: bool = True,
     ) -> tuple[TensorId, ...]:
-        """An op with results of these shapes and types."""
+        """Adds an op with results of these shapes and element types."""
         name = self.unique(name)
         outputs = []
         for i, (shape, dtype) in enumerate(results):
-            called = name if len(results) == 1 else self.unique(f"{name}:{i}")
-            self.tensors.append(Tensor(called, shape, dtype, "activation"))
+            output = name if len(results) == 1 else self.unique(f"{name}:{i}")
+            self.tensors.append(Tensor(output, shape, dtype, "activation"))
             outputs.append(len(self.tensors) - 1)
-        self.ops.append(Op(name, kind, inputs, tuple(outputs), attributes, extra))
+        self.ops.append(Op(name, kind, inputs, tuple(outputs), attributes, call, differentiable))
         return tuple(outputs)
 
     def to_json(self, outputs: list[TensorId]) -> str:
-        """The text that the planner reads; the loss comes first among the outputs."""
+        """The planner's JSON. The loss is the first output."""
         used = {t for op in self.ops for t in (*op.inputs, *op.outputs)} | set(outputs)
         number = {t: i for i, t in enumerate(sorted(used))}
         tensors = []
@@ -130,7 +156,7 @@ class Graph:
             "outputs": [number[t] for t in outputs],
             "gradients": [],
             "carries": [],
-            # Each op computes from its blocks alone, and autograd goes back through every op.
+            # Autograd runs the backward of each local op on the blocks of its forward.
             "op_by_op": True,
         }
         return json.dumps(graph, separators=(",", ":"), allow_nan=False) + "\n"

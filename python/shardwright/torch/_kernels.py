@@ -1,291 +1,234 @@
-"""What every op of the planner's graph does with the parts of its tensors that one process holds.
+"""What an op runs on one process's shards.
 
-Rules of the graph's ops say that this is right: a split op computes its part from the parts, sums over a split dimension
-leave parts of sums. Ops that count positions are told where their part begins.
+An op runs its own ATen overload on local shards: the planner's rule splits it only where each block of the result is the
+same function of blocks of the inputs, and sums over a split dimension become partial sums. `SPECIAL` lists every exception:
+overloads whose arguments count global sizes or positions, and those whose arithmetic depends on the whole extent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, fx
 
-from ._graph import Op
+from ._graph import AtenCall, Input
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Part:
-    """Which part of an op a process computes: first positions and sizes of the tensors that it reads and makes."""
+class Block:
+    """The block of a tensor that one process holds: the global shape, the block's first positions and its sizes."""
 
-    input_starts: list[list[int]]
-    output_starts: list[list[int]]
-    output_sizes: list[list[int]]
-
-
-Kernel = Callable[[Op, Part, list[Tensor]], Any]
-KERNELS: dict[str, Kernel] = {}
+    shape: tuple[int, ...]
+    starts: list[int]
+    sizes: list[int]
 
 
-def _kernel(kind: str) -> Callable[[Kernel], Kernel]:
-    def enter(kernel: Kernel) -> Kernel:
-        KERNELS[kind] = kernel
-        return kernel
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of an op's inputs and outputs on one process."""
 
-    return enter
-
-
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "silu": functional.silu,
-}
-_UNARY_WITH: dict[str, Callable[[Tensor, Any], Tensor]] = {
-    "affine": lambda x, by: _affine(x, by["scale"], by["shift"]),
-    "leaky_relu": lambda x, slope: functional.leaky_relu(x, slope),
-    "power": lambda x, exponent: x.pow(exponent),
-}
+    inputs: list[Block]
+    outputs: list[Block]
 
 
-def _affine(x: Tensor, scale: float, shift: float) -> Tensor:
-    y = x if scale == 1 else x * scale
-    return y if shift == 0 else y + shift
+#: Runs in place of an overload: takes the overload, the blocks, and the overload's arguments with local shards.
+Substitute = Callable[..., Any]
 
 
-@_kernel("unary")
-def _unary(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    f = op.attributes["f"]
-    if isinstance(f, dict):
-        ((name, by),) = f.items()
-        return _UNARY_WITH[name](inputs[0], by)
-    function: Callable[[Tensor], Tensor] = _UNARY.get(f) or getattr(torch, f)
-    return function(inputs[0])
+@dataclass(frozen=True)
+class Special:
+    """A substitute for an overload on shards, and why the overload itself would be wrong there."""
+
+    run: Substitute
+    reason: str
 
 
-_BINARY = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "max": torch.maximum,
-    "min": torch.minimum,
-}
+class LocalShapeError(RuntimeError):
+    """An internal error: an ATen op on local shards does not give the block that the plan expects."""
 
 
-@_kernel("binary")
-def _binary(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    return _BINARY[op.attributes["f"]](*inputs)
+def local_function(call: AtenCall, blocks: Blocks, differentiable: bool = True) -> Callable[[list[Tensor]], Any]:
+    """The function that computes a call's local results from the local shards of its inputs."""
+    special = SPECIAL.get(call.target)
+
+    def run(inputs: list[Tensor]) -> Any:
+        def shard(arg: Any) -> Any:
+            return inputs[arg.index] if isinstance(arg, Input) else arg
+
+        args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), shard)
+        if special is not None:
+            return special.run(call.target, blocks, *args, **kwargs)
+        return call.target(*args, **kwargs)
+
+    def run_without_gradient(inputs: list[Tensor]) -> Any:
+        with torch.no_grad():
+            return run(inputs)
+
+    return run if differentiable else run_without_gradient
 
 
-@_kernel("compare")
-def _compare(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    y: Tensor = getattr(torch, op.attributes["f"])(*inputs)
-    return y
+def check_shapes(call: AtenCall, blocks: Blocks, dtypes: list[torch.dtype]) -> None:
+    """Runs an overload that `SPECIAL` does not list on tensors without data. Raises where the result is not the block that
+    the plan expects: then an argument depends on a global size."""
+    if call.target in SPECIAL:
+        return
+    shards = [torch.empty(b.sizes, dtype=d, device="meta") for b, d in zip(blocks.inputs, dtypes, strict=True)]
+    wanted = blocks.outputs[0].sizes
+    try:
+        with torch.no_grad():
+            result = local_function(call, blocks)(shards)
+    except NotImplementedError:
+        # The overload has no implementation without data.
+        return
+    except RuntimeError as error:
+        raise LocalShapeError(_mismatch(call, blocks, str(error))) from error
+    first = result[0] if isinstance(result, (tuple, list)) else result
+    if list(first.shape) != wanted:
+        raise LocalShapeError(_mismatch(call, blocks, f"the result has shape {list(first.shape)}"))
 
 
-@_kernel("select")
-def _select(_: Op, __: Part, inputs: list[Tensor]) -> Tensor:
-    return torch.where(*inputs)
+def _mismatch(call: AtenCall, blocks: Blocks, problem: str) -> str:
+    given = ", ".join(str(b.sizes) for b in blocks.inputs)
+    return (
+        f"internal error: {call.target} on shards {given} must give {blocks.outputs[0].sizes}: {problem}; "
+        "an argument depends on a global size, so the op needs a row in `SPECIAL` of shardwright/torch/_kernels.py"
+    )
 
 
-@_kernel("cast")
-def _cast(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    types = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
-    types |= {"i32": torch.int32, "i64": torch.int64, "bool": torch.bool}
-    return inputs[0].to(types[op.attributes["dtype"]])
+# Arguments that count global sizes.
 
 
-@_kernel("contract")
-def _contract(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    x, y = inputs
-    operands, result = op.attributes["spec"].split("->")
-    a, b = operands.split(",")
-    if len(b) == 2 and a[-1] == b[1] and result == a[:-1] + b[0]:
-        return functional.linear(x, y)
-    if len(b) == 2 and a[-1] == b[0] and result == a[:-1] + b[1]:
-        return x @ y
-    return torch.einsum(op.attributes["spec"], x, y)
+def _reshape(_: Any, at: Blocks, x: Tensor, *__: Any, **___: Any) -> Tensor:
+    return x.reshape(at.outputs[0].sizes)
 
 
-@_kernel("reduce")
-def _reduce(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    axes, scale = op.attributes["axes"], op.attributes["scale"]
-    if op.attributes["f"] == "max":
-        largest = inputs[0].amax(axes) if axes else inputs[0]
-        return largest.detach() if op.extra.get("statistic") else largest
-    total = inputs[0].sum(axes) if axes else inputs[0]
-    return total if scale == 1 else total * scale
+def _expand(_: Any, at: Blocks, x: Tensor, *__: Any, **___: Any) -> Tensor:
+    return x.expand(at.outputs[0].sizes)
 
 
-@_kernel("reshape")
-def _reshape(op: Op, part: Part, inputs: list[Tensor]) -> Tensor:
-    y = inputs[0].reshape(part.output_sizes[0])
-    return y.detach() if op.extra.get("detach") else y
+def _adaptive_pool(target: Any, at: Blocks, x: Tensor, _: Any) -> Any:
+    return target(x, at.outputs[0].sizes[2:])
 
 
-@_kernel("transpose")
-def _transpose(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    return inputs[0].permute(op.attributes["perm"])
+def _conv(target: Any, _: Blocks, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+    # Bias, stride, padding and dilation are local already.
+    return target(x, weight, *args[:4], **{**kwargs, "groups": x.shape[1] // weight.shape[1]})
 
 
-@_kernel("broadcast")
-def _broadcast(_: Op, part: Part, inputs: list[Tensor]) -> Tensor:
-    return inputs[0].expand(part.output_sizes[0])
+def _mean(target: Any, at: Blocks, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    y = target(x, *args, **kwargs)
+    whole, result = math.prod(at.inputs[0].shape), math.prod(at.outputs[0].shape)
+    share = (x.numel() * result) / (y.numel() * whole)
+    return y if share == 1 else y * share
 
 
-@_kernel("slice")
-def _slice(op: Op, part: Part, inputs: list[Tensor]) -> Tensor:
-    y = inputs[0]
-    taken = zip(op.attributes["start"], op.attributes["limit"], op.attributes["stride"], strict=True)
-    for d, (start, limit, stride) in enumerate(taken):
-        # What is split is taken whole.
-        if y.shape[d] != part.output_sizes[0][d]:
-            index: list[Any] = [slice(None)] * y.dim()
-            index[d] = slice(start, limit, stride)
-            y = y[tuple(index)]
-    return y
+# Arguments that count global positions.
 
 
-@_kernel("pad")
-def _pad(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    low, high = op.attributes["low"], op.attributes["high"]
-    pads = [n for d in reversed(range(len(low))) for n in (low[d], high[d])]
-    return functional.pad(inputs[0], pads, value=op.attributes["value"])
+def _local_positions(positions: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
+    """Global positions as positions in a block, clamped to it, and which of them are inside it."""
+    local = positions - start
+    inside = (local >= 0) & (local < size)
+    return local.clamp(0, size - 1), inside
 
 
-@_kernel("concat")
-def _concat(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    return torch.cat(inputs, op.attributes["axis"])
-
-
-@_kernel("softmax")
-def _softmax(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    return inputs[0].softmax(op.attributes["axis"])
-
-
-@_kernel("log_softmax")
-def _log_softmax(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    return inputs[0].log_softmax(op.attributes["axis"])
-
-
-def _cut(x: Tensor, starts: list[int], sizes: list[int]) -> Tensor:
-    for d, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-        if x.shape[d] != size:
-            x = x.narrow(d, start, size)
-    return x
-
-
-@_kernel("dropout")
-def _dropout(op: Op, part: Part, inputs: list[Tensor]) -> Tensor:
-    # Every process draws the whole mask, as a single process does, and takes its part: seeds agree, so masks do.
-    keep = 1.0 - op.attributes["rate"]
-    mask = torch.empty(op.attributes["whole"], dtype=inputs[0].dtype, device=inputs[0].device)
-    mask = mask.bernoulli_(keep).div_(keep)
-    return inputs[0] * _cut(mask, part.output_starts[0], part.output_sizes[0])
-
-
-@_kernel("gather")
-def _gather(op: Op, part: Part, inputs: list[Tensor]) -> Tensor:
-    table, ids = inputs
-    padding, held = op.extra.get("padding", -1), table.shape[0]
-    if held == op.attributes["extent"]:
-        return functional.embedding(ids, table, padding if padding >= 0 else None)
-    at = ids - part.input_starts[0][0]
-    inside = (at >= 0) & (at < held)
-    rows = functional.embedding(at.clamp(0, held - 1), table)
-    # What is padding is read and not trained.
+def _embedding(target: Any, at: Blocks, table: Tensor, ids: Tensor, padding: int = -1, *rest: Any) -> Any:
+    rows = table.shape[0]
+    if rows == at.inputs[0].shape[0]:
+        return target(table, ids, padding, *rest)
+    local, inside = _local_positions(ids, at.inputs[0].starts[0], rows)
+    y = target(table, local)
+    # The padding row is read, but has no gradient.
     trained = inside & (ids != padding) if padding >= 0 else inside
-    rows = torch.where(trained.unsqueeze(-1), rows, rows.detach())
-    return rows * inside.unsqueeze(-1).to(rows.dtype)
+    y = torch.where(trained.unsqueeze(-1), y, y.detach())
+    return y * inside.unsqueeze(-1).to(y.dtype)
 
 
-@_kernel("take_along")
-def _take_along(op: Op, part: Part, inputs: list[Tensor]) -> Tensor:
-    x, ids = inputs
-    axis = op.attributes["axis"]
-    at = ids - part.input_starts[0][axis]
-    inside = (at >= 0) & (at < x.shape[axis])
-    return x.gather(axis, at.clamp(0, x.shape[axis] - 1)) * inside.to(x.dtype)
+def _gather(target: Any, at: Blocks, x: Tensor, dim: int, index: Tensor) -> Any:
+    local, inside = _local_positions(index, at.inputs[0].starts[dim], x.shape[dim])
+    return target(x, dim, local) * inside.to(x.dtype)
 
 
-def _spread(x: Tensor, axes: list[int]) -> Tensor:
-    """A statistic with its dimensions back, of size one."""
+def _dropout(_: Any, at: Blocks, x: Tensor, rate: float, __: bool) -> Tensor:
+    keep, block = 1.0 - rate, at.outputs[0]
+    mask = torch.empty(block.shape, dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
+    for dim, (start, size) in enumerate(zip(block.starts, block.sizes, strict=True)):
+        mask = mask.narrow(dim, start, size)
+    return x * mask
+
+
+def _attention(
+    target: Any,
+    at: Blocks,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    **options: Any,
+) -> Any:
+    start, size = at.inputs[0].starts[-2], query.shape[-2]
+    if not causal or size == at.inputs[0].shape[-2]:
+        return target(query, key, value, mask, dropout, causal, **options)
+    # A block of queries starts at a later position than the keys, and sees none behind its end.
+    key, value = key[..., : start + size, :], value[..., : start + size, :]
+    positions = torch.arange(start, start + size, device=query.device).unsqueeze(-1)
+    visible = positions >= torch.arange(key.shape[-2], device=query.device)
+    return target(query, key, value, visible, dropout, False, **options)
+
+
+# Pieces of norms and losses: statistics of the whole extent are inputs.
+
+
+def _keep_dims(statistic: Tensor, axes: list[int]) -> Tensor:
     for axis in axes:
-        x = x.unsqueeze(axis)
-    return x
+        statistic = statistic.unsqueeze(axis)
+    return statistic
 
 
-@_kernel("variance")
-def _variance(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    x, mean = inputs
-    axes = op.attributes["axes"]
-    return (x - _spread(mean, axes)).square().sum(axes) * op.attributes["scale"]
+def _variance(_: Any, __: Blocks, x: Tensor, mean: Tensor, axes: list[int], count: int) -> Tensor:
+    return (x - _keep_dims(mean, axes)).square().sum(axes) * (1.0 / count)
 
 
-@_kernel("normalize")
-def _normalize(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    x, mean, variance, *given = inputs
-    axes, params = op.attributes["axes"], op.attributes["params"]
+def _normalize(
+    _: Any,
+    __: Blocks,
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    axes: list[int],
+    params: list[int],
+    eps: float,
+) -> Tensor:
     shape = [size if d in params else 1 for d, size in enumerate(x.shape)]
-    inverse = _spread((variance + op.attributes["eps"]).rsqrt(), axes)
-    y = (x - _spread(mean, axes)) * inverse
-    if op.attributes["scaled"]:
-        y = y * given[0].reshape(shape)
-    return y + given[-1].reshape(shape) if op.attributes["shifted"] else y
+    y = (x - _keep_dims(mean, axes)) * _keep_dims((variance + eps).rsqrt(), axes)
+    if weight is not None:
+        y = y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
 
 
-def _slides(geometry: dict[str, Any]) -> tuple[Any, Any, Any]:
-    return geometry["stride"], [low for low, _ in geometry["pad"]], geometry["dilation"]
-
-
-@_kernel("conv")
-def _conv(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    x, w = inputs
-    geometry = op.attributes["geometry"]
-    stride, pad, dilation = _slides(geometry)
-    # A split of grouped channels is a split of the groups.
-    groups = x.shape[1] // w.shape[1] if geometry["groups"] > 1 else 1
-    function = [functional.conv1d, functional.conv2d, functional.conv3d][x.dim() - 3]
-    y: Tensor = function(x, w, None, stride, pad, dilation, groups)
-    return y
-
-
-@_kernel("max_pool")
-def _max_pool(op: Op, _: Part, inputs: list[Tensor]) -> tuple[Tensor, None]:
-    geometry = op.attributes["geometry"]
-    stride, pad, dilation = _slides(geometry)
-    function = [functional.max_pool1d, functional.max_pool2d, functional.max_pool3d][inputs[0].dim() - 3]
-    return function(inputs[0], geometry["kernel"], stride, pad, dilation), None
-
-
-@_kernel("avg_pool")
-def _avg_pool(op: Op, _: Part, inputs: list[Tensor]) -> Tensor:
-    geometry = op.attributes["geometry"]
-    stride, pad, _dilation = _slides(geometry)
-    function = [functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d][inputs[0].dim() - 3]
-    y: Tensor = function(inputs[0], geometry["kernel"], stride, pad)
-    return y
-
-
-@_kernel("sum_exp")
-def _sum_exp(_: Op, __: Part, inputs: list[Tensor]) -> Tensor:
-    x, largest = inputs
-    # The loss accounts for its gradient.
-    return (x.detach() - largest.unsqueeze(-1)).exp_().sum(-1)
+def _sum_exp(_: Any, __: Blocks, x: Tensor, largest: Tensor) -> Tensor:
+    return (x - largest.unsqueeze(-1)).exp_().sum(-1)
 
 
 class _RowLoss(torch.autograd.Function):
-    """`ln(s) + m - logits[label]` of rows whose label is among the classes held here, zero of others."""
+    """`ln(s) + m - logits[label]` of rows whose label is in this process's block of classes, zero of other rows. Its
+    gradient covers the maximum `m` and the sum `s` too."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, m: Tensor, s: Tensor, base: int, ignored: int) -> Tensor:
-        at = labels - base
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, m: Tensor, s: Tensor, start: int, ignored: int) -> Tensor:
         counts = labels != ignored
-        inside = (at >= 0) & (at < logits.shape[-1]) & counts
-        at = at.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)
+        at, inside = _local_positions(labels, start, logits.shape[-1])
+        at, inside = at.unsqueeze(-1), inside & counts
         ctx.save_for_backward(logits, m, s, at, inside, counts)
         loss = s.log() + m - logits.gather(-1, at).squeeze(-1)
         return torch.where(inside, loss, torch.zeros_like(loss))
@@ -298,9 +241,50 @@ class _RowLoss(torch.autograd.Function):
         return probability.mul_((grad * counts).unsqueeze(-1)), None, None, None, None, None
 
 
-@_kernel("cross_entropy")
-def _cross_entropy(op: Op, part: Part, inputs: list[Tensor]) -> Tensor:
-    logits, labels, m, s = inputs
-    base = part.input_starts[0][-1]
-    loss: Tensor = _RowLoss.apply(logits, labels, m, s, base, op.extra["ignored"])
-    return loss
+def _cross_entropy(
+    _: Any, at: Blocks, logits: Tensor, labels: Tensor, largest: Tensor, total: Tensor, ignored: int
+) -> Any:
+    return _RowLoss.apply(logits, labels, largest, total, at.inputs[0].starts[-1], ignored)
+
+
+def _rows(reason: str, run: Substitute, *targets: Any) -> dict[Any, Special]:
+    return {target: Special(run, reason) for target in targets}
+
+
+#: Every op that does not run its own overload on shards. A string is a planner op that no ATen overload computes.
+SPECIAL: dict[Any, Special] = {
+    **_rows("the size is global", _reshape, aten.view.default, aten._unsafe_view.default, aten.reshape.default),
+    **_rows(
+        "a block of size 1 of a longer dimension is not squeezed",
+        _reshape,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+    ),
+    **_rows("the size is global", _expand, aten.expand.default),
+    **_rows(
+        "the output size is global",
+        _adaptive_pool,
+        aten.adaptive_avg_pool1d.default,
+        aten.adaptive_avg_pool2d.default,
+        aten.adaptive_avg_pool3d.default,
+    ),
+    **_rows(
+        "`groups` counts all groups of channels, a block holds some of them",
+        _conv,
+        *(overload for op in (aten.conv1d, aten.conv2d, aten.conv3d) for overload in (op.default, op.padding)),
+    ),
+    **_rows("the divisor is the global number of elements", _mean, aten.mean.default, aten.mean.dim),
+    **_rows("ids are global rows, a split table holds a range of them", _embedding, aten.embedding.default),
+    **_rows("the index is global, a block holds a range of positions", _gather, aten.gather.default),
+    **_rows(
+        "a causal mask depends on the global position of each query",
+        _attention,
+        aten.scaled_dot_product_attention.default,
+    ),
+    **_rows("random bits are drawn for the whole tensor, as on one process", _dropout, aten.dropout.default),
+    **_rows("the divisor is the global number of elements, and the mean is that of all", _variance, "variance"),
+    **_rows("mean and variance are those of all elements, and have gradients", _normalize, "normalize"),
+    **_rows("the maximum is that of all classes", _sum_exp, "sum_exp"),
+    **_rows("labels are global classes; maximum and sum are those of all classes", _cross_entropy, "cross_entropy"),
+}

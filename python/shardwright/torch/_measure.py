@@ -1,4 +1,4 @@
-"""How long a training step takes: `parallelize(..., measure=True)`."""
+"""Times a training step, for `parallelize(..., measure=True)`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ._probe import median_seconds
 
 
 def trained(result: Any) -> torch.Tensor:
-    """What is trained of a module's results: the first, where that is one number, else its mean."""
+    """The scalar that is trained: a module's first result if that is one number, otherwise its mean."""
     first = next(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
     return first if first.dim() == 0 else first.mean()
 
 
 def seconds_of(model: torch.nn.Module, args: Any, kwargs: Any, hopeless: float) -> float:
-    """Median seconds of a pass forwards and backwards, as all processes see it; once where it takes longer than is of
-    interest. Random numbers are drawn as if nothing had been run."""
+    """Median seconds of a forward and backward pass, over all processes. A pass slower than `hopeless` runs once.
+
+    The random generator's state is restored."""
 
     def step() -> None:
         trained(model(*args, **kwargs)).backward()

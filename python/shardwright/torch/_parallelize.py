@@ -1,4 +1,4 @@
-"""`parallelize`: from a module to the same module on many processes."""
+"""`parallelize`: plans a module's training and runs it on many processes."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from ._probe import probe
 from ._run import Run
 from ._share import shared
 from ._sums import Sums
-from ._translate import Step, Translator
+from ._translate import Translation, Translator
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
 class Parallelized(torch.nn.Module):
-    """A module that runs on a mesh as its plan says. Its weights, buffers and submodules are those of the module that
-    it was made from, under the same names, the weights as DTensors."""
+    """A module that runs on a mesh by its plan. It shares weights, buffers and submodules with the original module, under
+    the same names; the weights are DTensors."""
 
-    def __init__(self, module: torch.nn.Module, step: Step, plan: Plan, layouts: Mapping[str, Any], mesh: Any) -> None:
+    def __init__(self, module: torch.nn.Module, step: Translation, plan: Plan, layouts: Mapping[str, Any], mesh: Any) -> None:
         super().__init__()
         self._parameters, self._buffers, self._modules = module._parameters, module._buffers, module._modules
         object.__setattr__(self, "_original", module)
         self.training = self._mode = module.training
         self.plan = plan
-        #: Seconds per step of all plans that were tried, where that was asked for; this one is the fastest.
+        #: Seconds per step of every plan that was tried (`measure=True`). This module runs the fastest.
         self.measured: dict[str, float] = {}
         self.mesh = mesh
         self._step = step
-        #: How ops are split and weights lie, as the planner says.
+        #: The planner's layouts of ops and of stored weights.
         self.layouts = layouts
         self._distribute()
         self._run = Run(step, layouts["ops"], mesh)
 
     def _distribute(self) -> None:
-        """Lays the weights out; what is tied stays tied."""
+        """Makes the weights DTensors in their stored layouts. Tied weights stay tied."""
         done: dict[int, torch.nn.Parameter] = {}
         names = {id(p): name for name, p in self.named_parameters()}
         for submodule in self.modules():
@@ -68,19 +68,19 @@ class Parallelized(torch.nn.Module):
 
     @property
     def sums(self) -> Sums:
-        """Gradients of weights that are added up over processes, on their way."""
+        """Gradients of weights that are being reduced over processes."""
         return self._run.grid.sums
 
     def placements(self, parameter: str) -> list[Any]:
-        """How a weight lies between steps."""
+        """The stored layout of a weight, between steps."""
         stored = self.layouts["stored"].get(parameter)
         return placements(tuple(stored)) if stored else [Replicate()] * self.mesh.ndim
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module. Every process is given the whole inputs, or DTensors."""
+        """Runs the module. Every process passes the whole inputs, or DTensors."""
         if self.training != self._mode:
             mode = "training" if self._mode else "evaluation"
-            raise PlanError(f"captured for {mode}: set that mode, or parallelize the module again in the other one")
+            raise PlanError(f"captured for {mode}: switch the module back to it, or parallelize it again in this mode")
         captured = self._step.captured
         results = self._run(self._original, captured.flatten(args, kwargs))
         with torch.no_grad():
@@ -90,21 +90,21 @@ class Parallelized(torch.nn.Module):
         return pytree.tree_unflatten(results[len(captured.mutated) :], captured.out_spec)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As of any module; whole tensors are laid out first."""
+        """As `torch.nn.Module.load_state_dict`. Whole tensors are distributed first."""
         own = dict(self.named_parameters(remove_duplicate=False))
 
-        def laid_out(name: str, given: Any) -> Any:
+        def distributed_state(name: str, given: Any) -> Any:
             plain = isinstance(given, torch.Tensor) and not isinstance(given, DTensor) and name in own
             return distribute_tensor(given, self.mesh, own[name].placements) if plain else given
 
-        return super().load_state_dict({n: laid_out(n, given) for n, given in state_dict.items()}, strict, assign)
+        return super().load_state_dict({n: distributed_state(n, given) for n, given in state_dict.items()}, strict, assign)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The state with every tensor whole on every process."""
+        """The state dict with every tensor whole, on every process."""
         return {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in self.state_dict().items()}
 
     def explain(self, detail: str = "usual") -> str:
-        """What the plan is, what it is worth, and how the weights lie."""
+        """The plan and its predicted times, the mesh, the measured times, and the placements of all weights."""
         axes = " ".join(f"{name}:{size}" for name, size in self.plan.axes.items())
         lines = [self.plan.table(detail), f"mesh: {axes}", *show_measured(self.measured), "weights:"]
         lines += [f"  {name}: {list(p.placements)}" for name, p in self.named_parameters()]
@@ -124,36 +124,36 @@ def parallelize(
     measure: bool = False,
     **options: Unpack[SearchOptions],
 ) -> Parallelized:
-    """Plans a module's training for a machine and returns the module, laid out and run as planned.
+    """Plans a module's training for a machine, and returns a module that runs by the plan.
 
-    Call it in every process, after `torch.distributed.init_process_group`; the first one plans for all.
+    Call it in every process, after `torch.distributed.init_process_group`. The first process plans for all.
 
     Args:
-        module: any module that `torch.export` takes, in the mode (training or not) in which it will run.
-        example_inputs: the arguments of its forward pass, as a tuple, or by name; whole batches.
-        loss_fn: `loss_fn(output, target)`; the target is the last of the inputs then, and the result is the loss.
-            Without it the module's first result is trained if it is one number, else its mean is planned for.
-        machine: what to plan for (see `shardwright.plan`); as many CPUs as there are processes, or `flat:N`, by default.
-        memory: the most that one device may hold at once: `"16GiB"`, or bytes.
-        example_kwargs: arguments by name besides the others.
-        solver: `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...; those that pin ops to devices (`"mcmc"`, `"place"`, and
-            `"auto"` where it ends with one of their plans) are refused, since DTensor has no word for that.
-        optimizer: `"sgd"`, `"momentum"` or `"adam"`: what its state costs is planned for.
-        measure: plans for these processes as `probe` finds them where no machine is named, runs the planned step, and beside
-            it data parallelism and weights split by columns and rows in turn on every grid of the processes; what comes
-            back is the fastest, `.measured` the times of all. Modules are copied for this.
+        module: any module that `torch.export` accepts, in the mode (training or evaluation) in which it will run.
+        example_inputs: the arguments of its forward pass, as a tuple or by name. Batches are whole.
+        loss_fn: `loss_fn(output, target)`. The target is then the last input, and the loss is the result. Without it, the
+            module's first result is trained if it is one number; otherwise its mean is planned for.
+        machine: the machine to plan for (see `shardwright.plan`); by default `cpu:N` or `flat:N` for N processes.
+        memory: the memory limit of one device: `"16GiB"`, or bytes.
+        example_kwargs: more arguments by name.
+        solver: `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ... Plans that pin ops to devices are refused, since DTensor
+            cannot express them: those of `"mcmc"` and `"place"`, and of `"auto"` where it returns one of these.
+        optimizer: `"sgd"`, `"momentum"` or `"adam"`. The plan includes the memory and time of its state.
+        measure: runs the planned step, and the baselines beside it: data parallelism, and weights split by columns and
+            rows in turn, on every grid of the processes. Returns the fastest; `.measured` has all times. Without a
+            `machine`, the plan is for the processes as `probe` measures them. Each trial copies the module.
 
     The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `time`, ...).
     """
     if not distributed.is_initialized():
         raise PlanError(
-            "there are no processes to run on: start the script with torchrun and call "
+            "torch.distributed is not initialized: start the script with torchrun and call "
             "torch.distributed.init_process_group first"
         )
     world = distributed.get_world_size()
     device = next((p.device.type for p in module.parameters()), "cpu")
     if world == 1:
-        raise PlanError("there is one process only: there is nothing to split; start several with torchrun")
+        raise PlanError("there is only one process, so nothing can be split: start several with torchrun")
     if isinstance(example_inputs, Mapping):
         args, kwargs = (), {**example_inputs, **(example_kwargs or {})}
     else:
@@ -166,32 +166,33 @@ def parallelize(
         step = Translator(captured, module, type(module).__name__).run()
         text = step.text()
 
-        def made(module: torch.nn.Module, machine: str, solver: str, options: SearchOptions) -> Parallelized:
-            """The module under a plan; the module given is changed."""
-            found, layouts = shared(
+        def build(module: torch.nn.Module, machine: str, solver: str, options: SearchOptions) -> Parallelized:
+            """Plans, and distributes the given module in place."""
+            result, layouts = shared(
                 lambda: plan(text, machine=machine, memory=memory, solver=solver, optimizer=optimizer, **options)
             )
-            mesh = init_device_mesh(device, tuple(found.axes.values()), mesh_dim_names=tuple(found.axes))
-            return Parallelized(module, step, found, json.loads(layouts), mesh)
+            mesh = init_device_mesh(device, tuple(result.axes.values()), mesh_dim_names=tuple(result.axes))
+            return Parallelized(module, step, result, json.loads(layouts), mesh)
 
         if not measure:
-            return made(module, name, solver, options)
-        # What is fixed is fixed in the plan that was asked for.
+            return build(module, name, solver, options)
+        # `fix` constrains the requested plan only, not the baselines.
         free: SearchOptions = {**options, "fix": None}
 
-        def tried() -> Iterator[tuple[str, Parallelized]]:
+        def trials() -> Iterator[tuple[str, Parallelized]]:
             for candidate in candidates(name, count, solver, True, propagates=False):
-                own = candidate.machine == name and candidate.solver == solver
+                requested = candidate.machine == name and candidate.solver == solver
                 try:
-                    model = made(copy.deepcopy(module), candidate.machine, candidate.solver, options if own else free)
+                    search = options if requested else free
+                    model = build(copy.deepcopy(module), candidate.machine, candidate.solver, search)
                 except PlanError:
-                    # Does not fit the memory, or the machine has levels of its own.
-                    if own:
+                    # A baseline may exceed the memory, or its grid may not fit the machine's levels.
+                    if requested:
                         raise
                     continue
                 yield candidate.name, model
 
-        copied, times = fastest(tried(), lambda model, hopeless: seconds_of(model, args, kwargs, hopeless))
+        copied, times = fastest(trials(), lambda model, hopeless: seconds_of(model, args, kwargs, hopeless))
         best = Parallelized(module, step, copied.plan, copied.layouts, copied.mesh)
         best.measured = times
         return best
@@ -199,7 +200,7 @@ def parallelize(
 
 @contextlib.contextmanager
 def _machine(name: str | None, device: str, world: int, measure: bool) -> Iterator[str]:
-    """The machine that is named, or the processes themselves: as they were measured, where that is wanted."""
+    """The named machine, or one for these processes: measured if `measure`, otherwise a built-in one."""
     if name is not None or not measure:
         yield name or f"{'cpu' if device == 'cpu' else 'flat'}:{world}"
         return

@@ -1,7 +1,7 @@
-"""Runs a forward pass as its plan says: each op on the parts that its config wants, tensors brought there in between.
+"""Runs a forward pass by its plan: each op on the shards of its config, tensors resharded in between.
 
-A node whose ops all follow each other without a word between processes runs as PyTorch's own op on the parts (attention,
-layer norm, linear layers): that is one kernel where the planner sees several.
+A node that became several planner ops runs as its own ATen op on shards where those ops exchange nothing with other
+processes (attention, layer norm, linear layers): one kernel instead of several.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from ._graph import Op, TensorId
-from ._kernels import KERNELS, Part
-from ._layout import Grid, Layout, Value, dual, is_partial, layout_of, placements
-from ._translate import Blend, Free, Group, Source, Step, evaluate
+from ._graph import AtenCall, Input, Op, TensorId
+from ._kernels import Block, Blocks, check_shapes, local_function
+from ._layout import DistributedValue, Grid, Layout, dual, is_partial, layout_of, placements
+from ._translate import Blend, Free, Group, Source, Translation, evaluate
 
 
 @dataclass(frozen=True)
 class OpLayouts:
-    """How an op's tensors lie, and their gradients."""
+    """The layouts of an op's tensors, and those of its inputs' gradients."""
 
     inputs: list[Layout]
     gradients: list[Layout]
@@ -30,9 +30,9 @@ class OpLayouts:
 
     @staticmethod
     def of(op: Op, form: Mapping[str, Any]) -> OpLayouts:
-        """As the plan has them. Axes along which a maximum is trained stay whole."""
+        """The plan's layouts. A maximum with a gradient is not split: a partial maximum has no gradient."""
         whole: set[int] = set()
-        if op.kind == "reduce" and op.attributes["f"] == "max" and not op.extra.get("statistic"):
+        if op.kind == "reduce" and op.attributes["f"] == "max" and op.differentiable:
             whole = {axis for axis, at in enumerate(form["outputs"][0]) if at == "M"}
 
         def kept(layout: list[str]) -> Layout:
@@ -42,15 +42,15 @@ class OpLayouts:
         split = [axis for axis in form["split"] if axis not in whole]
 
         def gradient(layout: Layout) -> Layout:
-            # Every process has its own share of the gradient of what all of them read.
+            # The blocks of a split op each contribute a summand to the gradient of a replicated input.
             return tuple("P" if at == "R" and axis in split else at for axis, at in enumerate(dual(layout)))
 
         return OpLayouts(inputs, [gradient(layout) for layout in inputs], [kept(layout) for layout in form["outputs"]])
 
 
 @dataclass(frozen=True)
-class Call:
-    """What is run: a function of tensors in given layouts."""
+class LocalCall:
+    """A function of local shards, with the layouts of its inputs, of their gradients and of its outputs."""
 
     name: str
     function: Callable[[list[torch.Tensor]], Any]
@@ -61,14 +61,14 @@ class Call:
 
 
 class Run:
-    """A forward pass on a mesh."""
+    """A forward pass on a mesh. With `fuse=False` every planner op runs by itself."""
 
-    def __init__(self, step: Step, layouts: Mapping[str, Any], mesh: Any) -> None:
-        self.step, self.grid = step, Grid(mesh)
+    def __init__(self, step: Translation, layouts: Mapping[str, Any], mesh: Any, fuse: bool = True) -> None:
+        self.step, self.grid, self._fuse = step, Grid(mesh), fuse
         whole = ("R",) * len(self.grid.sizes)
         self._whole: Layout = whole
         self._layouts = {op.name: OpLayouts.of(op, layouts[op.name]) for op in step.graph.ops if op.name in layouts}
-        self.calls: list[Call] = []
+        self.calls: list[LocalCall] = []
         for group in step.groups:
             self.calls += self._calls(group)
         self._wanted: dict[TensorId, set[Layout]] = {}
@@ -82,7 +82,7 @@ class Run:
         self._flatten()
 
     def _flatten(self) -> None:
-        """Lets sums over several axes be one collective: DTensor looks for such a flattened part of the mesh."""
+        """Makes a sum over several axes one collective: DTensor uses a flattened submesh if there is one."""
         layouts = [at for call in self.calls for at in (*call.gradients, *(at for _, at in call.outputs))]
         names = self.grid.mesh.mesh_dim_names
         summed = {tuple(name for name, at in zip(names, layout, strict=True) if at == "P") for layout in layouts}
@@ -90,85 +90,86 @@ class Run:
             if len(axes) > 1:
                 self.grid.mesh[axes]._flatten()
 
-    # What is run.
+    # Local calls.
 
-    def _calls(self, group: Group) -> list[Call]:
-        ops = [self.step.graph.ops[i] for i in group.ops if not self.step.graph.ops[i].extra.get("planning")]
-        joined = self._joined(group, ops) if group.whole and len(ops) > 1 else None
-        return [joined] if joined else [self._single(op) for op in ops]
+    def _calls(self, group: Group) -> list[LocalCall]:
+        ops = [self.step.graph.ops[i] for i in group.ops]
+        fused = self._fused(group, ops) if self._fuse and len(ops) > 1 else None
+        return [fused] if fused else [self._single(op) for op in ops]
 
-    def _single(self, op: Op) -> Call:
-        layouts, tensors = self._layouts[op.name], self.step.graph.tensors
-        inputs = [self.grid.part(tensors[t].shape, at) for t, at in zip(op.inputs, layouts.inputs, strict=True)]
-        outputs = [self.grid.part(tensors[t].shape, at) for t, at in zip(op.outputs, layouts.outputs, strict=True)]
-        part = Part([s for s, _ in inputs], [s for s, _ in outputs], [n for _, n in outputs])
-        kernel = KERNELS[op.kind]
-        return Call(
-            op.name,
-            lambda given: kernel(op, part, given),
-            list(op.inputs),
-            layouts.inputs,
-            layouts.gradients,
-            list(zip(op.outputs, layouts.outputs, strict=True)),
+    def _single(self, op: Op) -> LocalCall:
+        if op.call is None:
+            raise AssertionError(f"`{op.name}` exists in the plan only")
+        layouts = self._layouts[op.name]
+        outputs = list(zip(op.outputs, layouts.outputs, strict=True))
+        return self._local_call(
+            op.name, op.call, list(op.inputs), layouts.inputs, layouts.gradients, outputs, op.differentiable
         )
 
-    def _joined(self, group: Group, ops: list[Op]) -> Call | None:
-        """A node as one call of PyTorch's op, where its parts do without each other."""
+    def _fused(self, group: Group, ops: list[Op]) -> LocalCall | None:
+        """The node's own ATen op on shards, or `None` where its planner ops exchange anything between them."""
         made: dict[TensorId, Layout] = {}
         read: dict[TensorId, tuple[Layout, Layout]] = {}
         views: dict[TensorId, TensorId] = {}
         for op in ops:
             layouts = self._layouts[op.name]
-            if op.kind == "dropout" or any(map(is_partial, (*layouts.inputs, *layouts.outputs))):
-                return None
-            if op.kind == "conv" and op.attributes["geometry"]["groups"] > 1:
+            random = op.call is not None and op.call.is_random
+            if random or any(map(is_partial, (*layouts.inputs, *layouts.outputs))):
                 return None
             for t, layout, gradient in zip(op.inputs, layouts.inputs, layouts.gradients, strict=True):
-                if t in made and made[t] == layout and t in views:
-                    # What is only given another shape has the gradient of that.
+                if t in views and made[t] == layout:
+                    # The gradient of a reshaped argument is the argument's gradient, reshaped.
                     read[views[t]] = (layout, gradient)
                 elif t in made and (made[t], dual(layout)) != (layout, gradient):
                     return None
                 elif read.setdefault(t, (layout, gradient)) != (layout, gradient):
                     return None
-            if op.kind == "reshape" and set(layouts.inputs[0]) == {"R"}:
+            if op.kind == "reshape" and op.inputs[0] not in made and set(layouts.inputs[0]) == {"R"}:
                 views[op.outputs[0]] = op.inputs[0]
             made.update(zip(op.outputs, layouts.outputs, strict=True))
-        node, result = group.node, self.step.values[group.node]
-        arguments = {arg: of for arg in node.all_input_nodes if (of := self._argument(arg)) is not None}
+        node, result, arguments = group.node, self.step.values[group.node], group.arguments
         known = set(arguments.values())
         for t, (layout, _) in read.items():
-            # What the translation brought along itself, a mask of positions say, the op makes for its part alone.
+            # A constant that the translation added (a causal mask) is part of the ATen op, which assumes it whole.
             if t not in made and t not in known and set(layout) != {"R"}:
                 return None
         if len(arguments) < len(node.all_input_nodes) or not known <= read.keys() or result not in made:
             return None
-        inputs = sorted(known)
+        inputs = list(dict.fromkeys(arguments[arg] for arg in node.all_input_nodes))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: Input(inputs.index(arguments[arg])))
+        layouts_in, gradients = [read[t][0] for t in inputs], [read[t][1] for t in inputs]
+        outputs = [(result, made[result])]
+        return self._local_call(ops[0].name, AtenCall(node.target, args, kwargs), inputs, layouts_in, gradients, outputs)
 
-        def call(given: list[torch.Tensor]) -> Any:
-            local = dict(zip(inputs, given, strict=True))
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: local[arguments[arg]])
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-
-        return Call(
-            ops[0].name, call, inputs, [read[t][0] for t in inputs], [read[t][1] for t in inputs], [(result, made[result])]
+    def _local_call(
+        self,
+        name: str,
+        call: AtenCall,
+        inputs: list[TensorId],
+        layouts: list[Layout],
+        gradients: list[Layout],
+        outputs: list[tuple[TensorId, Layout]],
+        differentiable: bool = True,
+    ) -> LocalCall:
+        tensors = self.step.graph.tensors
+        blocks = Blocks(
+            [self._block(t, layout) for t, layout in zip(inputs, layouts, strict=True)],
+            [self._block(t, layout) for t, layout in outputs],
         )
+        check_shapes(call, blocks, [tensors[t].dtype for t in inputs])
+        return LocalCall(name, local_function(call, blocks, differentiable), inputs, layouts, gradients, outputs)
 
-    def _argument(self, node: fx.Node) -> TensorId | None:
-        """The tensor that a node's value is for planned ops."""
-        value = self.step.values[node]
-        if type(value) is int:
-            return value
-        sources = [t for t, s in self.step.sources.items() if s.free is node]
-        return sources[0] if len(sources) == 1 else None
+    def _block(self, t: TensorId, layout: Layout) -> Block:
+        shape = self.step.graph.tensors[t].shape
+        return Block(shape, *self.grid.block(shape, layout))
 
-    # Running it.
+    # One pass.
 
     def __call__(self, module: torch.nn.Module, leaves: list[Any]) -> list[Any]:
-        """What the captured graph returns, from the leaves of its inputs; `int`s stand for nothing else."""
+        """The captured graph's results, from the flattened inputs."""
         self.grid.sums.clear()
         free = self._free(module, leaves)
-        values: dict[TensorId, Value] = {}
+        values: dict[TensorId, DistributedValue] = {}
         for at, call in enumerate(self.calls):
             for t in call.inputs:
                 if t not in values:
@@ -177,16 +178,16 @@ class Run:
             given = zip(call.inputs, call.layouts, call.gradients, strict=True)
             results = call.function([values[t].read(layout, gradient) for t, layout, gradient in given])
             results = results if isinstance(results, tuple) else (results,)
-            for (t, layout), local in zip(call.outputs, results, strict=True):
-                if local is not None:
-                    values[t] = Value(self.grid, self.step.graph.tensors[t].shape, local, layout)
+            # The planner gives pooling a second output, the positions, which the ATen op does not return.
+            for (t, layout), local in zip(call.outputs, results, strict=False):
+                values[t] = DistributedValue(self.grid, self.step.graph.tensors[t].shape, local, layout)
             for t in call.inputs:
                 if self._last[t] == at and t not in self._kept:
                     values.pop(t, None)
         return [self._result(r, values, module, leaves, free) for r in self.step.results]
 
-    def _settle(self, t: TensorId, value: Value) -> None:
-        """Adds up, once, parts of a sum that several readers want in different layouts."""
+    def _settle(self, t: TensorId, value: DistributedValue) -> None:
+        """Reduces a partial sum once if several readers need it in different layouts."""
         wanted = self._wanted[t]
         if len(wanted) < 2 or not is_partial(value.layout):
             return
@@ -194,8 +195,8 @@ class Run:
         def agreed(axis: int, at: str) -> str:
             if at not in "PM":
                 return at
-            words = {layout[axis] for layout in wanted}
-            return words.pop() if len(words) == 1 else "P" if "P" in words and at == "P" else "R"
+            entries = {layout[axis] for layout in wanted}
+            return entries.pop() if len(entries) == 1 else "P" if "P" in entries and at == "P" else "R"
 
         layout = tuple(agreed(axis, at) for axis, at in enumerate(value.layout))
         if layout != value.layout:
@@ -217,7 +218,7 @@ class Run:
 
     def _source(
         self, t: TensorId, module: torch.nn.Module, leaves: list[Any], free: Mapping[fx.Node, Any]
-    ) -> Value:
+    ) -> DistributedValue:
         source: Source = self.step.sources[t]
         shape = self.step.graph.tensors[t].shape
         if source.parameter is not None:
@@ -231,17 +232,17 @@ class Run:
             given = source.constant
         if tuple(given.shape) != shape:
             name = self.step.graph.tensors[t].name
-            raise ValueError(f"`{name}` was planned with shape {list(shape)}, and has {list(given.shape)}: plan again")
+            raise ValueError(f"`{name}` was planned with shape {list(shape)} and has {list(given.shape)}: plan again")
         if isinstance(given, DTensor):
             at = layout_of(given)
             local = given.to_local(grad_placements=placements(dual(at)))
-            return Value(self.grid, shape, local, at, given if source.parameter is not None else None)
-        return Value(self.grid, shape, given, self._whole)
+            return DistributedValue(self.grid, shape, local, at, given if source.parameter is not None else None)
+        return DistributedValue(self.grid, shape, given, self._whole)
 
     def _result(
         self,
         result: Any,
-        values: dict[TensorId, Value],
+        values: dict[TensorId, DistributedValue],
         module: torch.nn.Module,
         leaves: list[Any],
         free: Mapping[fx.Node, Any],

@@ -1,4 +1,4 @@
-"""One process plans, all others are told: searches that end by the clock could differ."""
+"""The first process plans and broadcasts its plan: searches with a time limit could differ between processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .. import _native
 from .._plan import Plan
 
 
-class _Told:
-    """What the first process said about its plan."""
+class _BroadcastPlan:
+    """The texts of the first process's plan, in place of the native plan."""
 
     def __init__(self, texts: dict[str, str]) -> None:
         self._texts = texts
@@ -30,27 +30,27 @@ class _Told:
         return self._texts["layouts"]
 
     def __getattr__(self, name: str) -> Any:
-        raise _native.PlanError(f"only the first process, which planned, knows the plan's {name}")
+        raise _native.PlanError(f"the plan's {name} exists only on the first process (rank 0), which planned")
 
 
 def shared(make: Callable[[], Plan]) -> tuple[Plan, str]:
-    """The plan that the first process makes, and its layouts; all processes raise what that one raises."""
-    told: list[Any] = [None]
-    mine: Plan | None = None
+    """The first process's plan and its layouts. An error of that process is raised on all."""
+    message: list[Any] = [None]
+    own: Plan | None = None
     if distributed.get_rank() == 0:
         try:
-            mine = make()
-            native = mine._native
-            told[0] = {
-                "json": mine.to_json(),
+            own = make()
+            native = own._native
+            message[0] = {
+                "json": own.to_json(),
                 "layouts": native.layouts(),
                 "collectives": native.collectives(),
-                **{detail: mine.table(detail) for detail in ("verdict", "usual", "all")},
+                **{detail: own.table(detail) for detail in ("verdict", "usual", "all")},
             }
-        except Exception as error:  # noqa: BLE001: to be raised everywhere.
-            told[0] = error
-    distributed.broadcast_object_list(told, src=0)
-    if isinstance(told[0], Exception):
-        raise told[0]
-    found = mine if mine is not None else Plan(_Told(told[0]))  # type: ignore[arg-type]
-    return found, told[0]["layouts"]
+        except Exception as error:  # noqa: BLE001: raised on all processes.
+            message[0] = error
+    distributed.broadcast_object_list(message, src=0)
+    if isinstance(message[0], Exception):
+        raise message[0]
+    plan = own if own is not None else Plan(_BroadcastPlan(message[0]))  # type: ignore[arg-type]
+    return plan, message[0]["layouts"]

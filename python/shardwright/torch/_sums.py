@@ -1,7 +1,7 @@
-"""Gradients of weights that are parts of sums are added up many at once, while the backward pass goes on.
+"""Batches the all-reduces of weight gradients, overlapped with the backward pass.
 
-A sum of its own for each weight would cost as many waits as there are weights. Nobody looks at these gradients before the
-pass has ended, so that they can be put together, as DistributedDataParallel does. They reach `.grad` when the pass ends.
+One all-reduce per weight would wait once per weight. No op reads these gradients before the pass ends, so they are
+concatenated, as DistributedDataParallel does. They reach `.grad` when the pass ends.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-#: Bytes that are sent together.
+#: Bytes of one batch.
 TOGETHER = 25 << 20
 
-#: The processes that add up, and the type of elements.
+#: Process group and element type of a batch.
 _Key = tuple[Any, torch.dtype]
 
 
 @dataclass
-class _Sent:
-    """Gradients on their way, one behind the other."""
+class _Batch:
+    """Gradients in one all-reduce, concatenated."""
 
     parts: list[tuple[Any, torch.Tensor]]
-    joined: torch.Tensor
+    concatenated: torch.Tensor
     work: Any
 
 
 class Sums:
-    """What a backward pass has collected so far."""
+    """The gradients that a backward pass has collected so far."""
 
     def __init__(self) -> None:
-        #: Whether gradients are put together; else each is added up by itself, at once.
+        #: Whether gradients are batched; otherwise each has its own all-reduce, at once.
         self.together = True
         self._open: dict[_Key, list[tuple[Any, torch.Tensor]]] = {}
-        self._sent: list[_Sent] = []
+        self._sent: list[_Batch] = []
         self._awaited = False
 
     def clear(self) -> None:
-        """Forgets what a pass that failed has left behind."""
+        """Drops the gradients that a failed pass has left."""
         self._open, self._sent, self._awaited = {}, [], False
 
     def add(self, weight: Any, part: torch.Tensor, group: Any) -> None:
-        """Takes this process's part of a weight's gradient. To be called in a backward pass."""
+        """Adds this process's summand of a weight's gradient. Call it within a backward pass."""
         if not self._awaited:
             self._awaited = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
@@ -56,12 +56,12 @@ class Sums:
 
     def _send(self, key: _Key) -> None:
         parts = self._open.pop(key)
-        joined = torch.cat([part.reshape(-1) for _, part in parts])
-        work = distributed.all_reduce(joined, group=key[0], async_op=True)
-        self._sent.append(_Sent(parts, joined, work))
+        concatenated = torch.cat([part.reshape(-1) for _, part in parts])
+        work = distributed.all_reduce(concatenated, group=key[0], async_op=True)
+        self._sent.append(_Batch(parts, concatenated, work))
 
     def _finish(self) -> None:
-        """Sends the rest, and hands every weight its gradient."""
+        """Sends the remaining gradients, and adds each sum to its weight's `.grad`."""
         for key in list(self._open):
             self._send(key)
         sent = self._sent
@@ -69,7 +69,7 @@ class Sums:
         with torch.no_grad():
             for batch in sent:
                 batch.work.wait()
-                sums = batch.joined.split([part.numel() for _, part in batch.parts])
+                sums = batch.concatenated.split([part.numel() for _, part in batch.parts])
                 for (weight, part), total in zip(batch.parts, sums, strict=True):
                     new = DTensor.from_local(
                         total.view(part.shape), weight.device_mesh, weight.placements, run_check=False

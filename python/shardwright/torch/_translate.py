@@ -1,8 +1,8 @@
-"""From a captured forward pass to the planner's graph.
+"""Translates a captured forward pass to the planner's graph.
 
-What is planned is whatever depends on weights or on floating-point inputs. Everything else (token ids, labels, masks,
-positions, buffers) is *free*: every process has it whole, computes with it as PyTorch does, and hands it to planned ops
-as inputs.
+Values that depend on weights or on floating-point inputs are planned. All others (token ids, labels, masks, positions,
+buffers) are *free*: every process holds them whole, computes them as PyTorch does, and passes them to planned ops as
+inputs.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 from torch import fx
 
 from .._native import PlanError
-from ._capture import Captured
-from ._graph import _DTYPES, Graph, TensorId
+from ._capture import Capture
+from ._graph import _DTYPES, AtenCall, Graph, Input, TensorId
 from ._ops import TABLE, Unsupported
 
-#: Ops that only check what is known at capture.
+#: Ops that only assert facts known at capture.
 _CHECKS = ("_assert", "sym_constrain")
 
 
 @dataclass(frozen=True)
 class Free:
-    """A value that every process has whole."""
+    """A value that every process holds whole."""
 
     node: fx.Node
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor that no op makes comes from: a weight, an input, or a function of a free value."""
+    """The origin of a tensor that no op produces: a weight, an input, a constant, or a function of a free value."""
 
     parameter: str | None = None
     input: int | None = None
@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Blend:
-    """A buffer's next value, `keep * old + take * new`: cheap enough to be left out of the plan."""
+    """A buffer's next value, `keep * old + take * new`. It is cheap, so the plan leaves it out."""
 
     old: fx.Node
     new: TensorId
@@ -54,42 +54,43 @@ class Blend:
 
 @dataclass
 class Group:
-    """The ops that a node became."""
+    """The planner's ops of one node."""
 
     node: fx.Node
-    whole: bool
     ops: list[int] = field(default_factory=list)
+    #: The node's tensor arguments in the planner's graph, before casts.
+    arguments: dict[fx.Node, TensorId] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Step:
-    """A forward pass as the planner's graph, and what connects it with the captured one."""
+class Translation:
+    """A forward pass as the planner's graph, and its correspondence to the captured graph."""
 
-    captured: Captured
+    captured: Capture
     graph: Graph
     groups: list[Group]
     sources: dict[TensorId, Source]
-    #: Nodes whose values are free, in order; and what is known of them already.
+    #: Nodes whose values are free, in order, and the values among them that are constant.
     free: list[fx.Node]
     known: dict[fx.Node, Any]
     values: dict[fx.Node, Any]
-    #: What the graph returns: tensors, free values, next values of buffers, or constants.
+    #: The graph's results: tensors, free values, next values of buffers, or constants.
     results: list[Any]
-    #: The number that is trained; made up for planning alone where the module returns none.
+    #: The scalar that is trained. Where the module returns none, a mean added for planning only.
     loss: TensorId | None
     returns_loss: bool
 
     def text(self) -> str:
-        """The planner's text."""
+        """The planner's JSON."""
         made = {t for op in self.graph.ops for t in op.outputs}
         rest = {r for r in self.results if isinstance(r, int) and r in made and r != self.loss}
         return self.graph.to_json([*([self.loss] if self.loss is not None else []), *sorted(rest)])
 
 
 class Translator:
-    """What translations see: the graph so far, and the node at hand."""
+    """Translates node by node. Each translation function gets the translator and the node's arguments."""
 
-    def __init__(self, captured: Captured, module: torch.nn.Module, name: str) -> None:
+    def __init__(self, captured: Capture, module: torch.nn.Module, name: str) -> None:
         self.graph = Graph(name)
         self.captured = captured
         self.module = module
@@ -103,31 +104,42 @@ class Translator:
         self._weights: dict[str, TensorId] = {}
         self._node: fx.Node
         self._base = ""
+        #: The node's tensor arguments as the ops read them, after casts.
+        self._read: dict[fx.Node, TensorId] = {}
 
-    # What translations ask for.
+    # Used by translations.
 
     def value(self, x: Any) -> Any:
-        """What a node became: a tensor, a tuple of values, or a free value."""
+        """A node's value: a tensor, a tuple of values, or a free value."""
         return self.values[x] if isinstance(x, fx.Node) else x
 
     def is_free(self, x: Any) -> bool:
-        """Whether every process has it whole."""
+        """Whether every process holds the value whole."""
         return isinstance(self.value(x), Free)
 
     def tensor(self, x: Any, dtype: torch.dtype | None = None) -> TensorId:
-        """A planned tensor; free values and numbers become sources, of this type if one is given."""
+        """An argument as a planned tensor, cast to `dtype` if given. Free values and numbers become sources."""
         value = self.value(x)
         if isinstance(value, Free):
             given = value.node.meta["val"]
             kind = dtype or given.dtype
-            return self.derived(value.node.name, value.node, tuple(given.shape), kind, lambda v: v.to(kind))
+            t = self.derived(value.node.name, value.node, tuple(given.shape), kind, lambda v: v.to(kind))
+            self.groups[-1].arguments[x] = self._read[x] = t
+            return t
         if isinstance(x, (bool, int, float)):
             return self.scalar(x, dtype or torch.get_default_dtype())
         if type(value) is not int:
             raise Unsupported(f"an argument {x!r}")
-        if dtype is not None and self.dtype(value) != dtype:
-            return self.emit("cast", "cast", [value], self.shape(value), dtype=self.type_name(dtype), result=dtype)
-        return value
+        self.groups[-1].arguments[x] = value
+        self._read[x] = self.cast(value, dtype or self.dtype(value))
+        return self._read[x]
+
+    def cast(self, x: TensorId, dtype: torch.dtype) -> TensorId:
+        """A planned tensor with another element type."""
+        if self.dtype(x) == dtype:
+            return x
+        name, call = self.type_name(dtype), AtenCall(torch.ops.aten.to.dtype, (Input(0), dtype))
+        return self.emit("cast", "cast", [x], self.shape(x), call=call, dtype=name, result=dtype)
 
     def shape(self, t: TensorId) -> tuple[int, ...]:
         """The shape of a planned tensor."""
@@ -138,7 +150,7 @@ class Translator:
         return self.graph.tensors[t].dtype
 
     def type_name(self, dtype: torch.dtype) -> str:
-        """What the planner calls an element type."""
+        """The planner's name of an element type."""
         if dtype not in _DTYPES:
             raise Unsupported(f"elements of type {dtype}")
         return _DTYPES[dtype]
@@ -158,11 +170,11 @@ class Translator:
         return [tuple(v.shape) for v in self._node.meta["val"]]
 
     def scalar(self, value: float, dtype: torch.dtype) -> TensorId:
-        """A number."""
+        """A number as a constant source."""
         return self.constant("number", torch.tensor(value, dtype=dtype))
 
     def constant(self, name: str, value: torch.Tensor) -> TensorId:
-        """A tensor that is known."""
+        """A constant source."""
         t = self.graph.source(f"{self._base}.{name}", tuple(value.shape), value.dtype, "constant")
         self.sources[t] = Source(constant=value)
         return t
@@ -175,7 +187,7 @@ class Translator:
         dtype: torch.dtype,
         make: Callable[[torch.Tensor], torch.Tensor],
     ) -> TensorId:
-        """A function of a free value."""
+        """A source that is a function of a free value."""
         key = (of, name, dtype)
         if key not in self._derived:
             t = self.graph.source(name, shape, dtype, "constant" if of in self.known else "input")
@@ -186,7 +198,7 @@ class Translator:
     def blend(self, old: fx.Node, new: TensorId, keep: float, take: float) -> Any:
         """A buffer's next value."""
         if not self.is_free(old):
-            raise Unsupported("a norm whose running statistics are no buffers")
+            raise Unsupported("running statistics that are not buffers")
         return Blend(old, new, keep, take)
 
     def emit(
@@ -197,13 +209,17 @@ class Translator:
         size: tuple[int, ...],
         /,
         *,
-        extra: dict[str, Any] | None = None,
+        call: AtenCall | None = None,
+        differentiable: bool = True,
         result: torch.dtype | None = None,
         **attributes: Any,
     ) -> TensorId:
-        """Adds an op with one result, whose type is that of its last operand but one, or its only one."""
+        """Adds an op with one result. Its element type is `result`, or that of the first data operand.
+
+        The op runs `call` on local shards; by default the node's own ATen overload with the node's arguments."""
         dtype = result or self.dtype(inputs[1] if kind == "select" else inputs[0])
-        return self.emit_several(name, kind, inputs, [(size, dtype)], extra=extra, **attributes)[0]
+        results = [(size, dtype)]
+        return self.emit_several(name, kind, inputs, results, call=call, differentiable=differentiable, **attributes)[0]
 
     def emit_several(
         self,
@@ -213,19 +229,32 @@ class Translator:
         results: list[tuple[tuple[int, ...], torch.dtype]],
         /,
         *,
-        extra: dict[str, Any] | None = None,
+        call: AtenCall | None = None,
+        differentiable: bool = True,
         **attributes: Any,
     ) -> tuple[TensorId, ...]:
-        """Adds an op."""
+        """Adds an op with several results; see `emit`."""
         called = ".".join(part for part in (self._base, name) if part)
+        call = call or self._own_call(inputs)
         self.groups[-1].ops.append(len(self.graph.ops))
-        return self.graph.add(called, kind, tuple(inputs), results, attributes, extra or {})
+        return self.graph.add(called, kind, tuple(inputs), results, attributes, call, differentiable)
 
-    # Going through the captured graph.
+    def _own_call(self, inputs: list[TensorId]) -> AtenCall:
+        """The node's own overload and arguments. Every tensor argument must be an input of the op."""
 
-    def run(self) -> Step:
-        """Translates everything, or says what cannot be."""
-        trouble: list[str] = []
+        def input_of(arg: fx.Node) -> Any:
+            if self._read.get(arg) not in inputs:
+                raise AssertionError(f"{self._node.target}: argument `{arg}` is not an input of the op: pass `call`")
+            return Input(inputs.index(self._read[arg]))
+
+        args, kwargs = fx.node.map_arg((self._node.args, self._node.kwargs), input_of)
+        return AtenCall(self._node.target, args, kwargs)
+
+    # The walk over the captured graph.
+
+    def run(self) -> Translation:
+        """Translates the whole graph. Raises one error that lists every op that cannot be planned."""
+        problems: list[str] = []
         broken: set[fx.Node] = set()
         results: list[Any] = []
         for node in self.captured.graph.nodes:
@@ -239,13 +268,13 @@ class Translator:
                 try:
                     self._call(node)
                 except Unsupported as reason:
-                    trouble.append(_place(node, str(reason)))
+                    problems.append(_at(node, str(reason)))
                     broken.add(node)
-        if trouble:
+        if problems:
             raise PlanError(
-                f"{len(trouble)} ops of {type(self.module).__name__} cannot be planned:\n  "
-                + "\n  ".join(trouble)
-                + "\nWrite these lines with ops that can (docs/torch.md lists them), or compute them outside the module "
+                f"{len(problems)} ops of {type(self.module).__name__} cannot be planned:\n  "
+                + "\n  ".join(problems)
+                + "\nReplace them by ops that can be planned (docs/torch.md lists them), or compute them outside the module "
                 "and pass the result as an input."
             )
         return self._finish([self.values[r] if isinstance(r, fx.Node) else r for r in results])
@@ -254,7 +283,7 @@ class Translator:
         captured, value = self.captured, node.meta.get("val")
         if node.name in captured.parameters:
             parameter = self.module.get_parameter(captured.parameters[node.name])
-            # A weight that has several names, a tied one, is one weight.
+            # A tied weight has several names and is one tensor.
             name = self._own_names[id(parameter)]
             if name not in self._weights:
                 role = "parameter" if parameter.requires_grad else "constant"
@@ -290,25 +319,25 @@ class Translator:
         translation = TABLE.get(node.target)
         if translation is None:
             raise Unsupported(str(node.target))
-        self._node, self._base = node, self._name(node)
-        self.groups.append(Group(node, translation.whole))
+        self._node, self._base, self._read = node, self._name(node), {}
+        self.groups.append(Group(node))
         try:
-            self.values[node] = translation.make(self, *node.args, **node.kwargs)
+            self.values[node] = translation(self, *node.args, **node.kwargs)
         except TypeError as error:
             raise Unsupported(f"{node.target} with these arguments ({error})") from error
         except Unsupported as reason:
             raise Unsupported(f"{node.target}: {reason}") from reason
 
     def _name(self, node: fx.Node) -> str:
-        """The path of the module that a node comes from, and what the node does unless that is all that it does."""
-        did = getattr(node.target, "_opname", str(node.target))
+        """The path of the node's module. Modules that are not PyTorch's layers get the ATen op's name appended."""
+        op = getattr(node.target, "_opname", str(node.target))
         path, kind = _module_of(node)
         if not path:
-            return did
+            return op
         leaf = kind.startswith("torch.nn.modules") or kind.endswith("Conv1D")
-        return path if leaf else f"{path}.{did}"
+        return path if leaf else f"{path}.{op}"
 
-    def _finish(self, results: list[Any]) -> Step:
+    def _finish(self, results: list[Any]) -> Translation:
         returned = results[len(self.captured.mutated) :]
         floats = [
             r for r in returned if type(r) is int and self.dtype(r).is_floating_point and r not in self.sources
@@ -317,19 +346,10 @@ class Translator:
         returns_loss = loss is not None
         if loss is None and floats:
             shape = self.shape(floats[0])
-            self._base = "loss"
-            self.groups.append(Group(next(iter(self.captured.graph.nodes)), False))
-            loss = self.emit(
-                "",
-                "reduce",
-                [floats[0]],
-                (),
-                f="sum",
-                axes=list(range(len(shape))),
-                scale=1.0 / math.prod(shape),
-                extra={"planning": True},
-            )
-        return Step(
+            attributes = {"f": "sum", "axes": list(range(len(shape))), "scale": 1.0 / math.prod(shape)}
+            result = ((), self.dtype(floats[0]))
+            loss = self.graph.add("loss", "reduce", (floats[0],), [result], attributes, None)[0]
+        return Translation(
             self.captured,
             self.graph,
             self.groups,
@@ -344,13 +364,13 @@ class Translator:
 
 
 def evaluate(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
-    """A node's value, from those of its arguments."""
+    """Computes a node's value from the values of its arguments."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: known[arg])
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _module_of(node: fx.Node) -> tuple[str, str]:
-    """Path and type of the innermost module that a node comes from."""
+    """Path and type of the innermost module of a node."""
     stack = [entry for entry in (node.meta.get("nn_module_stack") or {}).values() if entry[0]]
     if not stack:
         return "", ""
@@ -359,8 +379,8 @@ def _module_of(node: fx.Node) -> tuple[str, str]:
     return str(path).removeprefix("module.").removeprefix("module"), kind
 
 
-def _place(node: fx.Node, reason: str) -> str:
-    """An op's trouble with the module and the line that it comes from."""
+def _at(node: fx.Node, reason: str) -> str:
+    """The reason, with the op's module and source line."""
     path, kind = _module_of(node)
     frames = [part.strip() for part in (node.meta.get("stack_trace") or "").split('File "') if part.strip()]
     own = [frame for frame in frames if "/torch/" not in frame.split('"')[0]] or frames

@@ -1,4 +1,4 @@
-"""What a step exchanges, held against what its plan predicts."""
+"""Compares the collectives that a step issues with the plan's prediction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._measure import trained
 from ._parallelize import Parallelized
 
-#: Collectives as PyTorch calls them, and as plans do.
+#: PyTorch's name of a collective -> the plan's name.
 _KINDS = {
     "all_reduce": "all-reduce",
     "all_gather_into_tensor": "all-gather",
@@ -24,7 +24,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """How often something is exchanged, and bytes of the larger side on one process, all together."""
+    """The number of collectives, and their total bytes: of each, the larger side on one process."""
 
     count: int = 0
     bytes: int = 0
@@ -35,11 +35,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Verification:
-    """Collectives of a step by kind: as predicted, and as issued."""
+    """Predicted and issued collectives of a step, by kind."""
 
     predicted: dict[str, Traffic]
     issued: dict[str, Traffic]
-    #: What PyTorch's own counter counted.
+    #: Collectives that PyTorch's `CommDebugMode` counted.
     counted: int
 
     def __str__(self) -> str:
@@ -51,18 +51,18 @@ class Verification:
 
 
 class _Watch(TorchDispatchMode):
-    """Adds up the collectives that pass by."""
+    """Records every collective that is dispatched."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[str, Traffic]] = []
+        self.collectives: list[tuple[str, Traffic]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         kind = _KINDS.get(getattr(func, "_opname", ""))
         if kind is not None and "c10d" in func.namespace:
             larger = max(args[0].numel(), result.numel()) * args[0].element_size()
-            self.seen.append((kind, Traffic(1, larger)))
+            self.collectives.append((kind, Traffic(1, larger)))
         return result
 
 
@@ -74,8 +74,9 @@ def _sum(rows: Iterable[tuple[str, Traffic]]) -> dict[str, Traffic]:
 
 
 def verify_plan(model: Parallelized, *args: Any, **kwargs: Any) -> Verification:
-    """Runs a step, forward and backward, and compares what it exchanges with the plan. Gradients are left as they were.
-    Those of weights are added up one by one here, as they are predicted, and not many together."""
+    """Runs a step, forward and backward, and compares its collectives with the plan. `.grad` of all weights is restored.
+
+    Weight gradients are reduced one by one here, as they are predicted, and not in batches."""
     before = [p.grad for p in model.parameters()]
     model.sums.together = False
     try:
@@ -87,5 +88,5 @@ def verify_plan(model: Parallelized, *args: Any, **kwargs: Any) -> Verification:
         p.grad = grad
     planned = json.loads(model.plan._native.collectives())
     return Verification(
-        _sum((c["kind"], Traffic(1, c["bytes"])) for c in planned), _sum(watch.seen), counter.get_total_counts()
+        _sum((c["kind"], Traffic(1, c["bytes"])) for c in planned), _sum(watch.collectives), counter.get_total_counts()
     )

@@ -1,70 +1,73 @@
-//! `compare`: every strategy side by side, on one graph, machine and cost model; over device counts (`--devices`) and
-//! over limits of memory (`--pareto`), where asked for.
+//! `compare`: all strategies on one graph, machine and cost model; optionally over device counts (`--devices`) and memory
+//! limits (`--pareto`).
 
 mod race;
 
 use crate::Verdict;
 use crate::files::write_atomically;
-use crate::planning::{PlanningArgs, show_bytes, show_seconds};
 use crate::progress::ProgressLine;
 use anyhow::ensure;
 use race::Race;
-use shardwright_plan::strategy::{Space, Strategy};
-use shardwright_report::{Comparison, Limited, Row, Scale};
-use shardwright_sim::{find, strategies};
+use shardwright_plan::Optimised;
+use shardwright_report::{Comparison, MemoryLimitRow, Row, Scale};
+use shardwright_request::{Request, show_bytes, show_seconds};
+use shardwright_strategies::{STRATEGIES, Strategy, find};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Runs every strategy on a model and shows them side by side.
+/// Runs every strategy on a model and prints one row for each.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    planning: PlanningArgs,
-    /// Only these strategies, say `auto,pase,data`; `shardwright solvers` lists them
+    request: Request,
+    /// Run only these strategies, such as `auto,pase,data`; `shardwright solvers` lists them
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     solver: Vec<String>,
-    /// Also on the machine's first devices, say `1,2,4,8`: the strategies named by --solver, or `auto` and the recipes
+    /// Also plan for the machine's first devices, such as `1,2,4,8`, with the strategies of --solver, or `auto` and the
+    /// recipes
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     devices: Vec<u32>,
-    /// Samples per step for every device, so that the batch grows with the devices
+    /// Samples per step and device: the batch grows with the number of devices
     #[arg(long, value_name = "N", conflicts_with = "batch", value_parser = clap::value_parser!(u64).range(1..))]
     batch_per_device: Option<u64>,
-    /// Also the best plan under this many limits of memory, from what the leanest plan holds to what the fastest does
+    /// Also plan under this many memory limits, from the least memory of any plan to that of the fastest
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true,
           value_parser = clap::value_parser!(u64).range(0..=64))]
     pareto: u64,
-    /// Write a report to this file: one HTML page that needs nothing else
+    /// Write a report to this file: one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// One JSON object on standard output, nothing else
     #[arg(long)]
     json: bool,
-    /// Only the table, without notes
+    /// Print the table without notes
     #[arg(short, long)]
     quiet: bool,
 }
 
-const NOTES: [&str; 3] = [
-    "SoyBean's count is elements moved with every op split on every axis; ops that a plan repeats count as split",
-    "OptCNN's count sends all straight to who lacks it, weights through a parameter server; `sent` is what runs",
-    "steps are simulated; what is proved is the cost model's sum, where nothing overlaps",
+const NOTES: [&str; 4] = [
+    "SoyBean's count is elements moved, with every op split on every axis; replicated ops count as split",
+    "OptCNN's count sends every block directly to its readers, weights through a parameter server; `traffic` is what the plan sends",
+    "auto runs last, and the answers of all other rows are its candidates: its `search` does not count theirs",
+    "step is simulated; `proved` is about the cost model's sum, without overlap",
 ];
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    // Names that mean nothing are told before anything is read.
-    let named = args.solver.iter().map(|name| find(name)).collect::<Result<Vec<&'static Strategy>, _>>()?;
+    // Unknown names are refused before anything is read.
+    let named =
+        args.solver.iter().map(|name| find(name)).collect::<Result<Vec<&'static dyn Strategy>, _>>()?;
     let whole = args.on(None)?;
-    let request = whole.open()?;
-    let all = request.machine.devices();
+    let inputs = whole.open()?;
+    let all = inputs.machine.devices();
     // So are device counts that the machine does not have.
     for &devices in &args.devices {
-        request.machine.restrict(u64::from(devices))?;
+        inputs.machine.restrict(u64::from(devices))?;
     }
     let line = ProgressLine::new("pricing every choice");
     let comparison = whole.on_threads(|| -> anyhow::Result<Comparison> {
-        let race = Race::new(&whole, &request, &line)?;
-        let rows = race.run(&if named.is_empty() { strategies().collect() } else { named.clone() })?;
+        let race = Race::new(&inputs, &line);
+        let rows = race.run(&if named.is_empty() { STRATEGIES.to_vec() } else { named.clone() })?;
         let data = rows.iter().find(|row| row.solver == "data").and_then(|row| row.step_seconds);
         let pareto = if args.pareto > 0 { race.front(args.pareto, data)? } else { Vec::new() };
         drop(race);
@@ -73,17 +76,17 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         for &devices in &args.devices {
             let part = args.on(Some(devices))?;
             let rows = if devices == all {
-                rows.iter().filter(|row| curves.iter().any(|own| own.name == row.solver)).cloned().collect()
+                rows.iter().filter(|row| curves.iter().any(|own| own.name() == row.solver)).cloned().collect()
             } else {
-                Race::new(&part, &part.open()?, &line)?.run(&curves)?
+                Race::new(&part.open()?, &line).run(&curves)?
             };
-            scaling.push(Scale { devices, batch: part.batch, rows });
+            scaling.push(Scale { devices, batch: part.model.batch, rows });
         }
         Ok(Comparison {
-            model: request.graph.name.clone(),
-            machine: request.machine.name().to_string(),
+            model: inputs.graph.name.clone(),
+            machine: inputs.machine.name().to_string(),
             devices: all,
-            device_memory_bytes: request.machine.slowest().memory.0,
+            device_memory_bytes: inputs.machine.slowest().memory.0,
             rows,
             scaling,
             pareto,
@@ -111,36 +114,37 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// `auto` and the recipes: what curves over device counts show where nobody says otherwise.
-fn cheap() -> Vec<&'static Strategy> {
-    strategies().filter(|own| own.name == "auto" || matches!(own.space, Space::Fixed(_))).collect()
+/// `auto` and the recipes: the default strategies of curves over device counts.
+fn cheap() -> Vec<&'static dyn Strategy> {
+    let cheap = |own: &&&dyn Strategy| own.name() == "auto" || own.optimises() == Optimised::Nothing;
+    STRATEGIES.iter().filter(cheap).copied().collect()
 }
 
 impl Args {
     /// The arguments for the machine's first devices, or for all of them.
-    fn on(&self, devices: Option<u32>) -> anyhow::Result<PlanningArgs> {
-        let mut planning = self.planning.clone();
+    fn on(&self, devices: Option<u32>) -> anyhow::Result<Request> {
+        let mut request = self.request.clone();
         if let Some(devices) = devices {
-            planning.machine = format!("{}:{devices}", self.planning.machine);
+            request.machine = format!("{}:{devices}", self.request.machine);
         }
         if let Some(each) = self.batch_per_device {
             let devices = match devices {
                 Some(devices) => devices,
-                None => shardwright_request::open_machine(&planning.machine)?.devices(),
+                None => shardwright_request::open_machine(&request.machine)?.devices(),
             };
             let batch = each.checked_mul(u64::from(devices));
             ensure!(batch.is_some(), "{each} samples on each of {devices} devices are too many");
-            planning.batch = batch;
+            request.model.batch = batch;
         }
-        Ok(planning)
+        Ok(request)
     }
 }
 
 fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     writeln!(
         out,
-        "{:<12} {:>11} {:>9} {:>11} {:>15} {:>14} {:>11} {:>9}  optimal in its space",
-        "solver", "step", "vs data", "sent", "SoyBean's count", "OptCNN's count", "per device", "search"
+        "{:<12} {:>11} {:>9} {:>11} {:>15} {:>14} {:>11} {:>9}  proof",
+        "solver", "step", "vs data", "traffic", "SoyBean's count", "OptCNN's count", "memory", "search"
     )?;
     for row in rows {
         let Some(step) = row.step_seconds else {
@@ -158,7 +162,11 @@ fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             row.optcnn_bytes.map_or_else(|| "-".into(), show_bytes),
             show_bytes(row.peak_memory_bytes.unwrap_or(0)),
             row.search_seconds,
-            if row.proved_optimal { "proved" } else { "-" }
+            match (row.fits, row.proved_optimal) {
+                (Some(false), _) => "does not fit",
+                (_, true) => "optimal",
+                _ => "-",
+            }
         )?;
     }
     Ok(())
@@ -181,13 +189,13 @@ fn print_scaling(out: &mut impl Write, scaling: &[Scale]) -> io::Result<()> {
     Ok(())
 }
 
-/// What a limit of memory costs.
-fn print_pareto(out: &mut impl Write, pareto: &[Limited]) -> io::Result<()> {
+/// The step under each memory limit.
+fn print_pareto(out: &mut impl Write, pareto: &[MemoryLimitRow]) -> io::Result<()> {
     if pareto.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\n{:>12} {:>12} {:>12} {:>12}", "memory limit", "per device", "step", "sum")?;
-    for Limited { memory_limit_bytes, on_front, row } in pareto {
+    writeln!(out, "\n{:>12} {:>12} {:>12} {:>15}", "memory limit", "memory", "step", "without overlap")?;
+    for MemoryLimitRow { memory_limit_bytes, on_front, row } in pareto {
         let limit = memory_limit_bytes.map_or_else(|| "none".into(), show_bytes);
         let (Some(step), Some(held), Some(sum)) = (row.step_seconds, row.peak_memory_bytes, row.objective)
         else {
@@ -195,8 +203,8 @@ fn print_pareto(out: &mut impl Write, pareto: &[Limited]) -> io::Result<()> {
             continue;
         };
         let sum = show_seconds(sum as f64 / 1e12);
-        let beaten = if *on_front { "" } else { "  another is as fast and as lean" };
-        writeln!(out, "{limit:>12} {:>12} {:>12} {sum:>12}{beaten}", show_bytes(held), show_seconds(step))?;
+        let beaten = if *on_front { "" } else { "  another row has no more memory and no longer step" };
+        writeln!(out, "{limit:>12} {:>12} {:>12} {sum:>15}{beaten}", show_bytes(held), show_seconds(step))?;
     }
     Ok(())
 }

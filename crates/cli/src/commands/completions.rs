@@ -1,14 +1,14 @@
-//! `completions`: what a shell must know to complete our command lines.
+//! `completions`: completion scripts for shells.
 
 use crate::{Cli, Verdict};
 use clap::CommandFactory;
 use clap_complete::Shell;
 use std::io::{self, Write};
 
-/// Prints a completion script: of bash, elvish, fish, powershell or zsh.
+/// Prints a completion script for bash, elvish, fish, powershell or zsh.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The shell that is to complete
+    /// The shell
     shell: Shell,
 }
 

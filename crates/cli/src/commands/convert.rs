@@ -1,4 +1,4 @@
-//! `convert`: a cost network from one format to another.
+//! `convert`: converts a cost network from one format to another.
 
 use crate::Verdict;
 use crate::files::{read_network, write_atomically};
@@ -6,27 +6,27 @@ use clap::ValueEnum;
 use shardwright_search::format::{write_cfn, write_iopddl};
 use std::path::PathBuf;
 
-/// Converts a bare cost network, say for another solver to check.
+/// Converts a cost network to another format, for other solvers.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The network: the contest's JSON, plain or gzip; `-` reads standard input.
+    /// The network: the contest's JSON, plain or gzip; `-` is standard input
     network: PathBuf,
-    /// Where to write it; a name that ends in `.gz` is compressed.
+    /// The file to write, compressed if its name ends in `.gz`
     #[arg(short, long)]
     output: PathBuf,
-    /// The format; by default `cfn` where the output's name says so, else `iopddl`.
+    /// The format; by default `cfn` if the output's name ends so, else `iopddl`
     #[arg(long)]
     format: Option<Format>,
-    /// Leave the memory limit out.
+    /// Leave out the memory limit
     #[arg(long)]
     without_memory: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
-    /// The contest's JSON.
+    /// The contest's JSON
     Iopddl,
-    /// toulbar2's cost function networks.
+    /// toulbar2's cost function networks
     Cfn,
 }
 

@@ -1,26 +1,23 @@
-//! `diff`: what two plans of one model do differently, layer by layer, and what each difference is worth.
+//! `diff`: the layers in which two plans of one model differ, and the gain of each change.
 
 use crate::Verdict;
-use crate::commands::{
-    report,
-    run::{read_plan, reopen},
-};
+use crate::commands::report;
 use crate::files::write_atomically;
-use crate::planning::{PlanningArgs, show_bytes, show_seconds};
 use anyhow::{Context, ensure};
 use shardwright_plan::Plan;
-use shardwright_report::{Difference, Page};
+use shardwright_report::{Difference, Page, common_axes, on_finer_axes};
+use shardwright_request::{OpenedPlan, Request, read_plan, show_bytes, show_seconds};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Compares two plans of one model on one machine: what changed, and what each change is worth.
+/// Compares two plans of one model on one machine: changed configs, and the gain of each change.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A plan, as `plan -o` writes it
+    /// A plan that `plan -o` wrote
     before: String,
-    /// Another of the same model and machine
+    /// Another plan of the same model and machine
     after: String,
-    /// Write a report to this file: the second plan beside the first, one HTML page that needs nothing else
+    /// Write a report of both plans to this file: one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// One JSON object on standard output, nothing else
@@ -44,21 +41,27 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         after.model
     );
     ensure!(
-        before.machine_fingerprint == after.machine_fingerprint && before.axes == after.axes,
-        "{} and {} speak of different devices: {} and {}",
+        before.machine_fingerprint == after.machine_fingerprint,
+        "{} and {} are plans for different devices: {} and {}",
         args.before,
         args.after,
         axes(&before),
         axes(&after)
     );
-    let request = reopen(&PlanningArgs::of(&args.before, 1), &before)?;
-    // Layers, unless ops of a layer differ from it in one of the plans.
+    let opened = OpenedPlan::of(before, &Request::of_model(&args.before))?;
+    let OpenedPlan { inputs, plan: before, mesh, assignment: old } = &opened;
+    let after_mesh = after.mesh(&inputs.machine)?;
+    let new = after.assignment(&inputs.graph, &after_mesh)?;
+    let common = common_axes(&inputs.machine, mesh, &after_mesh)?;
+    let (old, new) = (on_finer_axes(old, mesh, &common), on_finer_axes(&new, &after_mesh, &common));
+    // Changes are listed by layer, unless one of the plans is untied.
     let untied = before.space.untied || after.space.untied;
-    let problem = request.bare(before.mesh(&request.machine)?, untied)?;
+    let context = inputs.context(common, untied)?;
+    let (before, after) = ((before, &old), (&after, &new));
     let difference = match &args.report {
-        None => Difference::of(&problem, &before, &after)?,
+        None => Difference::of(&context, before, after)?,
         Some(path) => {
-            let page = Page::of_two(&problem, &before, &after, &report::control())?;
+            let page = Page::of_two(&context, before, after, &report::control())?;
             write_atomically(path, |out| page.write(out))?;
             page.difference.context("a page of two plans has their difference")?
         }
@@ -94,11 +97,11 @@ fn print(out: &mut impl Write, answer: &Difference) -> io::Result<()> {
     };
     let bytes = |value: f64| show_bytes(value as u64);
     line(out, "simulated step", answer.step_seconds, &show_seconds)?;
-    line(out, "if nothing overlapped", sums, &show_seconds)?;
+    line(out, "without overlap", sums, &show_seconds)?;
     line(out, "memory per device", answer.peak_memory_bytes.map(|b| b as f64), &bytes)?;
-    line(out, "sent per step", answer.traffic_bytes.map(|b| b as f64), &bytes)?;
+    line(out, "traffic per step", answer.traffic_bytes.map(|b| b as f64), &bytes)?;
     if answer.changes.is_empty() {
-        return writeln!(out, "\nno op is split otherwise");
+        return writeln!(out, "\nall ops have equal configs");
     }
     writeln!(
         out,
@@ -120,8 +123,9 @@ fn print(out: &mut impl Write, answer: &Difference) -> io::Result<()> {
     let alone: f64 = answer.changes.iter().map(|change| change.alone_seconds).sum();
     writeln!(
         out,
-        "note: `alone` is what the first plan's sum would become longer by, were this the only change, `undone` what the \
-         second's would, were this alone taken back; together the changes are worth {:+.3} ms, one by one {:+.3} ms: the rest is what neighbours do for each other",
+        "note: `alone`: change of the first plan's time without overlap by this change alone\n\
+         note: `undone`: change of the second plan's time without overlap if this change is taken back\n\
+         note: all changes together: {:+.3} ms; sum of `alone`: {:+.3} ms; neighbours cause the difference",
         (sums[1] - sums[0]) * 1e3,
         alone * 1e3
     )

@@ -1,32 +1,30 @@
-//! `explain`: why every layer of a plan is split as it is, what the alternatives would cost, and what holds the memory.
+//! `explain`: the cost of every layer's alternatives, and the tensors that hold the memory.
 
 use crate::Verdict;
-use crate::commands::run::{read_plan, reopen};
 use crate::interrupt;
-use crate::planning::{PlanningArgs, show_bytes, show_seconds};
-use anyhow::Context;
+use anyhow::Context as _;
 use serde_json::json;
-use shardwright_plan::{Plan, Problem};
+use shardwright_plan::{Context, Plan};
 use shardwright_report::{
-    Alternatives, Certainty, Choice, DeviceClass, Explainer, Explanation, Reoptimised, Step,
+    Alternatives, Certainty, Choice, DeviceClass, Explainer, Explanation, Reoptimisation, StepView,
 };
-use shardwright_request::parse_seconds;
+use shardwright_request::{OpenedPlan, WallClock, parse_seconds, show_bytes, show_seconds};
 use shardwright_search::{Control, StopReason};
-use shardwright_space::Config;
+use shardwright_space::{Assignment, Config};
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Says why ops got their configs: what the alternatives would cost.
+/// Explains configs by the costs of their alternatives.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A plan, as `plan -o` writes it
+    /// A plan that `plan -o` wrote
     plan: String,
-    /// An op's or a layer's name; all layers, in a line each, where none is given
+    /// The name of an op or a layer; without one, all layers, one line each
     op: Option<String>,
-    /// How many alternatives
+    /// At most this many alternatives
     #[arg(long, default_value_t = 8)]
     most: usize,
-    /// The longest that is searched for what alternatives cost with everything else chosen anew
+    /// Seconds of search for the costs of alternatives with all other configs reoptimised
     #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = parse_seconds)]
     time: Duration,
     /// One JSON object on standard output, nothing else
@@ -36,63 +34,62 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let not_one = || format!("{} is not a plan: `plan -o` writes them", args.plan);
-    let plan = read_plan(&args.plan)?.with_context(not_one)?;
-    let request = reopen(&PlanningArgs::of(&args.plan, 1), &plan)?;
-    let problem = request.bare(plan.mesh(&request.machine)?, plan.space.untied)?;
-    let configs = plan.configs(&request.graph, problem.mesh())?;
-    let mut explainer = Explainer::new(&problem, &configs)?;
+    let opened = OpenedPlan::open(&args.plan)?;
+    let (context, graph) = (opened.context()?, &opened.inputs.graph);
+    let OpenedPlan { plan, assignment, .. } = &opened;
+    let mut explainer = Explainer::new(&context, assignment)?;
     let part = match &args.op {
         None => None,
         Some(name) => {
-            let op = request.graph.op_ids().find(|&op| request.graph.node(op).name == *name);
-            Some(explainer.part(op.with_context(|| unknown(&plan, name))?))
+            let op = graph.op_ids().find(|&op| graph.node(op).name == *name);
+            Some(explainer.part(op.with_context(|| unknown(plan, name))?))
         }
     };
-    let control = Control { cancel: Some(interrupt::flag()), ..Control::new() }.time_limit(args.time);
+    let control = Control { cancel: Some(interrupt::flag()), ..Control::new() }
+        .time_limit(WallClock::global(), args.time);
     let reoptimised = match part {
-        None => Reoptimised::of(&problem, &plan, &configs, &control),
+        None => Reoptimisation::of(&context, plan, assignment, &control),
         Some(part) => {
             let leads = explainer.leads(part)?;
-            one(&problem, &plan, &configs, part, &leads[..leads.len().min(args.most + 1)], &control)
+            one(&context, plan, assignment, part, &leads[..leads.len().min(args.most + 1)], &control)
         }
     };
     let parts = part.map_or_else(|| (0..explainer.parts()).collect(), |part| vec![part]);
     let known = reoptimised.as_ref().ok();
     let explained = parts.into_iter().map(|part| explainer.explain(part, args.most, known));
     let explained: Vec<Explanation> = explained.collect::<Result<_, _>>()?;
-    let step = Step::simulate("plan", &problem, &configs)?;
+    let step = StepView::simulate("plan", &context, assignment)?;
     let fullest = step.fullest().context("the machine has no devices")?;
     let mut out = io::stdout().lock();
     if args.json {
-        let rows: Vec<_> = explained.iter().map(|own| as_json(&plan, own)).collect();
-        let answer = json!({ "choices": rows, "memory": memory_json(&plan, fullest) });
+        let rows: Vec<_> = explained.iter().map(|own| as_json(plan, own)).collect();
+        let answer = json!({ "choices": rows, "memory": memory_json(plan, fullest) });
         writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
         return Ok(Verdict::Done);
     }
     if args.op.is_some() {
-        explained.iter().try_for_each(|own| describe(&mut out, &plan, own))?;
+        explained.iter().try_for_each(|own| describe(&mut out, plan, own))?;
     } else {
-        list(&mut out, &plan, &explained)?;
-        memory(&mut out, &plan, fullest)?;
+        list(&mut out, plan, &explained)?;
+        memory(&mut out, plan, fullest)?;
     }
     if let Err(reason) = reoptimised {
-        writeln!(out, "note: what everything else chosen anew would change is not known: {reason}")?;
+        writeln!(out, "note: `reoptimised` is unknown: {reason}")?;
     }
     Ok(Verdict::Done)
 }
 
-/// What configs of one part would change: by elimination where that is exact, else each by a search of its own.
+/// The reoptimised costs of one part's configs: by elimination where that is exact, else by one search per config.
 fn one(
-    problem: &Problem<'_>,
+    context: &Context<'_>,
     plan: &Plan,
-    configs: &[Config],
+    assignment: &Assignment,
     part: usize,
     leads: &[Config],
     control: &Control<'_>,
-) -> Result<Reoptimised, String> {
+) -> Result<Reoptimisation, String> {
     let alternatives =
-        Alternatives::new(problem, plan, configs, control).map_err(|error| error.to_string())?;
+        Alternatives::new(context, plan, assignment, control).map_err(|error| error.to_string())?;
     let all = match alternatives.all(control) {
         Ok(known) if known.certainty != Certainty::AtLeast => return Ok(known),
         all => all,
@@ -107,14 +104,14 @@ fn one(
     }
 }
 
-/// What to say of a name that no op has.
+/// The message for a name that no op has.
 fn unknown(plan: &Plan, name: &str) -> String {
     let close: Vec<&str> =
         plan.ops.iter().map(|op| &op.name[..]).filter(|op| op.contains(name)).take(5).collect();
     let hint = if close.is_empty() {
         "`plan -v` lists them".to_string()
     } else {
-        format!("there is {}", close.join(", "))
+        format!("did you mean {}?", close.join(", "))
     };
     format!("{} has no op `{name}`; {hint}", plan.model)
 }
@@ -156,56 +153,58 @@ fn change(picoseconds: i64) -> String {
     format!("{sign}{}", show_seconds(seconds(picoseconds.abs())))
 }
 
-/// What everything else chosen anew would change.
-fn anew(choice: &Choice) -> String {
+/// The change with all other configs reoptimised.
+fn reoptimised(choice: &Choice) -> String {
     choice.reoptimised_ps.map_or_else(|| "-".into(), change)
 }
 
-const NOTE: &str = "note: `alone`: everything else stays as it is; times add up as if nothing overlapped";
+const NOTE: &str = "note: `alone`: change of the time without overlap if all other configs stay";
 
-/// How changes with everything else chosen anew are meant.
+/// The note on reoptimised changes.
 fn meant(certainty: Option<Certainty>) -> &'static str {
     match certainty {
-        None => "memory is not looked at",
-        Some(Certainty::Exact) => "`anew`: everything else is chosen anew, as well as can be",
+        None => "note: the memory limit is ignored",
+        Some(Certainty::Exact) => {
+            "note: `reoptimised`: change if all other configs are chosen again optimally"
+        }
         Some(Certainty::AtLeast) => {
-            "`anew`: everything else is chosen anew; at least, since nothing more was proved, or memory not looked at"
+            "note: `reoptimised`: lower bound of the change if all other configs are chosen again; the memory limit is ignored"
         }
         Some(Certainty::AtMost) => {
-            "`anew`: everything else is chosen anew; at most, since ops with too many configs stay as they are"
+            "note: `reoptimised`: upper bound of the change if all other configs are chosen again; ops with too many configs keep theirs"
         }
     }
 }
 
-/// One op's choice and the others.
+/// One op's config and its alternatives.
 fn describe(out: &mut impl Write, plan: &Plan, own: &Explanation) -> io::Result<()> {
     let (chosen, name) = (&own.options[0], &plan.ops[own.op as usize].name);
     writeln!(
         out,
-        "{name} is {}: {}, of that {} computing, {} communication among its own ops, {} with its neighbours",
+        "{name}: config {}, {} without overlap",
         chosen.config,
-        show_seconds(seconds(chosen.total_ps())),
-        show_seconds(seconds(chosen.compute_ps)),
-        show_seconds(seconds(chosen.inside_ps)),
-        show_seconds(seconds(chosen.neighbours_ps))
+        show_seconds(seconds(chosen.total_ps()))
     )?;
+    writeln!(out, "  {:<28} {}", "computing", show_seconds(seconds(chosen.compute_ps)))?;
+    writeln!(out, "  {:<28} {}", "reshards inside the layer", show_seconds(seconds(chosen.inside_ps)))?;
+    writeln!(out, "  {:<28} {}", "reshards with neighbours", show_seconds(seconds(chosen.neighbours_ps)))?;
     if own.ops.len() > 1 {
-        writeln!(out, "{} ops follow it: its gradients and updates", own.ops.len() - 1)?;
+        writeln!(out, "  {:<28} {} (gradients and updates)", "ops that follow", own.ops.len() - 1)?;
     }
     if let Some(gain) = chosen.reoptimised_ps.filter(|change| *change < 0) {
         let most = if own.reoptimised == Some(Certainty::Exact) { "" } else { "at most " };
         let gain = show_seconds(seconds(-gain));
-        writeln!(out, "with it kept and everything else chosen anew, the sum would be {most}{gain} less")?;
+        writeln!(out, "  {:<28} {most}{gain} less", "all others reoptimised")?;
     }
     if own.options.len() == 1 {
         let why =
-            if own.configs > 0 { "there is no other way" } else { "it has too many configs to look at" };
-        return writeln!(out, "{why}");
+            if own.configs > 0 { "it has no other config" } else { "it has too many configs to compare" };
+        return writeln!(out, "  {:<28} {why}", "alternatives");
     }
     writeln!(
         out,
         "\n{:<16} {:>12} {:>12} {:>12} {:>14} {:>14}",
-        "instead", "computing", "its own", "neighbours", "alone", "anew"
+        "instead", "computing", "inside", "neighbours", "alone", "reoptimised"
     )?;
     for other in &own.options[1..] {
         writeln!(
@@ -216,52 +215,52 @@ fn describe(out: &mut impl Write, plan: &Plan, own: &Explanation) -> io::Result<
             show_seconds(seconds(other.inside_ps)),
             show_seconds(seconds(other.neighbours_ps)),
             change(other.total_ps() - chosen.total_ps()),
-            anew(other)
+            reoptimised(other)
         )?;
     }
     writeln!(out, "({} of {} configs)", own.options.len() - 1, own.configs)?;
-    writeln!(out, "{NOTE}; {}", meant(own.reoptimised))
+    writeln!(out, "{NOTE}\n{}", meant(own.reoptimised))
 }
 
-/// All choices, a line each.
+/// All choices, one line each.
 fn list(out: &mut impl Write, plan: &Plan, explained: &[Explanation]) -> io::Result<()> {
     writeln!(
         out,
         "{:<32} {:<12} {:>11}   {:<12} {:>12} {:>12}",
-        "op", "config", "costs", "next best", "alone", "anew"
+        "op", "config", "cost", "next best", "alone", "reoptimised"
     )?;
     for own in explained {
         let chosen = &own.options[0];
-        let (next, alone, anew) = match own.options.get(1) {
+        let (next, alone, again) = match own.options.get(1) {
             None => ("-", "-".to_string(), "-".to_string()),
-            Some(next) => (&next.config[..], change(next.total_ps() - chosen.total_ps()), anew(next)),
+            Some(next) => (&next.config[..], change(next.total_ps() - chosen.total_ps()), reoptimised(next)),
         };
         writeln!(
             out,
-            "{:<32} {:<12} {:>11}   {next:<12} {alone:>12} {anew:>12}",
+            "{:<32} {:<12} {:>11}   {next:<12} {alone:>12} {again:>12}",
             plan.ops[own.op as usize].name,
             chosen.config,
             show_seconds(seconds(chosen.total_ps()))
         )?;
     }
-    writeln!(out, "{NOTE}; {}", meant(explained.first().and_then(|own| own.reoptimised)))
+    writeln!(out, "{NOTE}\n{}", meant(explained.first().and_then(|own| own.reoptimised)))
 }
 
-/// What holds a device's memory when it is fullest.
+/// The tensors that hold a device's memory at its peak.
 fn memory(out: &mut impl Write, plan: &Plan, fullest: &DeviceClass) -> io::Result<()> {
     let peak = &fullest.peak;
     let doing = peak.op.map_or_else(String::new, |op| format!(", in {}", plan.ops[op as usize].name));
     writeln!(
         out,
-        "\ndevice {} holds most after {}{doing}: {}",
+        "\npeak memory: {} on device {}, {} into the step{doing}",
+        show_bytes(fullest.peak_memory_bytes),
         fullest.device,
-        show_seconds(peak.at_ps as f64 / 1e12),
-        show_bytes(fullest.peak_memory_bytes)
+        show_seconds(peak.at_ps as f64 / 1e12)
     )?;
     for own in &peak.kinds {
         writeln!(out, "  {:<16} {:>12}", own.kind, show_bytes(own.bytes))?;
     }
-    writeln!(out, "the largest:")?;
+    writeln!(out, "largest tensors:")?;
     for held in &peak.largest {
         writeln!(out, "  {:<16} {:>12}  {}", held.kind, show_bytes(held.bytes), held.tensor)?;
     }

@@ -1,21 +1,20 @@
-//! `export`: a plan of a StableHLO program in the words of other engines.
+//! `export`: a plan's shardings for other engines.
 
-use crate::Verdict;
-use crate::commands::run::read_plan;
 use crate::files::write_atomically;
-use crate::planning::PlanningArgs;
+use crate::{Verdict, complain};
 use anyhow::Context;
-use shardwright_cost::Relayouts;
-use shardwright_export::{Shardings, to_sdy};
+use shardwright_export::{ExportError, Shardings, TensorPlacements, to_sdy};
+use shardwright_request::OpenedPlan;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes a plan's shardings: of a StableHLO program (.mlir), for JAX and XLA.
+/// Writes a plan's shardings for other engines: JAX and XLA (StableHLO programs), PyTorch's DTensor (all plans).
 #[derive(clap::Args)]
 pub struct Args {
-    /// A plan, as `plan -o` writes it
+    /// A plan that `plan -o` wrote
     plan: String,
-    /// `sdy`: the program with its shardings in Shardy's dialect; `jax`: axes and shardings as JSON
+    /// `sdy`: the program with its shardings in Shardy's dialect; `jax`: axes and shardings as JSON; `dtensor`: mesh and
+    /// placements of all tensors as JSON
     #[arg(long, value_enum)]
     to: Engine,
     /// The file to write; `-` is standard output
@@ -27,33 +26,19 @@ pub struct Args {
 enum Engine {
     Sdy,
     Jax,
+    Dtensor,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let plan = read_plan(&args.plan)?.with_context(|| format!("{}: not a plan", args.plan))?;
-    let asked = plan.request.clone().with_context(|| {
-        format!("{}: the plan does not say how its model was asked for; plan again", args.plan)
-    })?;
-    let request = PlanningArgs::of(&asked.model, 0).for_request(asked)?.open()?;
-    let program = request.program.as_ref().with_context(|| {
-        format!(
-            "{}: only plans of StableHLO programs have shardings; this one is of {}",
-            args.plan, plan.model
-        )
-    })?;
-    let mesh = plan.mesh(&request.machine)?;
-    let configs = plan.configs(&request.graph, &mesh)?;
-    let relayouts = Relayouts::new(&request.machine, &mesh);
-    let shardings = Shardings::of(&program.imported, &request.graph, &relayouts, &configs)?;
-    let text = match args.to {
-        Engine::Sdy => to_sdy(&program.text, &plan.model, &shardings, &mesh)?,
-        Engine::Jax => {
-            let axes = serde_json::to_value(&plan.axes)?;
-            let mut json = serde_json::to_value(&shardings)?;
-            json["axes"] = axes;
-            format!("{json:#}\n")
+    let opened = OpenedPlan::open(&args.plan)?;
+    let text = match exported(args, &opened) {
+        // The plan is valid, but the engine has no words for it.
+        Err(error) if matches!(error.downcast_ref(), Some(ExportError::Pinned { .. })) => {
+            complain(&format_args!("{error:#}"));
+            return Ok(Verdict::CannotBeMet);
         }
+        text => text?,
     };
     if args.output == Path::new("-") {
         io::stdout().lock().write_all(text.as_bytes())?;
@@ -61,4 +46,25 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         write_atomically(&args.output, |out| out.write_all(text.as_bytes()))?;
     }
     Ok(Verdict::Done)
+}
+
+fn exported(args: &Args, opened: &OpenedPlan) -> anyhow::Result<String> {
+    let OpenedPlan { inputs, plan, mesh, assignment } = opened;
+    if let Engine::Dtensor = args.to {
+        let placements = TensorPlacements::of(&inputs.graph, &opened.resharder(), assignment)?;
+        return Ok(format!("{:#}\n", serde_json::to_value(&placements)?));
+    }
+    let program = inputs.program.as_ref().with_context(|| {
+        format!(
+            "{}: only plans of StableHLO programs have shardings; this one is of {}: `--to dtensor` has its placements",
+            args.plan, plan.model
+        )
+    })?;
+    let shardings = Shardings::of(&program.imported, &inputs.graph, &opened.resharder(), assignment)?;
+    if let Engine::Sdy = args.to {
+        return Ok(to_sdy(&program.text, &plan.model, &shardings, mesh)?);
+    }
+    let mut json = serde_json::to_value(&shardings)?;
+    json["axes"] = serde_json::to_value(&plan.axes)?;
+    Ok(format!("{json:#}\n"))
 }

@@ -1,9 +1,9 @@
-//! `licences`: what may be done with this program, and with all that is linked into it.
+//! `licences`: the licences of this program and of all linked libraries.
 
 use crate::Verdict;
 use std::io::{self, Write};
 
-/// Prints the licences of this program and of everything that is linked into it.
+/// Prints the licences of this program and of all linked libraries.
 #[derive(clap::Args)]
 pub struct Args {}
 

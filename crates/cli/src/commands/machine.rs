@@ -4,15 +4,15 @@ use crate::{Verdict, files};
 use anyhow::ensure;
 use serde_json::json;
 use shardwright_cost::Comm;
-use shardwright_engine::{Groups, collective_seconds};
+use shardwright_engine::{WorkerGroups, collective_seconds};
 use shardwright_machine::{
-    Bytes, BytesPerSecond, Device, Exchange, FlopsPerSecond, Level, Link, Machine, MachineSpec, Measured,
-    Peaks, Point, Seconds, Topology,
+    Bytes, BytesPerSecond, CollectiveKind, CollectiveMeasurement, Device, FlopsPerSecond, Level, Link,
+    Machine, MachineSpec, MeasuredTime, Peaks, Seconds, Topology,
 };
 use shardwright_runtime::measure::{WorkerRates, op_overhead, signal_latency, worker_rates};
 use std::{fmt::Write as _, io::Write as _, path::PathBuf};
 
-/// Works with this machine as a device.
+/// Measures this machine.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -30,10 +30,10 @@ struct ProbeArgs {
     /// Where to write the machine file (default: standard output)
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// The largest number of workers (default: as many as there are cores)
+    /// The largest number of workers (default: the number of cores)
     #[arg(long)]
     workers: Option<usize>,
-    /// Measurements as one JSON object on standard output
+    /// Print the measurements as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -71,14 +71,14 @@ fn print(text: &str) -> anyhow::Result<()> {
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-/// This computer's memory in bytes, as Linux tells it.
+/// This computer's memory in bytes, from Linux.
 fn total_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// 1, 2, 4, ... and the number asked for.
+/// 1, 2, 4, ... and the requested number.
 fn steps(workers: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < workers).chain([workers])
 }
@@ -104,7 +104,7 @@ fn comment(rates: &[WorkerRates]) -> String {
 
 /// One of the engine's collectives, measured.
 struct Timed {
-    exchange: Exchange,
+    exchange: CollectiveKind,
     members: usize,
     bytes: u64,
     seconds: f64,
@@ -117,20 +117,20 @@ impl Timed {
     }
 }
 
-/// Bytes of messages, from those that take no time but for being sent to those that are past a core's caches.
+/// Message sizes in bytes: from latency alone to more than a core's caches hold.
 const SIZES: [u64; 5] = [256, 16 << 10, 256 << 10, 2 << 20, 16 << 20];
-/// Every worker holds less than so many times a message while it is timed.
+/// A worker holds less than this many messages while one is timed.
 const HELD: u64 = 16;
 
-/// Times the engine's collectives in all groups that so many workers can form evenly; nothing where there is nobody to talk to, and
-/// only messages that half of the memory has room for.
+/// Times the engine's collectives in all equal groups of the workers. A single worker has no collectives. Messages that do not
+/// fit into half of the memory are left out.
 fn collectives(workers: usize, memory: u64) -> anyhow::Result<Vec<Timed>> {
     let mut found = Vec::new();
     let fits = |bytes: &u64| HELD * bytes * workers as u64 <= memory / 2;
     for members in (2..=workers).filter(|members| workers.is_multiple_of(*members)) {
-        for exchange in Exchange::ALL {
+        for exchange in CollectiveKind::ALL {
             for bytes in SIZES.into_iter().filter(fits) {
-                let groups = Groups { workers, members };
+                let groups = WorkerGroups { workers, members };
                 if let Some(seconds) = collective_seconds(exchange.into(), groups, bytes)? {
                     found.push(Timed { exchange, members, bytes, seconds });
                 }
@@ -140,31 +140,31 @@ fn collectives(workers: usize, memory: u64) -> anyhow::Result<Vec<Timed>> {
     Ok(found)
 }
 
-/// What was measured, as a machine's file has it.
-fn tables(collectives: &[Timed], level: &str) -> Vec<Measured> {
+/// The measurements as tables of a machine file.
+fn tables(collectives: &[Timed], level: &str) -> Vec<CollectiveMeasurement> {
     let table = |of_one: &[Timed]| {
-        // A larger message that took less time than a smaller one was lucky.
+        // Times must not fall with the size: a faster larger message is noise.
         let mut least = 0.0_f64;
         let points = of_one.iter().map(|timed| {
             least = least.max(rounded(timed.seconds));
-            Point { bytes: Bytes(timed.bytes), seconds: Seconds(least) }
+            MeasuredTime { bytes: Bytes(timed.bytes), seconds: Seconds(least) }
         });
         let points = points.collect();
         let (collective, members) = (of_one[0].exchange, of_one[0].members as u32);
-        Measured { level: level.into(), collective, members, points }
+        CollectiveMeasurement { level: level.into(), collective, members, points }
     };
     collectives.chunk_by(|a, b| (a.exchange, a.members) == (b.exchange, b.members)).map(table).collect()
 }
 
-/// The machine whose collectives take as long as they were measured to take: those that were, and others by the cost model of links: bandwidth by the
-/// large ones, latency by the small ones, the geometric mean over the kinds of each among all workers.
+/// The machine with measured collectives, and a link fitted to them for all others. Large messages give the bandwidth, small ones
+/// the latency: the geometric mean over all collectives among all workers.
 fn fitted(machine: &Machine, collectives: &[Timed]) -> anyhow::Result<Machine> {
     let mut spec = machine.spec().clone();
     let comm = Comm::new(machine, machine.mesh());
     let predicted = |timed: &Timed| {
         comm.seconds(timed.exchange.into(), machine.mesh().all(), Bytes(timed.bytes)).0.max(f64::MIN_POSITIVE)
     };
-    // How much slower than predicted messages of a size are, on average.
+    // The mean ratio of measured to predicted time for one message size.
     let slower = |bytes: Option<u64>| {
         let logs: Vec<f64> = collectives
             .iter()
@@ -181,12 +181,12 @@ fn fitted(machine: &Machine, collectives: &[Timed]) -> anyhow::Result<Machine> {
     Machine::new(spec).map_err(|problem| anyhow::anyhow!("{}: {}", problem.key, problem.reason))
 }
 
-/// Four digits: more would pretend to a precision that no measurement here has.
+/// Rounds to four digits, the precision of these measurements.
 fn rounded(x: f64) -> f64 {
     format!("{x:.3e}").parse().unwrap_or(x)
 }
 
-/// The machine with the largest measured number of workers: what each gets while all of them work.
+/// The machine of all workers: the rates of one worker while all of them work.
 fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -> anyhow::Result<Machine> {
     let Some(all) = rates.last() else { anyhow::bail!("nothing was measured") };
     let (latency, overhead) = (rounded(latency), rounded(overhead));
@@ -212,6 +212,8 @@ fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -
         device: Device {
             name: "cpu".into(),
             memory: Bytes(memory / all.workers as u64),
+            reserve: Bytes::ZERO,
+            memory_limit: true,
             memory_bandwidth: BytesPerSecond(rounded(all.memory)),
             launch_overhead: Seconds(overhead),
             cores: 1,

@@ -1,4 +1,4 @@
-//! `machines`: which machines are built in; `machines NAME`: one machine's file.
+//! `machines`: the built-in machines; `machines NAME`: one machine's file.
 
 use crate::Verdict;
 use anyhow::Context;
@@ -8,10 +8,10 @@ use shardwright_request::open_machine as open;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// Lists the built-in machines, or prints the file of one.
+/// Lists the built-in machines, or prints the file of one machine.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A machine whose file to print: a built-in name, `flat:N`, `cpu:N`, a .toml file; `NAME:K` for its first K devices
+    /// The machine: a built-in name, `flat:N`, `cpu:N`, or a .toml file; `NAME:K` for its first K devices
     name: Option<String>,
     /// One JSON value on standard output
     #[arg(long)]

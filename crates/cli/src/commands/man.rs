@@ -1,4 +1,4 @@
-//! `man`: the manual pages, made from the same description of the command line as `--help`.
+//! `man`: the manual pages, from the same texts as `--help`.
 
 use crate::files::write_atomically;
 use crate::{Cli, Verdict};
@@ -11,9 +11,9 @@ use std::path::PathBuf;
 /// Prints a manual page, or writes all of them.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The command whose page is printed, such as `plan` or `machine probe`; without one that of the program
+    /// The command, such as `plan` or `machine probe`; without one, the program itself
     command: Vec<String>,
-    /// Write the pages of the program and of every command into this folder instead
+    /// Write the pages of the program and of all commands into this folder
     #[arg(short, long, conflicts_with = "command")]
     output: Option<PathBuf>,
 }

@@ -1,15 +1,15 @@
-//! `models`: which models are built in, with their sizes; `models MODEL`: one model and its options; `models FILE`: what is
-//! in a file.
+//! `models`: the built-in models with their sizes; `models MODEL`: one model and its options; `models FILE`: the contents of a
+//! file.
 
 use crate::Verdict;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde::Serialize;
-use shardwright_frontend::zoo::{self, BuildOptions, FAMILIES, Family, OptionSpec};
 use shardwright_graph::{Graph, Role};
-use shardwright_request::{Ask, Request, is_path, parse_size};
+use shardwright_request::{Inputs, Request, is_path, parse_size};
+use shardwright_zoo::{self as zoo, BuildOptions, FAMILIES, OptionSpec, PRESET_OPTIONS, PRESETS};
 use std::io::{self, Write};
 
-/// Lists the built-in models, or says what one of them takes, or what is in a file.
+/// Lists the built-in models, or the options of one model, or the contents of a file.
 #[derive(clap::Args)]
 pub struct Args {
     /// A model, with or without options: `gpt`, `gpt:layers=24,hidden=1024,heads=16`; or a file as `plan` takes it
@@ -17,7 +17,10 @@ pub struct Args {
     /// Samples per step, for a file
     #[arg(long, requires = "model")]
     batch: Option<u64>,
-    /// The size of a dimension that an ONNX file leaves open; may be repeated
+    /// Tokens per sample, for a config.json
+    #[arg(long, requires = "model")]
+    seq: Option<u64>,
+    /// Size of a symbolic dimension of an ONNX file; may be repeated
     #[arg(long, value_name = "NAME=N", value_parser = parse_size, requires = "model")]
     dim: Vec<(String, u64)>,
     /// One JSON value on standard output
@@ -25,7 +28,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What is known of a model with its options set; computed from its graph.
+/// The sizes of a model, computed from its graph.
 #[derive(Serialize)]
 struct Row {
     name: String,
@@ -35,7 +38,7 @@ struct Row {
     summary: &'static str,
 }
 
-/// What a file holds, as a training step.
+/// The training step of a file.
 #[derive(Serialize)]
 struct FileRow {
     #[serde(flatten)]
@@ -47,8 +50,10 @@ struct FileRow {
 
 impl FileRow {
     fn of(path: &str, args: &Args) -> anyhow::Result<Self> {
-        let ask = Ask { batch: args.batch, dims: args.dim.clone(), ..Ask::of(path, "flat:1") };
-        let Request { graph, notes, .. } = ask.open()?;
+        let mut request = Request::new(path, "flat:1");
+        (request.model.batch, request.model.dims) = (args.batch, args.dim.clone());
+        request.model.seq = args.seq;
+        let Inputs { graph, notes, .. } = request.open()?;
         let input = |t| format!("{} {}", graph.tensor(t).name, graph.tensor(t).ty);
         let inputs = graph.sources(Role::Input).map(input).collect();
         Ok(Self { row: Row::new(graph, "a file"), inputs, notes })
@@ -67,8 +72,9 @@ impl FileRow {
 }
 
 impl Row {
-    fn of(spec: &str, family: &Family) -> anyhow::Result<Self> {
-        Ok(Self::new(zoo::build(spec, &BuildOptions::default())?, family.summary))
+    fn of(spec: &str, summary: &'static str) -> anyhow::Result<Self> {
+        let options = BuildOptions { optimizer: zoo::usual_optimizer(spec), ..BuildOptions::default() };
+        Ok(Self::new(zoo::build(spec, &options)?, summary))
     }
 
     fn new(graph: Graph, summary: &'static str) -> Self {
@@ -131,8 +137,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
         (Some(spec), json) => {
             anyhow::ensure!(
-                args.batch.is_none() && args.dim.is_empty(),
-                "--batch and --dim are for files; built-in models have options"
+                args.batch.is_none() && args.seq.is_none() && args.dim.is_empty(),
+                "--batch, --seq and --dim are for files; built-in models have options"
             );
             let description = describe(spec)?;
             if json {
@@ -146,10 +152,11 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
 }
 
 fn rows() -> anyhow::Result<Vec<Row>> {
-    FAMILIES.iter().map(|family| Row::of(family.name, family)).collect()
+    let families = FAMILIES.iter().map(|family| Row::of(family.name, family.summary));
+    families.chain(PRESETS.iter().map(|preset| Row::of(preset.name, preset.summary))).collect()
 }
 
-/// A rule under the header and nothing else: tables are read, not admired.
+/// Only a rule under the header.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 fn table(header: &[&str]) -> Table {
@@ -159,7 +166,7 @@ fn table(header: &[&str]) -> Table {
 }
 
 fn write_table(out: &mut impl Write, rows: &[Row]) -> anyhow::Result<()> {
-    let mut table = table(&["model", "parameters", "ops", "per step", "what it is"]);
+    let mut table = table(&["model", "parameters", "ops", "per step", "description"]);
     for row in rows {
         table.add_row(row.cells().into_iter().chain([Cell::new(row.summary)]));
     }
@@ -169,9 +176,16 @@ fn write_table(out: &mut impl Write, rows: &[Row]) -> anyhow::Result<()> {
 
 fn describe(spec: &str) -> anyhow::Result<Description> {
     let name = spec.split_once(':').map_or(spec, |(name, _)| name);
+    if let Some(preset) = PRESETS.iter().find(|preset| preset.name == name.trim()) {
+        return Ok(Description {
+            row: Row::of(spec, preset.summary)?,
+            tiny: format!("{}:layers=1,batch=1", preset.name),
+            options: PRESET_OPTIONS.iter().map(OptionRow::from).collect(),
+        });
+    }
     let family = zoo::family(name.trim())?;
     Ok(Description {
-        row: Row::of(spec, family)?,
+        row: Row::of(spec, family.summary)?,
         tiny: format!("{}:{}", family.name, family.tiny),
         options: family.options.iter().map(OptionRow::from).collect(),
     })
@@ -192,7 +206,7 @@ fn write_description(out: &mut impl Write, description: &Description) -> anyhow:
         table.add_row([option.name, &option.default, &option.takes, option.help]);
     }
     writeln!(out, "{}", table.trim_fmt())?;
-    writeln!(out, "\nSmall enough to run anywhere: {}", description.tiny)?;
+    writeln!(out, "\nsmall version for tests: {}", description.tiny)?;
     Ok(())
 }
 

@@ -1,19 +1,23 @@
-//! `network`: writes the search problem of a model on a machine, for other solvers to try.
+//! `network`: writes the cost network of a model on a machine, for other solvers.
 
 use crate::Verdict;
 use crate::files::write_atomically;
-use crate::planning::PlanningArgs;
+use crate::interrupt;
 use shardwright_plan::limited;
-use shardwright_search::format::{write_cfn, write_iopddl};
-use shardwright_sim::find;
+use shardwright_request::Request;
+use shardwright_search::{
+    Control,
+    format::{write_cfn, write_iopddl},
+};
+use shardwright_strategies::find;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes the search problem: costs in picoseconds, one variable per layer, or per op with --untied.
+/// Writes the cost network: costs in picoseconds, one variable per layer, or per op with --untied.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    planning: PlanningArgs,
+    request: Request,
     /// The file to write, compressed if its name ends in .gz; `-` is standard output
     #[arg(short, long, default_value = "-")]
     output: PathBuf,
@@ -30,15 +34,18 @@ enum Format {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let request = args.planning.open()?;
-    let network = args.planning.on_threads(|| -> anyhow::Result<_> {
-        let problem = request.problem(&args.planning.control(&request, find("exact")?))?;
-        Ok(match args.planning.memory {
-            Some(limit) => limited(&problem, limit)?,
-            None => problem.network,
+    let inputs = args.request.open()?;
+    let network = args.request.on_threads(|| -> anyhow::Result<_> {
+        let planner = inputs.planner();
+        // Nothing is searched: a time limit does not apply.
+        let control = Control { deadline: None, ..inputs.control(find("exact")?, interrupt::flag()) };
+        let problem = planner.problem(&control)?;
+        Ok(match inputs.constraints().memory {
+            Some(limit) => limited(problem, limit)?,
+            None => problem.network.clone(),
         })
     })??;
-    let name = format!("{} on {}", args.planning.model, args.planning.machine);
+    let name = format!("{} on {}", args.request.model.name, args.request.machine);
     let write = |out: &mut dyn Write| match args.format {
         Format::Iopddl => write_iopddl(&network, &name, out),
         Format::Cfn => write_cfn(&network, &name, out),

@@ -1,14 +1,14 @@
-//! `ops`: the op kinds that graphs are made of.
+//! `ops`: the op kinds of graphs.
 
 use crate::Verdict;
 use serde::Serialize;
 use shardwright_graph::Op;
 use std::io::{self, Write};
 
-/// Lists the op kinds that graphs are made of.
+/// Lists the op kinds of graphs.
 #[derive(clap::Args)]
 pub struct Args {
-    /// One JSON list on standard output.
+    /// One JSON list on standard output
     #[arg(long)]
     json: bool,
 }

@@ -1,15 +1,14 @@
-//! `plan`: finds a strategy for a model on a machine; and the bare command's demonstration.
+//! `plan`: plans a model on a machine; and the bare command's demonstration.
 
 use crate::commands::report;
 use crate::files::write_atomically;
 use crate::interrupt;
-use crate::planning::{PlanningArgs, Request};
 use crate::progress::ProgressLine;
 use crate::{Verdict, complain};
-use shardwright_plan::{Plan, PlanError};
-use shardwright_request::{Detail, Event, summarise};
+use shardwright_plan::PlanError;
+use shardwright_request::{Detail, Event, OpenedPlan, Request, summarise};
 use shardwright_search::LogEntry;
-use shardwright_sim::find;
+use shardwright_strategies::{SoyBeanError, StrategyError, find};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -18,51 +17,49 @@ use std::sync::{Mutex, PoisonError};
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    planning: PlanningArgs,
-    /// auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, fsdp
+    request: Request,
+    /// Strategy: auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, fsdp
     #[arg(long, default_value = "auto")]
     solver: String,
-    /// Plan with what a run has measured, as `run --record` writes it, in the place of --costs
+    /// Plan with the op times that `run --record` measured, instead of --costs
     #[arg(long, value_name = "RUN", conflicts_with = "costs")]
     refine: Option<String>,
     /// Write the plan to this file
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// Write a report to this file: one HTML page that needs nothing else
+    /// Write a report to this file: one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// One JSON object on standard output, nothing else
     #[arg(long)]
     json: bool,
-    /// Only the verdict
+    /// Print only the verdict: step, baselines, search, proof and notes
     #[arg(short, long)]
     quiet: bool,
-    /// Every layer, not only those that differ from the one before
+    /// Print every layer
     #[arg(short, long)]
     verbose: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let mut planning = args.planning.clone();
-    planning.costs = args.refine.clone().or(planning.costs);
-    let made = match make(&planning, &args.solver) {
-        Err(error) if cannot_be_met(&error) => {
-            complain(&error);
-            return Ok(Verdict::CannotBeMet);
-        }
-        made => made?,
+    let mut request = args.request.clone();
+    request.costs = args.refine.clone().or(request.costs);
+    let made = match make(&request, &args.solver) {
+        Err(error) => return without_plan(error),
+        Ok(made) => made,
     };
-    let plan = &made.plan;
+    let plan = &made.opened.plan;
     if let Some(path) = &args.output {
-        write_atomically(path, |out| writeln!(out, "{}", plan.to_json()))?;
+        let json = plan.to_json()?;
+        write_atomically(path, |out| writeln!(out, "{json}"))?;
     }
     if let Some(path) = &args.report {
-        report::write(path, &made.request, plan, &made.log)?;
+        report::write(path, &made.opened, &made.log)?;
     }
     let mut out = io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", plan.to_json())?;
+        writeln!(out, "{}", plan.to_json()?)?;
     } else {
         let detail = match (args.quiet, args.verbose) {
             (true, _) => Detail::Verdict,
@@ -80,49 +77,60 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// What the bare command shows: VGG-16 on four nodes of four P100s, 32 samples each.
+/// The bare command's demonstration: VGG-16 on four nodes of four P100s, 32 samples each.
 pub fn demonstrate() -> anyhow::Result<Verdict> {
     let mut out = io::stdout().lock();
     writeln!(out, "VGG-16 on four nodes of four P100s, 32 samples per GPU:\n")?;
-    let made = make(&PlanningArgs::of("vgg16", 512), "auto")?;
-    summarise(&mut out, &made.plan, Detail::Usual)?;
+    let mut request = Request::of_model("vgg16");
+    request.model.batch = Some(512);
+    let made = make(&request, "auto")?;
+    summarise(&mut out, &made.opened.plan, Detail::Usual)?;
     let path = Path::new("shardwright-vgg16.html");
-    match report::write(path, &made.request, &made.plan, &made.log) {
+    match report::write(path, &made.opened, &made.log) {
         Ok(()) => writeln!(out, "\nThe report is in {}: open it in a browser.", path.display())?,
-        // A folder that cannot be written to takes nothing from what was shown.
+        // The summary is useful without the report, so a read-only folder is no error.
         Err(error) => writeln!(out, "\nThere is no report: {error:#}.")?,
     }
     writeln!(
         out,
         "Next: `shardwright plan MODEL --machine NAME --report plan.html`, `shardwright compare MODEL`,\n\
-         `shardwright models` and `shardwright machines` for what is built in."
+         `shardwright models` and `shardwright machines` list what is built in."
     )?;
     Ok(Verdict::Done)
 }
 
-/// Whether there is no plan although nothing was wrong with the request: none fits.
-pub fn cannot_be_met(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(PlanError::DoesNotFit { .. }))
+/// The verdict on a valid request without a plan, after its message; other errors are passed on.
+pub fn without_plan(error: anyhow::Error) -> anyhow::Result<Verdict> {
+    let verdict = match (error.downcast_ref::<PlanError>(), error.downcast_ref::<StrategyError>()) {
+        (Some(PlanError::NotFound { .. }), _) => Verdict::NotFound,
+        (Some(reason), _) if reason.is_without_answer() => Verdict::CannotBeMet,
+        (_, Some(StrategyError::SoyBean(SoyBeanError::Time { .. } | SoyBeanError::Refused { .. }))) => {
+            Verdict::CannotBeMet
+        }
+        _ => return Err(error),
+    };
+    complain(&format_args!("error: {error:#}"));
+    Ok(verdict)
 }
 
-/// A plan, what it was made from, and how the search went.
-pub struct Made {
-    /// The model and the machine.
-    pub request: Request,
-    /// The plan.
-    pub plan: Plan,
+/// A plan with the log of its search.
+pub struct PlanWithLog {
+    /// The plan with its inputs.
+    pub opened: OpenedPlan,
     /// The search's improvements.
     pub log: Vec<LogEntry>,
 }
 
-/// Plans what the arguments ask for.
-pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Made> {
-    // A name that means nothing is told before anything is read.
+/// Answers a request.
+pub fn make(request: &Request, solver: &str) -> anyhow::Result<PlanWithLog> {
+    // An unknown name is refused before anything is read.
     find(solver)?;
-    let request = planning.open()?;
+    // Ctrl-C while the model is read stops the search at its beginning, with a recipe as its answer.
+    let stop = interrupt::flag();
+    let inputs = request.open()?;
     let line = ProgressLine::new("pricing every choice");
     let log = Mutex::new(Vec::new());
-    let plan = request.plan(solver, &planning.search(), interrupt::flag(), &|event| match event {
+    let opened = inputs.plan(solver, stop, &|event| match event {
         Event::Searching => line.say("searching"),
         Event::Improved(entry) => {
             line.improved(entry);
@@ -130,5 +138,5 @@ pub fn make(planning: &PlanningArgs, solver: &str) -> anyhow::Result<Made> {
         }
     })?;
     let log = log.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(Made { request, plan, log })
+    Ok(PlanWithLog { opened, log })
 }

@@ -1,18 +1,17 @@
-//! `profile`: measures operator times on this computer's processor, or lists what another tool should measure.
+//! `profile`: measures op times on this computer's cores, or lists the workloads that another tool should measure.
 
-use crate::commands::run::{Opened, read_plan};
-use crate::planning::PlanningArgs;
-use crate::reuse::reaches;
+use crate::lowered_plan::LoweredPlan;
 use crate::{Verdict, files};
 use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use shardwright_cost::{CostFile, Moment, Paces, Sample, TableText, WorkloadSet};
-use shardwright_frontend::zoo;
+use shardwright_cost::{CostFile, Sample, SpeedSample, SpeedTrace, TableText, WorkloadSet};
 use shardwright_graph::{Optimizer, Real, TensorType, Workload};
 use shardwright_lower::{Instruction, ParallelGraph};
 use shardwright_machine::DeviceId;
-use shardwright_runtime::measure::{Bench, Caches, Operand, Reach, Timings, median};
+use shardwright_request::Request;
+use shardwright_runtime::measure::{Bench, Caches, Operand, Reach, Timings, median, reaches};
+use shardwright_zoo as zoo;
 use std::{
     collections::BTreeMap,
     io::{IsTerminal, Write},
@@ -20,8 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Models whose ops are measured unless others are named: small enough for one processor, and between them
-/// every kind of op.
+/// Models whose ops are measured by default: small enough for one core, and together every kind of op.
 const DEFAULT_MODELS: &[&str] = &[
     "mlp:batch=64",
     "lenet5:batch=64",
@@ -30,49 +28,50 @@ const DEFAULT_MODELS: &[&str] = &[
     "moe:layers=2,batch=4",
     "rnnlm:vocab=10000,batch=16",
 ];
-/// Inputs larger than this are not measured on a processor: they take seconds and say nothing new.
+/// Ops with larger inputs are not measured on a core: they take seconds and add no information.
 const LARGEST: u64 = 512 << 20;
-/// The most ops of plans with one workload that are measured; their average counts.
-const MOST_ALIKE: usize = 4;
-/// How often all ops of a plan are measured, one time after all others: cores are slower at times. The middle one counts.
+/// At most this many ops of a plan with one workload are measured. Their average counts.
+const MOST_EQUAL: usize = 4;
+/// Rounds over all ops of a plan, since cores are slower at times. The median counts.
 const ROUNDS: usize = 3;
 
-/// Measures operator costs for the cost model (`--costs`).
+/// Measures op times for the cost model (`--costs`).
 ///
-/// The ops are those of the named models, split in one or two of their dimensions over up to 64 devices, or exactly those
-/// that the devices of a plan run. They run with Shardwright's own kernels, each on one core of this computer, or on several
-/// at once (`--workers`), where they share memory as devices of a run do. Then the file also says how uneven these cores
-/// were (`paces`), for `simulate --uneven`. For other devices, `--list` writes what there is to measure, and `python/profile_torch.py` measures it with PyTorch.
+/// The ops are those of the named models, split along one or two dimensions over up to 64 devices, or the ops of a plan's
+/// devices. They run with Shardwright's own kernels on one core of this computer. With `--workers` they run on several cores
+/// at once, which share memory as the devices of a run do. The file then also has the cores' speed trace (`paces`), for
+/// `simulate --uneven`. For other devices, `--list` writes the workloads, and `python/profile_torch.py` measures them with
+/// PyTorch.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where to write the cost file (or the list)
+    /// The cost file (or list) to write
     #[arg(short, long)]
     output: PathBuf,
-    /// Models or plans (.json) to take the ops from; may be repeated (default: a small selection)
+    /// A model or a plan (.json) whose ops are measured; may be repeated (default: a small selection of models)
     #[arg(short, long = "model")]
     models: Vec<String>,
     /// Write the list of workloads instead of measuring them
     #[arg(long)]
     list: bool,
-    /// Measure every op on so many cores at once
+    /// Measure every op on this many cores at once
     #[arg(long, default_value_t = 1)]
     workers: usize,
-    /// Splits over up to this many devices
+    /// Split ops over up to this many devices
     #[arg(long, default_value_t = 64)]
     devices: u64,
-    /// At most this many workloads of each class and element type
+    /// Measure at most this many workloads of each class and element type
     #[arg(long, default_value_t = 400)]
     per_class: usize,
-    /// Stop measuring after so many seconds, keeping what there is
+    /// Stop measuring after this many seconds and keep the results
     #[arg(long, default_value_t = 300.0)]
     time: f64,
     /// Name of the measured device in the file
     #[arg(long, default_value = "cpu")]
     name: String,
-    /// Date to note in the file
+    /// Date in the file (default: today)
     #[arg(long)]
     date: Option<String>,
-    /// A summary as one JSON object on standard output
+    /// Print a summary as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -89,16 +88,15 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         let Workload { class, dtype, ref sizes, .. } = sample.workload;
         (class, dtype, sizes.to_vec())
     };
-    // Ops of a plan with the same workload: their times may differ all the same.
-    let mut planned: BTreeMap<_, Vec<Alike>> = BTreeMap::new();
+    // Ops of a plan with equal workloads may still differ in time.
+    let mut planned: BTreeMap<_, Vec<ProfiledOp>> = BTreeMap::new();
     for model in if args.models.is_empty() { &defaults } else { &args.models } {
-        if let Some(plan) = read_plan(model)? {
-            let opened = Opened::of_plan(&PlanningArgs::of(model, 1), plan)?;
-            for met in ops_of(&opened.program, caches) {
+        if let Some(lowered) = LoweredPlan::of_file(&Request::of_model(model))? {
+            for met in ops_of(&lowered.program, caches) {
                 let alike = planned.entry(key(&met.sample)).or_default();
                 match alike.iter().position(|other| other.is(&met)) {
                     Some(known) => alike[known].times += 1,
-                    None if alike.len() < MOST_ALIKE => alike.push(met),
+                    None if alike.len() < MOST_EQUAL => alike.push(met),
                     None => {}
                 }
             }
@@ -110,10 +108,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             workloads.add_graph(&graph, args.devices);
         }
     }
-    // What a plan runs is measured first and all of it.
+    // All ops of a plan are measured, and first.
     let others = workloads.thinned(args.per_class).into_iter().filter(|s| !planned.contains_key(&key(s)));
-    let others: Vec<Alike> = others.map(|sample| Alike::from_memory(sample.clone())).collect();
-    let mut samples: Vec<&[Alike]> = planned.values().map(Vec::as_slice).collect();
+    let others: Vec<ProfiledOp> = others.map(|sample| ProfiledOp::from_memory(sample.clone())).collect();
+    let mut samples: Vec<&[ProfiledOp]> = planned.values().map(Vec::as_slice).collect();
     samples.extend(others.iter().map(std::slice::from_ref));
     if args.list {
         return list(args, &samples);
@@ -130,21 +128,21 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
                   them; of all threads; of a plan's ops the median of 3 such rounds"
         .into();
     let mut file = CostFile::new([args.name.clone(), date, source, method], measured)?;
-    file.paces = paces;
+    file.speed_trace = paces;
     files::write_atomically(&args.output, |out| out.write_all(file.to_json().as_bytes()))?;
-    let slowest = file.paces.as_ref().map(Paces::slowest);
+    let slowest = file.speed_trace.as_ref().map(SpeedTrace::slowest);
     report(args, count, samples.len(), slowest)
 }
 
-/// An op of a program, where it finds its operands, and how often it is met so.
-struct Alike {
+/// An op of a program, the memory that holds its operands, and the number of such ops.
+struct ProfiledOp {
     sample: Sample,
     reaches: Vec<Reach>,
     times: u32,
 }
 
-impl Alike {
-    /// An op of which nobody knows what came before.
+impl ProfiledOp {
+    /// An op without a program: its operands are taken to be in memory.
     fn from_memory(sample: Sample) -> Self {
         Self { reaches: vec![Reach::Memory; sample.inputs.len()], sample, times: 1 }
     }
@@ -161,16 +159,16 @@ impl Alike {
 }
 
 /// The ops that the devices of a program run.
-fn ops_of(program: &ParallelGraph, caches: Caches) -> impl Iterator<Item = Alike> {
+fn ops_of(program: &ParallelGraph, caches: Caches) -> impl Iterator<Item = ProfiledOp> {
     program.devices().flat_map(move |device| {
         let reaches = reaches(program, device, caches);
         program.instructions.iter().zip(reaches).filter_map(move |(instruction, reaches)| {
-            Some(Alike { sample: sample(program, instruction, device)?, reaches, times: 1 })
+            Some(ProfiledOp { sample: sample(program, instruction, device)?, reaches, times: 1 })
         })
     })
 }
 
-/// What a device runs for an instruction; none where that is nothing.
+/// The op that a device runs for an instruction, if any.
 pub fn sample(program: &ParallelGraph, instruction: &Instruction, device: DeviceId) -> Option<Sample> {
     let op = program.local_op(instruction, device)?;
     let local = |&value| program.value(value).local_type(&program.mesh, device);
@@ -179,17 +177,13 @@ pub fn sample(program: &ParallelGraph, instruction: &Instruction, device: Device
     Some(Sample { workload: op.workload(&inputs, &results), op, inputs })
 }
 
-/// One of each kind: their updates are ops of their own.
+/// One optimizer of each kind, since each has another update op.
 fn optimizers() -> [Optimizer; 3] {
     let lr = Real(0.01);
-    [
-        Optimizer::Sgd { lr },
-        Optimizer::Momentum { lr, momentum: Real(0.9) },
-        Optimizer::Adam { lr, beta1: Real(0.9), beta2: Real(0.999), eps: Real(1e-8) },
-    ]
+    [Optimizer::Sgd { lr }, Optimizer::Momentum { lr, momentum: Real(0.9) }, Optimizer::adam(lr.0)]
 }
 
-fn list(args: &Args, samples: &[&[Alike]]) -> anyhow::Result<Verdict> {
+fn list(args: &Args, samples: &[&[ProfiledOp]]) -> anyhow::Result<Verdict> {
     let tables: Vec<_> = by_table(samples)
         .into_iter()
         .map(|((class, dtype), rows)| {
@@ -217,7 +211,7 @@ fn report(args: &Args, count: usize, of: usize, slowest: Option<f64>) -> anyhow:
         if let Some(slowest) = slowest {
             writeln!(
                 out,
-                "the slowest core took {:.0}% longer than the average one (simulate --uneven)",
+                "slowest core: {:.0}% slower than the mean (see `simulate --uneven`)",
                 slowest * 100.0
             )?;
         }
@@ -225,19 +219,19 @@ fn report(args: &Args, count: usize, of: usize, slowest: Option<f64>) -> anyhow:
     Ok(Verdict::Done)
 }
 
-type Tables<'a> = BTreeMap<(&'static str, &'static str), Vec<&'a [Alike]>>;
+type Tables<'a> = BTreeMap<(&'static str, &'static str), Vec<&'a [ProfiledOp]>>;
 
-fn by_table<'a>(samples: &[&'a [Alike]]) -> Tables<'a> {
+fn by_table<'a>(samples: &[&'a [ProfiledOp]]) -> Tables<'a> {
     let mut tables = Tables::new();
     for alike in samples {
         let workload = &alike[0].sample.workload;
-        tables.entry((workload.class, workload.dtype.name())).or_default().push(alike);
+        tables.entry((workload.class.name, workload.dtype.name())).or_default().push(alike);
     }
     tables
 }
 
-/// Tables of times, and how uneven the cores were, if there are several.
-fn measure(args: &Args, samples: &[&[Alike]], rounds: usize) -> (Vec<TableText>, Option<Paces>) {
+/// Tables of times, and the speed trace of several cores.
+fn measure(args: &Args, samples: &[&[ProfiledOp]], rounds: usize) -> (Vec<TableText>, Option<SpeedTrace>) {
     let bar = if std::io::stderr().is_terminal() {
         ProgressBar::new((samples.len() * rounds) as u64)
     } else {
@@ -248,7 +242,7 @@ fn measure(args: &Args, samples: &[&[Alike]], rounds: usize) -> (Vec<TableText>,
     }
     let deadline = Instant::now() + Duration::from_secs_f64(args.time.min(1e6));
     let tables = by_table(samples);
-    // Coarse to fine, turn by turn over the tables: a time limit thins all of them alike.
+    // Coarse to fine, in turn over the tables: a time limit thins all of them equally.
     let orders: Vec<Vec<usize>> = tables.values().map(|t| coarse_to_fine(t.len())).collect();
     let turns = tables.values().map(Vec::len).max().unwrap_or(0);
     let turn = |turn: usize| {
@@ -268,9 +262,9 @@ fn measure(args: &Args, samples: &[&[Alike]], rounds: usize) -> (Vec<TableText>,
         times[table][row].extend(once(samples[row], &mut bench, &mut moments));
     }
     bar.finish_and_clear();
-    let paces = if args.workers > 1 { Paces::new(moments).ok() } else { None };
+    let paces = if args.workers > 1 { SpeedTrace::new(moments).ok() } else { None };
     let tables = by_place.iter().zip(times).filter_map(|(((class, _), samples), times)| {
-        let row = |(alike, times): (&&[Alike], Vec<f64>)| {
+        let row = |(alike, times): (&&[ProfiledOp], Vec<f64>)| {
             let mut row = alike[0].sample.workload.sizes.to_vec();
             row.push(((median(times) * 1e9).round() as u64).max(1));
             row
@@ -283,19 +277,19 @@ fn measure(args: &Args, samples: &[&[Alike]], rounds: usize) -> (Vec<TableText>,
     (tables.collect(), paces)
 }
 
-/// The average time of ops with one workload, and how uneven cores were meanwhile. None where our kernels do not run them on this type, or where they
-/// are too large.
-fn once(alike: &[Alike], bench: &mut Bench, moments: &mut Vec<Moment>) -> Option<f64> {
+/// The mean time of ops with one workload; their speeds per core are added to `moments`. None if the kernels lack this type or the
+/// ops are too large.
+fn once(alike: &[ProfiledOp], bench: &mut Bench, moments: &mut Vec<SpeedSample>) -> Option<f64> {
     let (mut sum, mut count) = (0.0, 0);
     for op in alike {
         if op.sample.inputs.iter().map(|t| t.bytes()).sum::<u64>() > LARGEST {
             continue;
         }
         if let Ok(timings) = bench.time(&op.sample.op, &op.operands()) {
-            let (own, spent) = (each(&timings, Timings::mean), each(&timings, Timings::spent));
+            let (own, spent) = (each(&timings, Timings::mean), each(&timings, Timings::total));
             sum += mean(&own) * f64::from(op.times);
             count += op.times;
-            moments.extend(Moment::of(&own, mean(&spent)));
+            moments.extend(SpeedSample::of(&own, mean(&spent)));
         }
     }
     (count > 0).then(|| sum / f64::from(count))

@@ -1,70 +1,72 @@
 //! `simulate`: a plan's step, task by task: how long it takes, where the time goes, what devices hold.
 
 use crate::Verdict;
-use crate::commands::run::{Opened, check_slow, read_plan, slow};
+use crate::commands::run::{check_slow, slow};
 use crate::files::write_atomically;
-use crate::planning::{PlanningArgs, show_bytes, show_seconds};
-use anyhow::{Context, ensure};
+use crate::lowered_plan::LoweredPlan;
+use anyhow::{Context as _, ensure};
 use serde::Serialize;
-use shardwright_cost::Relayouts;
 use shardwright_graph::OpId;
-use shardwright_lower::{Work, lower_joining};
+use shardwright_lower::{LowerOptions, Work};
 use shardwright_machine::Bytes;
-use shardwright_plan::strategy::Baseline;
-use shardwright_request::parse_seconds;
+use shardwright_request::{OpenedPlan, parse_seconds, show_bytes, show_seconds};
 use shardwright_sim::{
-    Assisted, Classes, Delta, Links, Memory, Reality, Rule, Schedule, SimError, Timeline, Trace, Usage,
-    apart, assist, homes, paces, usages,
+    AssistOutcome, Classes, Delta, Links, Memory, Reality, Schedule, StealRule, Timeline, Trace, Usage,
+    assist, schedule_per_device, usages,
 };
-use shardwright_space::{Config, OpShapes, place};
+use shardwright_space::{Assignment, Sharing, assign_layouts};
+use shardwright_strategies::{StrategyError, migrate, recipes::DATA, slowdowns};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Simulates a plan's training step: timeline, utilisation, memory.
+/// Simulates a plan's training step: timeline, utilisation and memory.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A plan, as `plan -o` writes it
+    /// A plan that `plan -o` wrote
     plan: String,
     /// Write the timeline to this file, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Let every task of every device take up to this share longer or shorter, at random: 0.2 for a fifth
+    /// Lengthen or shorten every task on every device at random, by up to this share: 0.2 for a fifth
     #[arg(long, value_name = "SHARE", value_parser = share)]
     perturb: Option<f64>,
-    /// Let a device compute so much slower than planned, `2:1.5` for device 2; may be repeated
+    /// Slow a device down: `2:1.5` makes device 2 compute 1.5 times as long; may be repeated
     #[arg(long, value_name = "DEVICE:FACTOR", value_parser = slow)]
     slow: Vec<(u32, f64)>,
-    /// Let devices be as uneven as the cores that the plan's costs were measured on (`profile --workers`); of several runs the one that takes
-    /// the middle time is shown
+    /// Give devices the measured speed trace of the plan's costs (`profile --workers`). The median of 15 simulated steps is
+    /// shown
     #[arg(long, conflicts_with_all = ["delta", "assist"])]
     uneven: bool,
-    /// Scheduling assistants: devices that are late hand over ready work to others
+    /// Work stealing within steps, and migration of layers between steps
     #[arg(long, conflicts_with_all = ["delta", "links"])]
     assist: bool,
-    /// For --assist: seconds that a decision takes
+    /// For --assist: seconds per decision
     #[arg(long, value_name = "SECONDS", default_value = "2e-6", value_parser = parse_seconds)]
     assist_latency: Duration,
-    /// For --assist: how many of the tasks that wait at a device are looked at
+    /// For --assist: at most this many waiting tasks of a device can be stolen
     #[arg(long, value_name = "N", default_value_t = 8)]
     assist_window: usize,
-    /// For --assist: only work whose operands are on both devices moves
+    /// For --assist: steal only tasks whose operands both devices hold
     #[arg(long)]
     assist_resident: bool,
-    /// For --assist: how many steps may be spent on finding layers of slow devices another home
-    #[arg(long, value_name = "STEPS", default_value_t = 100)]
-    assist_homes: usize,
-    /// Only the full simulation
+    /// For --assist: at most this many trial steps for migrating layers off slow devices
+    #[arg(long, alias = "assist-homes", value_name = "STEPS", default_value_t = 100)]
+    assist_migrations: usize,
+    /// Skip delta simulation
     #[arg(long, conflicts_with = "delta")]
     full: bool,
-    /// Small all-reduces not joined, and the step simulated change by change too, held to the full simulation to the bit
+    /// Also simulate the step by delta simulation, and compare both to the bit. Small all-reduces are not joined
     #[arg(long, conflicts_with_all = ["perturb", "links"])]
     delta: bool,
-    /// What transfers do: wait for each other on a link (fifo), share its bandwidth (shared), or wait for each other and for
-    /// the computing of who takes part, as with one core per device (core); as the machine does by default
+    /// Transfers on one link: one after the other (fifo), with shared bandwidth (shared), or in turn with the device's
+    /// computing, for devices of one core (core). The machine sets the default
     #[arg(long, value_parser = links)]
     links: Option<Links>,
-    /// Seed of the noise
+    /// Turn overlap off: tasks run one after the other, and layers share no transfers. The step equals the plan's objective
+    #[arg(long, conflicts_with_all = ["delta", "links", "perturb", "slow", "uneven", "assist"])]
+    no_overlap: bool,
+    /// Seed of --perturb and --uneven
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// One JSON object on standard output, nothing else
@@ -73,7 +75,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Tasks with the times that they really take.
+    /// The schedule with slowdowns and noise.
     fn reality(&self, planned: &Schedule) -> Schedule {
         let mut real = planned.clone();
         real.slow_down(&self.slow);
@@ -84,7 +86,7 @@ impl Args {
     }
 }
 
-/// How many steps of uneven devices are simulated.
+/// Simulated steps of uneven devices.
 const UNEVEN_RUNS: u64 = 15;
 
 fn share(text: &str) -> Result<f64, String> {
@@ -99,7 +101,7 @@ fn links(text: &str) -> Result<Links, String> {
         "fifo" => Ok(Links::Fifo),
         "shared" => Ok(Links::Shared),
         "core" => Ok(Links::Core),
-        _ => Err(format!("there are no links {text}; choose fifo, shared or core")),
+        _ => Err(format!("unknown links {text}; choose fifo, shared or core")),
     }
 }
 
@@ -111,10 +113,10 @@ struct Answer {
     tasks: usize,
     /// Wall time of making the tasks and simulating them.
     full_seconds: f64,
-    /// Wall time of simulating anew after one layer has changed, on average; none where that was not asked for or cannot be.
+    /// Mean wall time of delta simulation after one layer has changed, if it was run.
     delta_seconds: Option<f64>,
     devices: Vec<DeviceAnswer>,
-    /// With assistants, where they were asked for.
+    /// The step with `--assist`.
     #[serde(skip_serializing_if = "Option::is_none")]
     assisted: Option<AssistedAnswer>,
 }
@@ -122,10 +124,10 @@ struct Answer {
 #[derive(Clone, Copy, Serialize)]
 struct AssistedAnswer {
     step_seconds: f64,
-    /// Tasks that move to another device in every step, and bytes that move with them, there and back.
+    /// Stolen tasks per step, and the bytes of their operands and results.
     moved: usize,
     moved_bytes: u64,
-    /// Layers that moved for good, bytes of weights and state that moved with them, and steps that were spent on that.
+    /// Migrated layers, the bytes of their weights and state, and the trial steps.
     layers: usize,
     layer_bytes: u64,
     layer_steps: usize,
@@ -148,37 +150,40 @@ fn seconds(picoseconds: u64) -> f64 {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let not_one = || format!("{} is not a plan: `plan -o` writes them", args.plan);
-    let plan = read_plan(&args.plan)?.with_context(not_one)?;
-    let mut opened = Opened::of_plan(&PlanningArgs::of(&args.plan, 1), plan)?;
-    if args.delta {
-        let relayouts = Relayouts::new(&opened.request.machine, &opened.program.mesh);
-        opened.program = lower_joining(&opened.request.graph, &relayouts, &opened.configs, Bytes(0))?;
+    let opened = OpenedPlan::open(&args.plan)?;
+    let mut options = LowerOptions::default();
+    if args.delta || args.no_overlap {
+        options.join_below = Bytes(0);
     }
-    let opened = opened;
-    let (graph, program) = (&opened.request.graph, &opened.program);
-    let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-    // Sums of partial results are run otherwise than planned.
-    let run_as = place(graph, &shapes, &opened.configs, &program.mesh).configs;
+    if args.no_overlap {
+        options.sharing = Sharing::WithinLayers;
+    }
+    let lowered = LoweredPlan::with(opened, options)?;
+    let (inputs, program) = (&lowered.opened.inputs, &lowered.program);
+    let graph = &inputs.graph;
     let started = Instant::now();
-    check_slow(&args.slow, &opened.plan)?;
-    // With noise, or help, no two devices are alike.
+    check_slow(&args.slow, lowered.plan())?;
+    // Noise and assistants make devices differ.
     let apart = args.perturb.is_some() || args.uneven || args.assist || !args.slow.is_empty();
     let classes = if apart { Classes::each(&program.mesh) } else { Classes::of(program) };
-    // Help is followed on links that serve one transfer after the other.
-    let usual = if args.assist { Links::Fifo } else { Links::of(&opened.request.machine) };
-    let planned = opened.schedule(classes, args.links.unwrap_or(usual))?;
+    // Work stealing is simulated on fifo links only.
+    let usual = match (args.assist, args.no_overlap) {
+        (_, true) => Links::Serial,
+        (true, false) => Links::Fifo,
+        (false, false) => Links::of(&inputs.machine),
+    };
+    let planned = lowered.schedule(classes, args.links.unwrap_or(usual))?;
     let mut schedule = args.reality(&planned);
     let mut timeline = schedule.simulate();
     if args.uneven {
-        let paces = opened.request.costs().and_then(|costs| costs.paces.as_ref());
-        let paces = paces.context(
-            "--uneven: the plan's costs do not say how uneven devices are; measure them with `profile --workers N` and plan with `--costs`",
+        let speeds = inputs.costs.as_ref().and_then(|costs| costs.speed_trace.as_ref());
+        let speeds = speeds.context(
+            "--uneven: the plan's costs have no speed trace; measure one with `profile --workers N` and plan with `--costs`",
         )?;
         let mut runs: Vec<(Timeline, Schedule)> = (0..UNEVEN_RUNS)
             .map(|run| {
                 let mut schedule = schedule.clone();
-                schedule.pace(paces, args.seed.wrapping_add(run));
+                schedule.apply_speeds(speeds, args.seed.wrapping_add(run));
                 (schedule.simulate(), schedule)
             })
             .collect();
@@ -186,10 +191,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         (timeline, schedule) = runs.swap_remove(runs.len() / 2);
     }
     let timeline = timeline;
-    let assisted = if args.assist { Some(assisted(args, &opened, &planned, &schedule)?) } else { None };
+    let assisted = if args.assist { Some(assisted(args, &lowered, &planned, &schedule)?) } else { None };
     let full_seconds = started.elapsed().as_secs_f64();
-    let by_changes = match change_by_change(&opened) {
-        _ if args.full => None,
+    let by_changes = match change_by_change(&lowered) {
+        _ if args.full || args.no_overlap => None,
         Ok(found) => Some(found),
         Err(error) if args.delta => return Err(error),
         Err(_) => None,
@@ -198,27 +203,31 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         let full = timeline.makespan();
         ensure!(
             makespan == full,
-            "delta simulation comes to {makespan} ps and full simulation to {full}: please report this plan"
+            "delta simulation gives {makespan} ps and full simulation {full} ps: please report this plan"
         );
     }
     let delta_seconds = by_changes.map(|(_, seconds)| seconds);
     if let Some(path) = &args.trace {
+        let context = lowered.opened.context()?;
+        let (shapes, assignment) = (&context.shapes, &lowered.opened.assignment);
+        // Sums of partial results run with other configs than assigned.
+        let layouts =
+            assign_layouts(graph, shapes, &context.transfers, assignment, context.mesh(), options.sharing);
         let config = |op: OpId| {
             let rule = &shapes[op.index()].rule;
-            run_as[op.index()].show(rule, &program.mesh)
+            layouts.configs[op.index()].show(rule, &program.mesh)
         };
-        let relayouts = Relayouts::new(&opened.request.machine, &program.mesh);
         let trace = Trace {
             graph,
             program,
-            comm: relayouts.comm(),
+            comm: context.resharder.comm(),
             schedule: &schedule,
             timeline: &timeline,
             config: &config,
         };
         write_atomically(path, |out| trace.write(out))?;
     }
-    let simulated = Simulated { opened: &opened, schedule: &schedule, timeline: &timeline };
+    let simulated = SimulatedPlan { lowered: &lowered, schedule: &schedule, timeline: &timeline };
     let mut out = io::stdout().lock();
     if args.json {
         let answer = simulated.answer(full_seconds, delta_seconds, assisted);
@@ -228,7 +237,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         if let Some(assisted) = assisted {
             writeln!(
                 out,
-                "with assistants: {} per step; {} tasks move, {} with them; {} layers moved for good, {} with them, in {} steps",
+                "with assistants: {} per step\n  stolen    {} tasks per step, {}\n  migrated  {} layers, {}, in {} trial steps",
                 show_seconds(assisted.step_seconds),
                 assisted.moved,
                 show_bytes(assisted.moved_bytes),
@@ -244,56 +253,57 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The step with assistants: slow devices' layers find another home first, then work moves within the step.
+/// The step with assistants: layers migrate off slow devices first, then idle devices steal work within the step.
 fn assisted(
     args: &Args,
-    opened: &Opened,
+    lowered: &LoweredPlan,
     planned: &Schedule,
     real: &Schedule,
 ) -> anyhow::Result<AssistedAnswer> {
-    let rule = Rule {
+    let rule = StealRule {
         latency: u64::try_from(args.assist_latency.as_nanos())
             .unwrap_or(u64::MAX / 1000)
             .saturating_mul(1000),
         window: args.assist_window,
         fetch: !args.assist_resident,
     };
-    let problem = opened.request.bare(opened.program.mesh.clone(), false)?;
-    let step = |configs: &[Config]| -> Result<Assisted, SimError> {
-        let (program, planned) = apart(&problem, configs)?;
+    let context = lowered.opened.inputs.context(lowered.opened.mesh.clone(), false)?;
+    let step = |assignment: &Assignment| -> Result<AssistOutcome, StrategyError> {
+        let (program, planned) = schedule_per_device(&context, assignment)?;
         let schedule = &args.reality(&planned);
         let reality = Reality { schedule, slower: &args.slow };
-        Ok(assist(&planned, &program, problem.relayouts.comm(), rule, reality))
+        Ok(assist(&planned, &program, context.resharder.comm(), rule, reality))
     };
-    let run = |configs: &[Config]| Ok(step(configs)?.makespan);
-    let homes = homes(&problem, &opened.configs, &paces(planned, real), args.assist_homes, run)?;
-    let within = step(&homes.configs)?;
+    let run = |assignment: &Assignment| Ok(step(assignment)?.makespan);
+    let slowdowns = slowdowns(planned, real);
+    let migration = migrate(&context, &lowered.opened.assignment, &slowdowns, args.assist_migrations, run)?;
+    let within = step(&migration.assignment)?;
     Ok(AssistedAnswer {
         step_seconds: seconds(within.makespan),
         moved: within.moved,
         moved_bytes: within.moved_bytes,
-        layers: homes.layers,
-        layer_bytes: homes.bytes,
-        layer_steps: homes.steps,
+        layers: migration.layers,
+        layer_bytes: migration.bytes,
+        layer_steps: migration.steps,
     })
 }
 
-/// Simulates the plan change by change, from data parallelism: how long its step takes if no all-reduces are joined, and
-/// how many seconds one change takes.
-fn change_by_change(opened: &Opened) -> anyhow::Result<(u64, f64)> {
-    let problem = opened.request.bare(opened.program.mesh.clone(), false)?;
-    let data = Baseline::Data.configs(&problem);
-    let mut delta = Delta::new(&problem, &data)?;
+/// Delta-simulates the plan layer by layer, from data parallelism: the makespan without joined all-reduces, and the mean
+/// wall time of a change.
+fn change_by_change(lowered: &LoweredPlan) -> anyhow::Result<(u64, f64)> {
+    let context = lowered.opened.inputs.context(lowered.opened.mesh.clone(), false)?;
+    let (data, planned) = (DATA.assignment(&context), &lowered.opened.assignment);
+    let mut delta = Delta::new(&context, &data)?;
     let mut seconds = 0.0;
-    // There, back and there again: what configs mean has to be found out once.
-    for configs in [&opened.configs, &data, &opened.configs] {
-        let changes: Vec<Vec<(u32, u32)>> = problem
+    // There, back and there again: the first round fills the caches.
+    for assignment in [planned, &data, planned] {
+        let changes: Vec<Vec<(u32, u32)>> = context
             .variables
-            .splits
+            .members
             .iter()
             .map(|layer| {
                 let numbers =
-                    layer.ops.iter().map(|op| (op.0, delta.number(op.index(), &configs[op.index()])));
+                    layer.ops.iter().map(|op| (op.0, delta.number(op.index(), assignment.config(*op))));
                 numbers.collect()
             })
             .collect();
@@ -307,21 +317,18 @@ fn change_by_change(opened: &Opened) -> anyhow::Result<(u64, f64)> {
     Ok((delta.makespan(), seconds))
 }
 
-struct Simulated<'a> {
-    opened: &'a Opened,
+struct SimulatedPlan<'a> {
+    lowered: &'a LoweredPlan,
     schedule: &'a Schedule,
     timeline: &'a Timeline,
 }
 
-impl Simulated<'_> {
-    /// Per class of devices: where its time goes, and the most that it holds.
+impl SimulatedPlan<'_> {
+    /// Per device class: its use of time, and its peak memory.
     fn classes(&self) -> Vec<(Usage, u64)> {
         let usages = usages(self.schedule, self.timeline);
-        let peak = |class: u32| {
-            Memory::of(&self.opened.request.graph, &self.opened.program, self.schedule, self.timeline, class)
-                .peak()
-                .0
-        };
+        let peak =
+            |class: u32| Memory::of(&self.lowered.program, self.schedule, self.timeline, class).peak().0;
         usages.into_iter().zip(self.schedule.classes.ids().map(peak)).collect()
     }
 
@@ -334,7 +341,7 @@ impl Simulated<'_> {
         let classes = self.classes();
         let device = |device| {
             let (usage, peak_memory_bytes) =
-                classes[self.schedule.classes.class(&self.opened.program.mesh, device) as usize];
+                classes[self.schedule.classes.class(&self.lowered.program.mesh, device) as usize];
             DeviceAnswer {
                 busy: seconds(usage.busy),
                 idle: seconds(usage.idle),
@@ -344,39 +351,39 @@ impl Simulated<'_> {
         };
         Answer {
             step_seconds: seconds(self.timeline.makespan()),
-            sum_seconds: self.opened.plan.objective as f64 / 1e12,
+            sum_seconds: self.lowered.plan().objective as f64 / 1e12,
             tasks: self.schedule.tasks.len(),
             full_seconds,
             delta_seconds,
-            devices: self.opened.program.devices().map(device).collect(),
+            devices: self.lowered.program.devices().map(device).collect(),
             assisted,
         }
     }
 
     fn summarise(&self, out: &mut impl Write) -> io::Result<()> {
-        let (plan, step) = (&self.opened.plan, self.timeline.makespan());
+        let (plan, step) = (self.lowered.plan(), self.timeline.makespan());
         let share = |part: u64| 100.0 * part as f64 / step.max(1) as f64;
         writeln!(
             out,
-            "{} on {} ({} devices): {} per step; {} if nothing overlapped; {} tasks",
+            "{} on {} ({} devices): {} per step",
             plan.model,
             plan.machine,
             plan.devices,
-            show_seconds(seconds(step)),
-            show_seconds(plan.objective as f64 / 1e12),
-            self.schedule.tasks.len()
+            show_seconds(seconds(step))
         )?;
+        writeln!(out, "  without overlap  {}", show_seconds(plan.objective as f64 / 1e12))?;
+        writeln!(out, "  tasks            {}", self.schedule.tasks.len())?;
         writeln!(
             out,
             "{:<22} {:>16} {:>16} {:>21} {:>11}",
-            "device", "computing", "idle", "exposed communication", "most held"
+            "device", "computing", "idle", "exposed communication", "peak memory"
         )?;
         for (class, (usage, peak)) in self.schedule.classes.ids().zip(self.classes()) {
             let part = |time: u64| format!("{} ({:.0}%)", show_seconds(seconds(time)), share(time));
-            let alike = self.schedule.classes.size(&self.opened.program.mesh, class) - 1;
+            let others = self.schedule.classes.size(&self.lowered.program.mesh, class) - 1;
             let mut name = self.schedule.classes.device(class).0.to_string();
-            if alike > 0 {
-                name += &format!(" and {alike} alike");
+            if others > 0 {
+                name += &format!(" and {others} equal");
             }
             writeln!(
                 out,
@@ -390,19 +397,20 @@ impl Simulated<'_> {
         self.critical_path(out, step)
     }
 
-    /// What the step's length is made of, the longest parts by name.
+    /// The tasks that determine the step's length, longest first.
     fn critical_path(&self, out: &mut impl Write, step: u64) -> io::Result<()> {
         let mut parts: Vec<(u64, String)> = Vec::new();
         let (mut computing, mut talking) = (0, 0);
         for task in self.timeline.critical_path() {
             let duration = self.schedule.tasks.duration(task as usize);
-            let instruction = self.opened.program.instruction(self.schedule.instructions[task as usize]);
-            let tensor =
-                |value| &self.opened.request.graph.tensor(self.opened.program.value(value).tensor).name;
+            let instruction = self.lowered.program.instruction(self.schedule.instructions[task as usize]);
+            let tensor = |value| {
+                &self.lowered.opened.inputs.graph.tensor(self.lowered.program.value(value).tensor).name
+            };
             let name = match &instruction.work {
-                Work::Compute { op } => self.opened.request.graph.node(*op).name.clone(),
-                Work::Relayout(r) => format!("{} {}", r.action.name(), tensor(instruction.writes[0])),
-                Work::Window { .. } => format!("window {}", tensor(instruction.writes[0])),
+                Work::Compute { op } => self.lowered.opened.inputs.graph.node(*op).name.clone(),
+                Work::Reshard(r) => format!("{} {}", r.action.name(), tensor(instruction.writes[0])),
+                Work::HaloExchange { .. } => format!("halo exchange {}", tensor(instruction.writes[0])),
             };
             *(if matches!(instruction.work, Work::Compute { .. }) {
                 &mut computing
@@ -413,7 +421,7 @@ impl Simulated<'_> {
         }
         writeln!(
             out,
-            "critical path: {} of computing, {} of communicating; its longest tasks:",
+            "critical path: {} computing, {} communicating; longest tasks:",
             show_seconds(seconds(computing)),
             show_seconds(seconds(talking))
         )?;

@@ -1,4 +1,4 @@
-//! `solve`: the least-cost assignment of a bare cost network.
+//! `solve`: solves a cost network.
 
 use crate::files::{read_network, write_atomically};
 use crate::{Verdict, complain, interrupt};
@@ -6,52 +6,53 @@ use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use shardwright_machine::Bytes;
-use shardwright_request::half_of_free;
+use shardwright_request::{WallClock, half_of_free};
 use shardwright_search::registry::{self, SOLVERS};
-use shardwright_search::{Control, LogEntry, Network, Outcome, Progress, StopReason};
+use shardwright_search::{Clock as _, Control, LogEntry, Network, Outcome, Progress, StopReason};
+use shardwright_suggest::did_you_mean;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Solves a bare cost network. Prints improvements as `# ...` lines and, last, the choice of every node.
+/// Solves a cost network. Prints improvements as `# ...` lines, and the choice of every node last.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The network: the contest's JSON, plain or gzip; `-` reads standard input.
+    /// The network: the contest's JSON, plain or gzip; `-` is standard input
     network: PathBuf,
-    /// Stop after this many seconds with the best found.
+    /// Stop after this many seconds with the best assignment so far
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     time: Duration,
-    /// How many threads to use; all cores by default. Never changes what an iteration finds.
+    /// Number of threads; all cores by default. The result of an iteration does not depend on it
     #[arg(long, default_value_t = 0, hide_default_value = true, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
-    /// One JSON object on standard output, nothing else.
+    /// One JSON object on standard output, nothing else
     #[arg(long)]
     json: bool,
-    /// Which solver: see the `solvers` command.
+    /// Solver: see `shardwright solvers`
     #[arg(long, default_value = SOLVERS[0].name)]
     solver: String,
-    /// Stop after this many iterations of the solver: repeatable to the bit, unlike time.
+    /// Stop after this many iterations of the solver. Unlike --time, this is repeatable to the bit
     #[arg(long)]
     iterations: Option<u64>,
-    /// Seed of all randomness.
+    /// Seed of all randomness
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// The most memory that a solver's tables may take: `4GiB`; half of what is free by default.
+    /// Memory limit of the solver's tables: `4GiB`; half of the free memory by default
     #[arg(long, value_parser = Bytes::parse)]
     ram: Option<Bytes>,
-    /// Also write the choices (with `--json`, the object) to this file.
+    /// Also write the choices (with `--json`, the object) to this file
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// No improvement lines and no progress.
+    /// Print no improvements and no progress
     #[arg(short, long)]
     quiet: bool,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text} is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is not a time that can be waited"))
+    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is not a duration"))
 }
 
 /// The JSON answer: the contract of the command.
@@ -76,13 +77,16 @@ struct Answer<'a> {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let entry = registry::find(&args.solver).with_context(|| {
         let known: Vec<_> = SOLVERS.iter().map(|entry| entry.name).collect();
-        format!("there is no solver \"{}\"; choose one of {}", args.solver, known.join(", "))
+        let nearest = did_you_mean(&args.solver, known.iter().copied());
+        format!("there is no solver \"{}\"{nearest}; choose one of {}", args.solver, known.join(", "))
     })?;
-    let start = Instant::now();
+    let clock = WallClock::global();
+    let start = clock.now();
     let network = read_network(&args.network)?.network;
     let reporter = Reporter::new(args);
     let listener = |progress: &Progress<'_>| reporter.tell(progress);
     let control = Control {
+        clock,
         start,
         // The time limit counts from the start of the program: reading the file is part of it.
         deadline: start.checked_add(args.time),
@@ -95,7 +99,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         enough: None,
     };
     let outcome = entry.solver().solve(&network, &control);
-    let elapsed = start.elapsed();
+    let elapsed = control.elapsed();
     reporter.finish()?;
     report(args, &network, &outcome, elapsed)
 }
@@ -160,7 +164,7 @@ fn why_not(network: &Network, outcome: &Outcome, answer: &Answer<'_>) -> String 
         _ => String::new(),
     };
     match &outcome.stop_reason {
-        StopReason::Infeasible => format!("infeasible: proved that no assignment is allowed{least}"),
+        StopReason::Infeasible => format!("infeasible: no assignment keeps the limit (proved){least}"),
         StopReason::Refused(why) => format!("refused: {why}"),
         _ => format!("no feasible assignment found ({}){least}", answer.stop_reason),
     }
@@ -183,7 +187,7 @@ fn percent(gap: f64) -> String {
     format!("{:.4}%", gap * 100.0)
 }
 
-/// Tells of improvements: as lines on standard output, and as a progress line on a terminal.
+/// Prints improvements: as lines on standard output, and as a progress line on a terminal.
 struct Reporter {
     lines: bool,
     bar: ProgressBar,
@@ -214,12 +218,12 @@ impl Reporter {
             return;
         }
         let seconds = progress.entry.elapsed.as_secs_f64();
-        // The progress line is taken away while another line is printed.
+        // The progress line is hidden while another line is printed.
         let printed = self
             .bar
             .suspend(|| writeln!(io::stdout().lock(), "# {seconds:.2} s: {text} ({})", progress.source));
         if let Err(error) = printed {
-            // Nobody listens any more (say, `| head`): there is no point in searching on.
+            // The reader has closed the output (`| head`), so the search stops.
             self.cancel.store(true, Ordering::Relaxed);
             if let Ok(mut failure) = self.failure.lock() {
                 failure.get_or_insert(error);

@@ -1,15 +1,15 @@
-//! `solvers`: what can be chosen with `--solver`.
+//! `solvers`: the values of `--solver`.
 
 use crate::Verdict;
 use serde::Serialize;
 use shardwright_search::registry::SOLVERS;
-use shardwright_sim::{MCMC, PLACE, strategies};
+use shardwright_strategies::STRATEGIES;
 use std::io::{self, Write};
 
-/// Lists the built-in solvers.
+/// Lists the solvers and strategies.
 #[derive(clap::Args)]
 pub struct Args {
-    /// One JSON list on standard output.
+    /// One JSON list on standard output
     #[arg(long)]
     json: bool,
 }
@@ -18,28 +18,27 @@ pub struct Args {
 struct Row {
     name: &'static str,
     about: &'static str,
-    /// Whether its search keeps a memory limit; others only report whether their result does.
+    /// Whether it searches within a memory limit. The others only check their result.
     respects_memory: bool,
-    /// The commands that know it.
+    /// The commands that accept it.
     commands: Vec<&'static str>,
 }
 
-/// Solvers of networks first, then the strategies of planning that have no solver of their name.
+/// Solvers of networks first, then the strategies without a solver of the same name.
 fn rows() -> Vec<Row> {
-    let planned = |name: &str| strategies().any(|strategy| strategy.name == name);
+    let planned = |name: &str| STRATEGIES.iter().any(|strategy| strategy.name() == name);
     let solvers = SOLVERS.iter().map(|entry| Row {
         name: entry.name,
         about: entry.about,
         respects_memory: entry.respects_memory,
         commands: if planned(entry.name) { vec!["plan", "solve"] } else { vec!["solve"] },
     });
-    let others = strategies().filter(|strategy| SOLVERS.iter().all(|entry| entry.name != strategy.name));
-    let respects_memory =
-        |solver| SOLVERS.iter().any(|entry| Some(entry.name) == solver && entry.respects_memory);
+    let others =
+        STRATEGIES.iter().filter(|strategy| SOLVERS.iter().all(|entry| entry.name != strategy.name()));
     let strategies = others.map(|strategy| Row {
-        name: strategy.name,
-        about: strategy.about,
-        respects_memory: respects_memory(strategy.solver) || [MCMC.name, PLACE.name].contains(&strategy.name),
+        name: strategy.name(),
+        about: strategy.about(),
+        respects_memory: strategy.searches_within_memory(),
         commands: vec!["plan"],
     });
     solvers.chain(strategies).collect()

@@ -99,6 +99,19 @@ fn limits_of_memory_are_kept_and_less_memory_is_never_faster_if_nothing_overlaps
 }
 
 #[test]
+fn no_row_is_faster_than_auto() {
+    for (model, machine) in [(MODEL, "p100x16:8"), ("mlp:batch=400,hidden=300,layers=5", "flat:4")] {
+        let answer = json(&["compare", model, "--machine", machine, "--proposals", "500", "--json"]);
+        let rows = list(&answer["rows"]);
+        assert_eq!(rows[0]["solver"], "auto");
+        let auto = rows[0]["step_seconds"].as_f64().unwrap();
+        for row in rows {
+            assert!(row["step_seconds"].as_f64().is_none_or(|step| auto <= step), "{auto}: {row}");
+        }
+    }
+}
+
+#[test]
 fn the_batch_may_grow_with_the_devices() {
     let model = "mlp:hidden=512,layers=3";
     let args = ["compare", model, "--machine", "flat:4", "--solver", "data", "--devices", "1,4"];

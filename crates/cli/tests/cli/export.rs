@@ -10,7 +10,7 @@ fn planned(model: &str, folder: &tempfile::TempDir) -> String {
 }
 
 fn case(name: &str) -> String {
-    format!("{}/../frontend/tests/stablehlo/{name}.mlir.gz", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/../stablehlo/tests/stablehlo/{name}.mlir.gz", env!("CARGO_MANIFEST_DIR"))
 }
 
 #[test]
@@ -95,4 +95,56 @@ fn a_plan_may_bring_its_program_along() {
     plan["request"]["text"] = program.replace("16x", "48x").into();
     std::fs::write(&path, plan.to_string()).unwrap();
     refused(&["export", &path, "--to", "jax"], "plan again");
+}
+
+#[test]
+fn every_plan_has_dtensor_placements() {
+    let folder = tempfile::tempdir().unwrap();
+    for model in [
+        "mlp:batch=8,hidden=16,layers=1",
+        "gpt:batch=4,layers=1,hidden=8,heads=4,vocab=12,seq=4",
+        &case("mlp_sgd"),
+    ] {
+        let exported = json(&["export", &planned(model, &folder), "--to", "dtensor"]);
+        assert_eq!(exported["mesh"]["shape"], serde_json::json!([2, 2]), "{model}");
+        let tensors = exported["tensors"].as_object().unwrap();
+        let weights: Vec<_> = tensors.values().filter(|t| t["role"] == "parameter").collect();
+        assert!(!weights.is_empty(), "{model}");
+        for (name, tensor) in tensors {
+            let placements = tensor["placements"].as_array().unwrap();
+            assert_eq!(placements.len(), 2, "{model} {name}");
+            let rank = tensor["shape"].as_array().unwrap().len();
+            for placement in placements.iter().map(|p| p.as_str().unwrap()) {
+                let dim = placement.strip_prefix("Shard(").and_then(|rest| rest.strip_suffix(')'));
+                let known = ["Replicate()", "Partial('sum')", "Partial('max')"].contains(&placement);
+                assert!(
+                    known || dim.is_some_and(|d| d.parse::<usize>().unwrap() < rank),
+                    "{name}: {placement}"
+                );
+            }
+        }
+        // Data parallelism: samples are split over both axes, weights are everywhere.
+        assert!(
+            weights.iter().all(|t| t["placements"] == serde_json::json!(["Replicate()", "Replicate()"])),
+            "{model}"
+        );
+        let split = |t: &serde_json::Value| t["placements"] == serde_json::json!(["Shard(0)", "Shard(0)"]);
+        assert!(tensors.values().any(|t| t["role"] == "input" && split(t)), "{model}");
+        assert!(exported["ops"].is_object() && exported["stored"].is_object());
+    }
+}
+
+#[test]
+fn plans_that_pin_ops_cannot_be_placed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json").display().to_string();
+    let model = ["plan", "nmt:batch=4,seq=4,hidden=8,vocab=12", "--machine", "flat:2", "--solver", "place"];
+    assert!(shardwright(&[&model[..], &["-q", "-o", &path]].concat()).status.success());
+    let output = shardwright(&["export", &path, "--to", "dtensor"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    match output.status.code() {
+        Some(1) => assert!(text.contains("on some devices only") && text.contains("--spmd"), "{text}"),
+        // The placement may use one device for everything, which is a replicated plan.
+        code => assert_eq!(code, Some(0), "{text}"),
+    }
 }

@@ -8,6 +8,35 @@ use std::time::{Duration, Instant};
 const LONG: [&str; 6] = ["plan", "densenet121:batch=64", "--machine", "h100x64", "--untied", "--json"];
 
 #[cfg(unix)]
+fn interrupt(child: &std::process::Child) {
+    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(told.success());
+}
+
+#[cfg(unix)]
+#[test]
+fn further_interrupts_within_a_second_do_not_lose_the_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let child = Command::new(env!("CARGO_BIN_EXE_shardwright"))
+        .args(LONG)
+        .args(["--time", "3600", "-o", path.to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    for _ in 0..3 {
+        interrupt(&child);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    let plan: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(plan, serde_json::from_slice::<Value>(&output.stdout).unwrap());
+}
+
+#[cfg(unix)]
 #[test]
 fn an_interrupted_search_gives_its_best_plan() {
     let child = Command::new(env!("CARGO_BIN_EXE_shardwright"))

@@ -3,18 +3,22 @@
 mod compare;
 mod export;
 mod faults;
+mod hostile;
 mod interrupt;
 mod machines;
 mod measuring;
 mod models;
 mod onnx;
 mod plan;
+#[cfg(unix)]
+mod plan_files;
 mod readers;
 mod report;
 mod run;
 mod shell;
 mod simulate;
 mod solve;
+mod sources;
 mod soybean;
 
 use assert_cmd::cargo::cargo_bin_cmd;

@@ -56,7 +56,7 @@ fn a_plans_ops_are_measured_on_cores_that_differ() {
     let [from, to, again] = [&before, &costs, &after].map(|path| path.to_str().unwrap());
     let planned = ["plan", "mlp:batch=16,hidden=64,layers=2", "--machine", "cpu:2", "-q", "-o"];
     assert!(shardwright(&[&planned[..], &[from]].concat()).status.success());
-    let said = json(&["profile", "-m", from, "--workers", "2", "--time", "5", "-o", to, "--json"]);
+    let said = json(&["profile", "-m", from, "--workers", "2", "--time", "120", "-o", to, "--json"]);
     assert!(
         number(&said, "written") >= 5.0 && number(&said, "written") <= number(&said, "workloads"),
         "{said}"
@@ -78,7 +78,7 @@ fn a_plans_ops_are_measured_on_cores_that_differ() {
     let uneven = json(&["simulate", again, "--uneven", "--json"]);
     assert!(plausible(number(&uneven, "step_seconds")));
     // One core has nobody to differ from.
-    let alone = json(&["profile", "-m", from, "--time", "2", "-o", to, "--json"]);
+    let alone = json(&["profile", "-m", from, "--time", "60", "-o", to, "--json"]);
     assert!(alone["slowest"].is_null() && read(&costs)["paces"].is_null());
 }
 

@@ -2,9 +2,76 @@
 
 use crate::{json, refused, shardwright};
 use serde_json::Value;
-use shardwright_frontend::zoo::{BuildOptions, build};
+use shardwright_zoo::{BuildOptions, build};
 
 const MODEL: &str = "mlp:batch=64,hidden=512,layers=3";
+
+#[test]
+fn a_plan_answers_in_tokens_memory_and_money() {
+    let model = "gpt:layers=1,hidden=64,heads=4,seq=16,vocab=256";
+    let plan =
+        json(&["plan", model, "--machine", "8xl4", "--batch", "32", "--price", "3.6/gpu-hour", "--json"]);
+    let of = |value: &Value| value.as_f64().unwrap();
+    let (rates, step) = (&plan["throughput"], of(&plan["simulated"]["step_seconds"]));
+    let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} {b}");
+    close(of(&rates["tokens_per_second"]), 32.0 * 16.0 / step);
+    close(of(&rates["tokens_per_second_per_device"]), 4.0 * 16.0 / step);
+    close(of(&rates["samples_per_second"]), 32.0 / step);
+    // Eight devices at 0.001 per second.
+    close(of(&rates["cost_per_million_tokens"]), 0.008 * step / 512.0 * 1e6);
+    assert!((0.0..1.0).contains(&of(&rates["mfu"])));
+    // 24 GB less 1 GiB.
+    assert_eq!(plan["memory_limit_bytes"], 24_000_000_000_u64 - (1 << 30));
+    assert_eq!((&plan["fits"], &plan["baselines"]["data"]["fits"]), (&Value::from(true), &Value::from(true)));
+    let summary = plan["summary"].as_str().unwrap();
+    assert!(summary.contains("tokens/s per device") && summary.contains("of 22.93 GB"), "{summary}");
+    // Images are counted in samples, and without a limit a plan may say that it does not fit.
+    let images = json(&["plan", "lenet5", "--machine", "flat:2", "--batch", "64", "--price", "1", "--json"]);
+    assert!(images["throughput"]["tokens_per_second"].is_null());
+    assert!(of(&images["throughput"]["cost_per_million_samples"]) > 0.0);
+    assert!(images["memory_limit_bytes"].is_null());
+}
+
+#[test]
+fn sharded_weights_of_mixed_precision_are_stored_in_shards() {
+    let model = "mlp:dtype=mixed,batch=8,hidden=1024,layers=4";
+    let peak = |solver: &str| {
+        let plan = json(&[
+            "plan",
+            model,
+            "--machine",
+            "flat:8",
+            "--untied",
+            "--optimizer",
+            "adam",
+            "--solver",
+            solver,
+            "--json",
+        ]);
+        plan["peak_memory_bytes"].as_u64().unwrap()
+    };
+    // 16 bytes per parameter, an eighth of them on each device, and one gathered weight at a time.
+    assert!(peak("fsdp") < peak("data") * 2 / 5, "{} {}", peak("fsdp"), peak("data"));
+}
+
+#[test]
+fn a_plan_that_does_not_fit_the_device_is_refused_unless_the_limit_is_lifted() {
+    // Nine tenths of a T4 in one weight and as much again in its gradient.
+    let model = "mlp:batch=8,hidden=60000,layers=2,input=60000";
+    let request = ["plan", model, "--machine", "1xt4", "--solver", "data"];
+    let output = shardwright(&request);
+    assert_eq!(output.status.code(), Some(1));
+    let lifted = json(&[&request[..], &["--memory", "none", "--json"]].concat());
+    assert_eq!(lifted["fits"], false);
+    let notes = lifted["warnings"].to_string();
+    assert!(
+        notes.contains("the plan does not fit: a device needs ") && notes.contains("14.93 GB"),
+        "{notes}"
+    );
+    refused(&["plan", "lenet5", "--machine", "8xh10"], "did you mean `8xh100`?");
+    refused(&["plan", "lnet5"], "did you mean `lenet5`?");
+    refused(&["plan", "lenet5", "--solver", "exct"], "did you mean `exact`?");
+}
 
 #[test]
 fn a_plan_has_everything_that_scripts_rely_on() {
@@ -75,7 +142,7 @@ fn whole_layers_are_placed_at_least_as_well_as_by_anybodys_first_idea() {
     }
     assert_eq!(rows[0]["step_seconds"], plan["simulated"]["step_seconds"]);
     let text = String::from_utf8(shardwright(&[&args[..], &["--balance", "0.5"]].concat()).stdout).unwrap();
-    assert!(text.contains("round-robin") && text.contains("times its share"), "{text}");
+    assert!(text.contains("round-robin") && text.contains("imbalance"), "{text}");
     refused(&[&args[..], &["--balance=-1"]].concat(), "-1 is not a share");
 }
 
@@ -129,7 +196,7 @@ fn untied_plans_beat_fsdp_under_the_limit_that_it_needs_and_name_the_smallest_li
     let output = run(with("plan", &["--memory", "1kB"]));
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("the smallest limit that one keeps is"), "{told}");
+    assert!(told.contains("the smallest limit of any plan is"), "{told}");
 }
 
 #[test]
@@ -139,6 +206,21 @@ fn a_plan_is_written_to_a_file_and_told() {
     let args = ["plan", MODEL, "--machine", "flat:2", "--solver", "exact", "-o", path.to_str().unwrap()];
     let text = String::from_utf8(shardwright(&args).stdout).unwrap();
     assert!(text.contains("proved") && text.contains("plan written to"), "{text}");
+    let labels = [
+        "computing",
+        "exposed communication",
+        "without overlap",
+        "memory",
+        "traffic",
+        "search",
+        "search space",
+        "proof",
+        "planning",
+    ];
+    for label in labels {
+        let labelled = |line: &&str| line.starts_with(&format!("  {label}  "));
+        assert_eq!(text.lines().filter(labelled).count(), 1, "{label} in {text}");
+    }
     let plan: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     assert_eq!(plan["format_version"], 1);
 }
@@ -152,12 +234,12 @@ fn requests_that_make_no_sense_are_explained() {
     refused(&["plan", MODEL, "--machine", "p100x16:17"], "ask for 1 to 16");
     refused(&["plan", "mlp", "--batch", "0"], "batch=0");
     refused(&["plan", "mlp", "--batch", "99999999999999"], "batch takes a whole number from 1 to");
-    refused(&["plan", "nothing.pb"], "only .onnx, .mlir, .stablehlo and graphs in .json");
+    refused(&["plan", "nothing.pb"], "only .onnx, .mlir, .stablehlo, and configs and graphs in .json");
     refused(&["plan", "nothing.onnx"], "cannot read nothing.onnx");
     refused(&["plan", "missing.json"], "missing.json");
     refused(&["plan", MODEL, "--machine", "p100x16", "--costs", "h200"], "H200");
-    refused(&["plan", MODEL, "--optimizer", "lbfgs"], "sgd, momentum or adam");
-    refused(&["plan", MODEL, "--time", "nan"], "nan is not a time that can be waited");
+    refused(&["plan", MODEL, "--optimizer", "lbfgs"], "sgd, momentum, adam or adamw");
+    refused(&["plan", MODEL, "--time", "nan"], "nan is not a duration");
     refused(&["plan", MODEL, "--memory", "16"], "has no unit");
     refused(&["plan", MODEL, "--fix", "nobody=n2"], "no layer has such a name");
     refused(&["plan", MODEL, "--machine", "flat:4", "--fix", "fc1=z4"], "cannot be split so; it can be");
@@ -186,7 +268,7 @@ fn more_devices_than_elements_is_planned_and_said() {
         json(&["plan", "mlp:batch=2,input=4,hidden=2,layers=1,classes=2", "--machine", "flat:64", "--json"]);
     let told = plan["warnings"].as_array().unwrap().iter().any(|w| {
         let text = w.as_str().unwrap();
-        text.contains("no layer can be cut into 64 equal parts") && text.contains("is the most")
+        text.contains("no layer can be split into 64 equal parts") && text.contains("at most")
     });
     assert!(told, "{}", plan["warnings"]);
     for op in plan["ops"].as_array().unwrap() {
@@ -236,7 +318,49 @@ fn a_memory_limit_is_kept_or_the_answer_says_what_would_do() {
     let none = plan("1kB");
     assert_eq!(none.status.code(), Some(1));
     let text = String::from_utf8(none.stderr).unwrap();
-    assert!(none.stdout.is_empty() && text.contains("the smallest limit that one keeps is"), "{text}");
+    assert!(none.stdout.is_empty() && text.contains("the smallest limit of any plan is"), "{text}");
+    // What fills the memory, what needs least, and what would help, in people's units.
+    for part in [
+        "fits into 1.0 kB per device",
+        "Of the baselines `megatron` needs least",
+        "(weights ",
+        "activations ",
+        "What would help: --untied",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// The limit that `gpt:batch=16` with Adam keeps on 16 P100s as FSDP, but under no other recipe.
+const TIGHT: [&str; 8] =
+    ["plan", "gpt:batch=16", "--machine", "p100x16", "--optimizer", "adam", "--memory", "2505682947B"];
+
+#[test]
+fn a_recipe_that_fits_is_found_in_any_time() {
+    let plan = json(&[&TIGHT[..], &["--time", "0.001", "--json"]].concat());
+    assert!(plan["peak_memory_bytes"].as_u64().unwrap() <= 2_505_682_947);
+    assert_eq!(plan["proved_optimal"], false);
+}
+
+#[test]
+fn what_is_not_found_in_the_time_is_not_called_impossible() {
+    let status = |args: &[&str], part: &str| {
+        let output = shardwright(args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.stdout.is_empty() && text.starts_with("error: ") && text.contains(part), "{text}");
+        output.status.code()
+    };
+    let late = ["plan", MODEL, "--machine", "flat:4", "--memory", "1kB", "--time", "0"];
+    assert_eq!(status(&late, "did not prove that none does"), Some(3));
+    assert_eq!(status(&late[..6], "no plan of auto fits into 1.0 kB per device (proved"), Some(1));
+    // A plan that is not searched within the limit says so.
+    assert_eq!(
+        status(&[&late[..6], &["--solver", "data"]].concat(), "does not search within a limit"),
+        Some(1)
+    );
+    // Out of time and out of tables: the input is valid.
+    assert_eq!(status(&[&late[..4], &["--solver", "pase", "--time", "0"]].concat(), "--time"), Some(1));
+    assert_eq!(status(&[&late[..4], &["--solver", "pase", "--ram", "1kB"]].concat(), "--ram"), Some(1));
 }
 
 #[test]

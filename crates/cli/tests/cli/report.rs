@@ -167,11 +167,27 @@ fn one_op_is_explained_under_the_plans_limit_of_memory() {
     let made = make(&format!("{limit}B"));
     let op = made["layers"][0]["name"].as_str().unwrap();
     let row = &json(&["explain", &plan, op, "--most", "3", "--json"])["choices"][0];
-    assert_eq!(row["reoptimised"], "exact", "{row}");
-    assert_eq!(row["chosen"]["reoptimised_change_seconds"], 0.0);
+    assert_eq!(row["reoptimised"], "at-least", "the network counts less memory than plans need: {row}");
+    let own = row["chosen"]["reoptimised_change_seconds"].as_f64().unwrap();
+    assert!(own <= 0.0, "the plan itself is not below its lower bound: {row}");
     for other in row["alternatives"].as_array().unwrap() {
-        assert!(other["reoptimised_change_seconds"].as_f64().is_none_or(|change| change >= 0.0), "{other}");
+        assert!(other["reoptimised_change_seconds"].as_f64().is_none_or(|change| change >= own), "{other}");
     }
+}
+
+#[test]
+fn plans_on_different_axes_of_one_machine_have_a_difference() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (path(&folder, "a.json"), path(&folder, "b.json"));
+    let plan = |solver: &str, path: &str| {
+        let model = ["plan", "mlp:batch=400,hidden=300,layers=5", "--machine", "flat:4"];
+        json(&[&model[..], &["--solver", solver, "-o", path, "--json"]].concat())
+    };
+    let (model, exact) = (plan("model", &a), plan("exact", &b));
+    assert_ne!(model["axes"], exact["axes"], "the test is too tame");
+    let answer = json(&["diff", &a, &b, "--json"]);
+    assert_eq!(answer["objective"], serde_json::json!([model["objective"], exact["objective"]]));
+    assert!(!answer["changes"].as_array().unwrap().is_empty());
 }
 
 #[test]
@@ -208,7 +224,7 @@ fn a_difference_says_what_each_change_is_worth() {
         assert_eq!(change["undone_seconds"], undone(op), "the way back is the other way's first step");
     }
     let same = String::from_utf8(shardwright(&["diff", &a, &a]).stdout).unwrap();
-    assert!(same.contains("no op is split otherwise"), "{same}");
+    assert!(same.contains("all ops have equal configs"), "{same}");
     let text = String::from_utf8(shardwright(&["diff", &a, &b]).stdout).unwrap();
     assert!(text.contains("alone") && text.contains("simulated step"), "{text}");
     for change in changes {
@@ -231,7 +247,7 @@ fn reports_that_cannot_be_made_are_explained() {
     refused(&["report", "no-such-plan.json", "-o", &page], "no-such-plan.json");
     refused(&["report", "vgg16", "-o", &page], "not a plan");
     refused(&["report", &plan, "-o", &path(&folder, "no/folder/a.html")], "cannot write");
-    refused(&["explain", &plan, "fc"], "has no op `fc`; there is ");
+    refused(&["explain", &plan, "fc"], "has no op `fc`; did you mean ");
     let changed = std::fs::read_to_string(&plan).unwrap().replace("hidden=512", "hidden=256");
     std::fs::write(&plan, changed).unwrap();
     refused(&["report", &plan, "-o", &page], "plan");

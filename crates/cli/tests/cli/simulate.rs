@@ -2,6 +2,7 @@
 
 use crate::{json, refused, shardwright};
 use serde_json::Value;
+use shardwright_request::show_seconds;
 use std::path::Path;
 
 const MODEL: &str = "mlp:hidden=512,layers=3";
@@ -42,7 +43,7 @@ fn a_plan_is_simulated_from_its_file_alone() {
     let trace: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 10);
     let text = String::from_utf8(shardwright(&["simulate", path]).stdout).unwrap();
-    assert!(text.contains("critical path") && text.contains("0 and 3 alike"), "{text}");
+    assert!(text.contains("critical path") && text.contains("0 and 3 equal"), "{text}");
 }
 
 #[test]
@@ -84,13 +85,23 @@ fn a_slow_device_makes_the_step_longer_and_assistants_never_much_longer_still() 
             && helped["assisted"]["layer_bytes"].as_u64() > Some(0)
     );
     assert!(step(&helped["assisted"]) < step(&helped));
-    let stay =
-        json(&["simulate", placed, "--full", "--slow", &slow, "--assist", "--assist-homes", "0", "--json"]);
+    let stay = json(&[
+        "simulate",
+        placed,
+        "--full",
+        "--slow",
+        &slow,
+        "--assist",
+        "--assist-migrations",
+        "0",
+        "--json",
+    ]);
     assert_eq!(
         (&stay["assisted"]["layers"], &stay["assisted"]["layer_steps"]),
         (&Value::from(0), &Value::from(0))
     );
-    for (slow, why) in [("4:2", "there is no device 4"), ("1:0", "is not a device"), ("x", "is not a device")]
+    for (slow, why) in
+        [("4:2", "there is no device 4"), ("1:0", "is not DEVICE:FACTOR"), ("x", "is not DEVICE:FACTOR")]
     {
         refused(&["simulate", path, "--slow", slow], why);
     }
@@ -114,6 +125,34 @@ fn the_step_can_be_simulated_in_full_by_changes_and_on_shared_links() {
     let step = core["step_seconds"].as_f64().unwrap();
     assert!((of("busy") + of("exposed_comm") - step).abs() < 1e-12 && step >= of("busy"), "{core}");
     assert_eq!(shardwright(&["simulate", path, "--full", "--delta"]).status.code(), Some(2));
+}
+
+#[test]
+fn without_overlap_the_step_is_the_plans_objective() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let path = path.to_str().unwrap();
+    let cases = [
+        ("mlp:batch=64,hidden=512,layers=3", "p100x16", "auto"),
+        ("lenet5:batch=32", "flat:4", "exact"),
+        ("mlp:batch=64,hidden=512,layers=3", "p100x16:8", "megatron"),
+        ("rnnlm:batch=64", "flat:2", "soybean"),
+    ];
+    for (model, machine, solver) in cases {
+        let args = ["plan", model, "--machine", machine, "--solver", solver, "-o", path, "--json"];
+        let made = json(&args);
+        let answer = json(&["simulate", path, "--no-overlap", "--json"]);
+        let objective = made["objective"].as_f64().unwrap() / 1e12;
+        assert_eq!(answer["step_seconds"].as_f64(), Some(objective), "{model} on {machine} by {solver}");
+        assert_eq!(answer["sum_seconds"], answer["step_seconds"]);
+        assert!(answer["delta_seconds"].is_null());
+        let step = show_seconds(objective);
+        let text = String::from_utf8(shardwright(&["simulate", path, "--no-overlap"]).stdout).unwrap();
+        assert!(text.contains(&format!("{step} per step\n  without overlap  {step}\n")), "{text}");
+    }
+    for other in [&["--delta"][..], &["--links", "fifo"], &["--assist"], &["--slow", "0:2"]] {
+        refused(&[&["simulate", path, "--no-overlap"], other].concat(), "cannot be used with");
+    }
 }
 
 #[test]

@@ -104,8 +104,8 @@ fn bad_input_and_bad_usage_have_status_2_and_name_the_place() {
         ),
         ("not json".to_string(), vec![], "expected '{', found 'n'"),
         (network(10), vec!["--solver", "oracle"], "there is no solver \"oracle\"; choose one of"),
-        (network(10), vec!["--time", "-1"], "not a time that can be waited"),
-        (network(10), vec!["--time", "NaN"], "not a time that can be waited"),
+        (network(10), vec!["--time", "-1"], "is not a duration"),
+        (network(10), vec!["--time", "NaN"], "is not a duration"),
     ];
     for (text, args, message) in table {
         let output = solve(&text, &args);

@@ -34,13 +34,13 @@ pub enum BinaryFn {
     Or,
     /// The first to the power of the second.
     Pow,
-    /// What is left of the first by whole multiples of the second; has the first's sign.
+    /// Remainder of the division; has the first's sign.
     Rem,
-    /// Bits moved up by as many places as the second says; zero if that is all of them or more.
+    /// Left shift; zero if the second is the number of bits or more.
     ShiftLeft,
-    /// Bits moved down, zeros coming in.
+    /// Logical right shift.
     ShiftRight,
-    /// Bits moved down, the sign coming in.
+    /// Arithmetic right shift.
     ShiftRightSigned,
     /// Difference.
     Sub,
@@ -174,5 +174,66 @@ impl Operator for Binary {
 
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, bools, f64s},
+        graph::Init,
+    };
+
+    impl Examples for Binary {
+        fn golden() -> Golden {
+            Golden::new(
+                Binary { f: BinaryFn::Add },
+                &["f32[8,6]", "f32[6]"],
+                "([d0, d1], [d1])->([d0, d1]) {d0=8, d1=6}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 4);
+            let other = rng.broadcastable(&shape);
+            use BinaryFn::*;
+            let f = rng.pick(&[
+                Add,
+                And,
+                Atan2,
+                Div,
+                Max,
+                Min,
+                Mul,
+                Or,
+                Pow,
+                Rem,
+                ShiftLeft,
+                ShiftRight,
+                ShiftRightSigned,
+                Sub,
+                Xor,
+            ]);
+            let bits = rng.flip();
+            let tensor = |s: Vec<u64>| match f {
+                And | Or | Xor if bits => bools(s),
+                And | Or | Rem | ShiftLeft | ShiftRight | ShiftRightSigned | Xor => {
+                    (TensorType::new(DType::I64, s), Init::Below(70))
+                }
+                _ => f64s(s),
+            };
+            let mut inputs = vec![tensor(shape), tensor(other)];
+            if rng.flip() {
+                inputs.swap(0, 1);
+            }
+            // Away from zero.
+            if matches!(f, Div | Pow) {
+                inputs[1].1 = Init::Constant(Real(1.7));
+            }
+            if matches!(f, Atan2 | Pow) {
+                inputs[0].1 = Init::Constant(Real(1.3));
+            }
+            Case::new(Binary { f }, inputs)
+        }
     }
 }

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 pub struct Broadcast {
     /// The result's shape.
     pub shape: Shape,
-    /// Where each input dimension goes, in increasing order.
+    /// The result's dimension of each input dimension, in increasing order.
     pub dims: SmallVec<[usize; 4]>,
 }
 
@@ -68,5 +68,35 @@ impl Operator for Broadcast {
 
     fn localize(&self, region: &Region<'_>) -> Op {
         Broadcast { shape: region.output_shape(0), dims: self.dims.clone() }.into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+    use smallvec::smallvec;
+
+    impl Examples for Broadcast {
+        fn golden() -> Golden {
+            Golden::new(
+                Broadcast { shape: [8, 6].into(), dims: smallvec![1] },
+                &["f32[6]"],
+                "([d1])->([d0, d1]) {d0=8, d1=6}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 4);
+            let mut dims = vec![];
+            let mut from = vec![];
+            for (d, &n) in shape.iter().enumerate() {
+                match rng.between(0, 2) {
+                    0 => {}
+                    1 => (dims.push(d), from.push(1)).1,
+                    _ => (dims.push(d), from.push(n)).1,
+                }
+            }
+            Case::new(Broadcast { shape: Shape::new(&shape), dims: dims.into() }, vec![f64s(&from[..])])
+        }
     }
 }

@@ -80,3 +80,37 @@ impl Operator for Bitcast {
         self.clone().into()
     }
 }
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, f64s},
+        graph::Init,
+    };
+
+    impl Examples for Bitcast {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(Bitcast { dtype: DType::I32 }, &["f32[8,6]"], "([d0, d1])->([d0, d1]) {d0=8, d1=6}")
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            // Whole numbers to floats: small ones are tiny floats, all different.
+            let ty = TensorType::new(DType::I64, &rng.shape(0, 3)[..]);
+            Case::new(Bitcast { dtype: DType::F64 }, vec![(ty, Init::Below(1 << 52))])
+        }
+    }
+
+    impl Examples for Cast {
+        fn golden() -> Golden {
+            Golden::new(Cast { dtype: DType::Bf16 }, &["f32[8,6]"], "([d0, d1])->([d0, d1]) {d0=8, d1=6}")
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let dtype = rng.pick(&[DType::F64, DType::F32, DType::I32, DType::I64, DType::Bool]);
+            let shape = rng.shape(0, 3);
+            Case::new(Cast { dtype }, vec![f64s(&shape[..])])
+        }
+    }
+}

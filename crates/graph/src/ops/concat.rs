@@ -68,3 +68,25 @@ impl Operator for Concat {
         self.clone().into()
     }
 }
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for Concat {
+        fn golden() -> Golden {
+            Golden::new(Concat { axis: 1 }, &["f32[8,6]", "f32[8,2]"], "([d0, _], [d0, _])->([d0, _]) {d0=8}")
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 4);
+            let axis = rng.axis(&shape);
+            let inputs = (0..rng.between(1, 4)).map(|_| {
+                let mut shape = shape.clone();
+                shape[axis] = rng.size();
+                f64s(&shape[..])
+            });
+            Case::new(Concat { axis }, inputs.collect())
+        }
+    }
+}

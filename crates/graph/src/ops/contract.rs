@@ -6,13 +6,13 @@
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, same_float},
+    operator::{OpError, Operator, accepted, arity, same_float, scratch_bytes},
     ops::Op,
     region::Region,
     require,
     rule::{FactorIndex, Rule, TensorMap},
     types::{MAX_RANK, Shape, TensorType},
-    workload::WorkloadSizes,
+    workload::{Gemm, RooflineKind, Workload, WorkloadClass, WorkloadSizes},
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -98,6 +98,7 @@ impl Contract {
         all
     }
 
+    /// Every letter with its size, in the order of [`Contract::all_letters`].
     fn sizes(&self, inputs: &[TensorType]) -> Result<SmallVec<[(u8, u64); 8]>, OpError> {
         let mut sizes: SmallVec<[(u8, u64); 8]> = SmallVec::new();
         for (letters, ty) in self.operands.iter().zip(inputs) {
@@ -111,8 +112,54 @@ impl Contract {
                 }
             }
         }
-        Ok(sizes)
+        let ordered = self.all_letters().into_iter().map(|c| {
+            let found = sizes.iter().find(|(d, _)| *d == c).copied();
+            found.ok_or_else(|| OpError::new(format!("einsum `{self}`: no operand has `{}`", c as char)))
+        });
+        ordered.collect()
     }
+}
+
+/// Matrix products by the order of their operands' dimensions. Sizes: batch, rows, columns, depth. Cost files may hold
+/// one table for all orders.
+static GEMM: WorkloadClass = WorkloadClass {
+    name: "gemm",
+    fallback: None,
+    roofline: |sizes| product(sizes, |[_, n, k]| [k, n, n]),
+    bytes: gemm_bytes,
+};
+static GEMM_NT: WorkloadClass = WorkloadClass {
+    name: "gemm_nt",
+    fallback: Some("gemm"),
+    roofline: |sizes| product(sizes, |[_, n, k]| [k, k, n]),
+    ..GEMM
+};
+static GEMM_TN: WorkloadClass = WorkloadClass {
+    name: "gemm_tn",
+    fallback: Some("gemm"),
+    roofline: |sizes| product(sizes, |[m, n, _]| [m, n, n]),
+    ..GEMM
+};
+static GEMM_TT: WorkloadClass = WorkloadClass {
+    name: "gemm_tt",
+    fallback: Some("gemm"),
+    roofline: |sizes| product(sizes, |[m, n, k]| [m, k, n]),
+    ..GEMM
+};
+
+/// The product of these sizes; `contiguous` picks the contiguous sizes of both operands and the result from rows, columns and
+/// depth.
+fn product(sizes: &[u64], contiguous: fn([u64; 3]) -> [u64; 3]) -> Option<RooflineKind> {
+    let &[batch, m, n, k] = sizes else { return None };
+    let align = Gemm::alignment(contiguous([m, n, k]));
+    Some(RooflineKind::Product(Gemm { steps: 1, batch, m, n, k, align }))
+}
+
+fn gemm_bytes(workload: &Workload, sizes: &[u64]) -> u64 {
+    let (batch, m, n, k) = (sizes[0], sizes[1], sizes[2], sizes[3]);
+    let operands =
+        [(m, k), (k, n), (m, n)].iter().fold(0u64, |sum, (a, b)| sum.saturating_add(a.saturating_mul(*b)));
+    batch.saturating_mul(operands).saturating_mul(workload.dtype.bytes())
 }
 
 impl fmt::Display for Contract {
@@ -123,28 +170,35 @@ impl fmt::Display for Contract {
     }
 }
 
+/// Products of at most this many rows may be computed transposed.
+pub const FEW_ROWS: u64 = 256;
+
+/// Products of at least this depth may be computed transposed.
+pub const FEW_ROWS_DEPTH: u64 = 256;
+
 impl Operator for Contract {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         arity(inputs, self.operands.len())?;
         same_float(inputs)?;
         let sizes = self.sizes(inputs)?;
-        let size_of = |c: &u8| sizes.iter().find(|(d, _)| d == c).map_or(1, |p| p.1);
         // The iteration space bounds the flops, which must fit a u64 with room to add up.
         let iterations = sizes.iter().try_fold(1u64, |n, (_, s)| n.checked_mul(*s));
         require!(iterations.is_some_and(|n| n < 1 << 60), "einsum `{self}`: absurdly many operations");
-        Ok(vec![TensorType::new(inputs[0].dtype, self.result.iter().map(size_of).collect::<Shape>())])
+        // The result's letters come first.
+        let shape: Shape = sizes.iter().take(self.result.len()).map(|&(_, size)| size).collect();
+        Ok(vec![TensorType::new(inputs[0].dtype, shape)])
     }
 
-    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        let Some(sizes) = accepted(self.sizes(inputs)) else { return Rule::replicated(inputs, outputs) };
         let mut rule = Rule::default();
-        let all = self.all_letters();
-        let sizes = self.sizes(inputs).unwrap_or_default();
-        for &c in &all {
-            rule.factor(letter_name(c), sizes.iter().find(|(d, _)| *d == c).map_or(1, |p| p.1));
+        for &(c, size) in &sizes {
+            rule.factor(letter_name(c), size);
         }
         let map = |letters: &Letters| {
-            let index = |c: &u8| all.iter().position(|d| d == c).unwrap_or(0) as FactorIndex;
-            TensorMap::of(&letters.iter().map(index).collect::<SmallVec<[FactorIndex; 8]>>())
+            // Every letter has a size, so that none is left out.
+            let index = |c: &u8| sizes.iter().position(|(d, _)| d == c).map(|i| i as FactorIndex);
+            TensorMap::of(&letters.iter().filter_map(index).collect::<SmallVec<[FactorIndex; 8]>>())
         };
         rule.inputs = self.operands.iter().map(map).collect();
         rule.outputs.push(map(&self.result));
@@ -185,13 +239,17 @@ impl Operator for Contract {
         self.rule(inputs, outputs).iterations().saturating_mul(2)
     }
 
-    /// Letters in both operands and the result are batch, those in the result and one operand rows or
-    /// columns, the others depth. One operand alone is no product. Kernels are not equally fast whichever way the
-    /// operands lie: a `t` in the class says whose columns (of the first) or rows (of the second) lie side by side.
-    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
+    /// Letters in both operands and the result are batch, those in the result and one operand rows or columns, the
+    /// others depth. One operand alone is no product. Kernel time depends on the order of the operands' dimensions: `t`
+    /// in the class marks a first operand that ends in rows, or a second that ends in depth.
+    fn workload(
+        &self,
+        inputs: &[TensorType],
+        _: &[TensorType],
+    ) -> Option<(&'static WorkloadClass, WorkloadSizes)> {
         let second = self.operands.get(1)?;
         let [mut batch, mut m, mut n, mut k] = [1; 4];
-        for (letter, size) in self.sizes(inputs).ok()? {
+        for (letter, size) in accepted(self.sizes(inputs))? {
             let kept = self.result.contains(&letter);
             let group = match (kept, self.operands[0].contains(&letter), second.contains(&letter)) {
                 (true, true, true) => &mut batch,
@@ -208,15 +266,118 @@ impl Operator for Contract {
             operand.iter().rev().find(other).is_some_and(|letter| !self.result.contains(letter))
         };
         let class = match (ends_in_depth(&self.operands[0]), ends_in_depth(second)) {
-            (true, false) => "gemm",
-            (true, true) => "gemm_nt",
-            (false, false) => "gemm_tn",
-            (false, true) => "gemm_tt",
+            (true, false) => &GEMM,
+            (true, true) => &GEMM_NT,
+            (false, false) => &GEMM_TN,
+            (false, true) => &GEMM_TT,
         };
         Some((class, WorkloadSizes::from_slice(&[batch, m, n, k])))
     }
 
+    fn workload_classes() -> Vec<&'static WorkloadClass> {
+        vec![&GEMM, &GEMM_NT, &GEMM_TN, &GEMM_TT]
+    }
+
+    fn xla_is_dot(&self) -> bool {
+        true
+    }
+
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        // A product of few rows is computed transposed.
+        let (Some((_, sizes)), Some(second)) = (self.workload(inputs, &[]), self.operands.get(1)) else {
+            return 0;
+        };
+        let [_, rows, columns, depth] = sizes[..] else { return 0 };
+        let is_row = |letter: &&u8| self.result.contains(letter) && !second.contains(letter);
+        let row_letters = self.operands[0].iter().filter(is_row).count();
+        // Several letters may be multiplied in parts.
+        let few = if row_letters == 1 { (2..=FEW_ROWS).contains(&rows) } else { rows >= 2 };
+        if !few || depth < FEW_ROWS_DEPTH {
+            return 0;
+        }
+        rows.min(FEW_ROWS).min(columns / 2).saturating_mul(columns).saturating_mul(scratch_bytes(&inputs[0]))
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for Contract {
+        fn golden() -> Golden {
+            Golden::new(
+                Contract::parse("mk,kn->mn").unwrap(),
+                &["f32[8,16]", "f32[16,4]"],
+                "([m, k], [k, n])->([m, n]) {m=8, n=4, k=16} reduction={k}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let specs = [
+                "mk,kn->mn",
+                "mk,nk->mn",
+                "km,kn->nm",
+                "bmk,bkn->bmn",
+                "bqhd,bkhd->bhqk",
+                "bhqk,bkhd->bqhd",
+                "bsk,kn->bsn",
+                "gtec,gtm->egcm",
+                "ab->ba",
+                "abc->b",
+                "m,n->mn",
+                "k,k->",
+                "mk,k->m",
+                "amk,kn->mn",
+                "abmk,bkn->abmn",
+                "ab,cd->",
+            ];
+            let spec = Contract::parse(rng.pick(&specs)).unwrap();
+            let sizes: Vec<u64> = (0..128).map(|_| rng.size()).collect();
+            let inputs = spec
+                .operands
+                .iter()
+                .map(|o| f64s(o.iter().map(|&c| sizes[c as usize]).collect::<Shape>()))
+                .collect();
+            Case::new(spec, inputs)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DType;
+
+    fn workload(dtype: DType, spec: &str, shapes: [&[u64]; 2]) -> Workload {
+        let op: Op = Contract::parse(spec).unwrap().into();
+        let inputs = shapes.map(|s| TensorType::new(dtype, s));
+        let outputs = op.operator().infer(&inputs).unwrap();
+        op.workload(&inputs, &outputs)
+    }
+
+    #[test]
+    fn products_are_classed_by_the_order_of_their_operands() {
+        let class = |spec: &str, shapes: [&[u64]; 2]| workload(DType::F32, spec, shapes).class.name;
+        assert_eq!(class("mk,kn->mn", [&[3, 5], &[5, 7]]), "gemm");
+        assert_eq!(class("mn,kn->mk", [&[3, 7], &[5, 7]]), "gemm_nt", "the gradient by the first operand");
+        assert_eq!(class("mk,mn->kn", [&[3, 5], &[3, 7]]), "gemm_tn", "the gradient by the second");
+        assert_eq!(class("km,nk->mn", [&[5, 3], &[7, 5]]), "gemm_tt");
+        assert_eq!(class("mkb,bkn->bmn", [&[3, 5, 2], &[2, 5, 7]]), "gemm", "batches do not count");
+    }
+
+    #[test]
+    fn letters_become_batch_rows_columns_and_depth() {
+        let check = |spec: &str, shapes: [&[u64]; 2], expected: [u64; 4]| {
+            let workload = workload(DType::Bf16, spec, shapes);
+            assert_eq!(workload.sizes[..], expected, "{spec}");
+            assert_eq!(workload.resized(&expected), workload, "{spec}");
+        };
+        check("mk,kn->mn", [&[3, 5], &[5, 7]], [1, 3, 7, 5]);
+        check("bqhd,bkhd->bhqk", [&[2, 3, 4, 5], &[2, 6, 4, 5]], [8, 3, 6, 5]);
+        check("bsk,kn->bsn", [&[2, 3, 5], &[5, 7]], [1, 6, 7, 5]);
     }
 }

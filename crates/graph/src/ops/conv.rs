@@ -11,13 +11,13 @@ use super::{
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, same_float},
+    operator::{OpError, Operator, accepted, arity, same_float, scratch_bytes},
     ops::Op,
     region::Region,
     require,
     rule::{DimMap, FactorIndex, Reach, Rule, TensorMap},
     types::{Dims, Shape, TensorType},
-    workload::WorkloadSizes,
+    workload::{ConvolutionPass, Filter3x3, Gemm, RooflineKind, Workload, WorkloadClass, WorkloadSizes},
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -33,7 +33,7 @@ pub struct ConvGeometry {
     pub pad: SmallVec<[(i64, i64); 3]>,
     /// Input positions from one kernel position to the next.
     pub dilation: Dims,
-    /// Channels are cut into this many groups that do not see each other.
+    /// Number of channel groups; an output channel reads the input channels of its group.
     pub groups: u64,
 }
 
@@ -66,6 +66,53 @@ impl ConvGeometry {
     }
 }
 
+/// Bytes of a tile: half of a common second-level cache, since the matrix product needs room as well.
+const TILE_BYTES: usize = 512 << 10;
+/// Preferred number of output positions of a tile.
+const TILE_POSITIONS: usize = 288;
+
+/// The part of the unfolded input that a convolution's kernel multiplies at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvTile {
+    /// Images side by side: more than one only where they are small and fit whole.
+    pub images: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Output positions of each image.
+    pub positions: usize,
+}
+
+impl ConvTile {
+    /// A good tile for elements of this size, and these numbers of kernel positions, output positions, images and
+    /// channels of a group.
+    pub fn new(element_bytes: usize, sizes: [usize; 4]) -> Self {
+        let [kernel, outputs, images, channels] = sizes.map(|size| size.max(1));
+        let elements = TILE_BYTES / element_bytes;
+        let wanted = TILE_POSITIONS.max(elements / (channels * kernel));
+        let images = (wanted / outputs).clamp(1, images);
+        let wanted = wanted.min(images * outputs);
+        let channels = (elements / (wanted * kernel)).clamp(1, channels);
+        // One channel of a large kernel may already exceed the tile: then fewer positions.
+        let positions = (elements / (channels * kernel)).clamp(1, wanted);
+        Self { images: (positions / outputs).max(1), channels, positions: positions.min(outputs) }
+    }
+}
+
+/// Scratch memory of a convolution's kernels: one tile, and the outputs of its images side by side.
+pub(super) fn tile_scratch_bytes(groups: u64, [x, w, y]: [&TensorType; 3]) -> u64 {
+    let spatial = |ty: &TensorType| ty.shape[2..].iter().product::<u64>() as usize;
+    let (kernel, outputs) = (spatial(w), spatial(y));
+    let element_bytes = scratch_bytes(x);
+    let tile =
+        ConvTile::new(element_bytes as usize, [kernel, outputs, x.shape[0] as usize, w.shape[1] as usize]);
+    let elements = (tile.images * tile.positions * tile.channels * kernel) as u64;
+    let joined = match tile.images {
+        1 => 0,
+        images => images as u64 * (w.shape[0] / groups.max(1)) * outputs as u64,
+    };
+    (elements + joined).saturating_mul(element_bytes)
+}
+
 /// The three tensors that a convolution relates, in the roles that its derivatives keep.
 #[derive(Clone, Debug)]
 pub(crate) struct ConvTypes {
@@ -76,14 +123,6 @@ pub(crate) struct ConvTypes {
     /// Output `[n, o, spatial...]`.
     pub y: Shape,
     pub slides: Slides,
-}
-
-/// Which of the tensors a convolution op makes; the other two it reads, in the order x, w, y.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Makes {
-    X,
-    W,
-    Y,
 }
 
 impl ConvTypes {
@@ -131,7 +170,7 @@ impl ConvTypes {
     }
 
     /// The rule of the op that makes one of the three tensors from the others.
-    pub fn rule(&self, groups: u64, makes: Makes) -> Rule {
+    pub fn rule(&self, groups: u64, pass: ConvolutionPass) -> Rule {
         let mut rule = Rule::default();
         let rank = self.slides.len();
         let n = rule.factor("n", self.x[0]);
@@ -143,8 +182,8 @@ impl ConvTypes {
         };
         let o = channel("o", self.w[0] / groups);
         let c = channel("c", self.w[1]);
-        // The factor runs over what is made (or, for the weight, summed over): the other side is a window.
-        let runs_over = if makes == Makes::X { &self.x } else { &self.y };
+        // The factor runs over the tensor that is made (for the weight: over the output); the other side is a window.
+        let runs_over = if pass == ConvolutionPass::InputGradient { &self.x } else { &self.y };
         let spatial: SmallVec<[FactorIndex; 3]> =
             (0..rank).map(|i| rule.factor(spatial_names(rank)[i], runs_over[i + 2])).collect();
         let kernel: SmallVec<[FactorIndex; 3]> =
@@ -158,17 +197,19 @@ impl ConvTypes {
         let windows = |reach| -> Vec<DimMap> {
             self.slides.iter().zip(&spatial).map(|(slide, &f)| slide.map(f, reach)).collect()
         };
-        let (x_spatial, y_spatial) = match makes {
-            Makes::X => (plain(&spatial), windows(Reach::Backward)),
-            Makes::W | Makes::Y => (windows(Reach::Forward), plain(&spatial)),
+        let (x_spatial, y_spatial) = match pass {
+            ConvolutionPass::InputGradient => (plain(&spatial), windows(Reach::Backward)),
+            ConvolutionPass::WeightGradient | ConvolutionPass::Forward => {
+                (windows(Reach::Forward), plain(&spatial))
+            }
         };
         let x = TensorMap::new([DimMap::of(n), channels(c)].into_iter().chain(x_spatial));
         let w = TensorMap::new([channels(o), DimMap::of(c)].into_iter().chain(plain(&kernel)));
         let y = TensorMap::new([DimMap::of(n), channels(o)].into_iter().chain(y_spatial));
-        let (inputs, output) = match makes {
-            Makes::X => ([y, w], x),
-            Makes::W => ([x, y], w),
-            Makes::Y => ([x, w], y),
+        let (inputs, output) = match pass {
+            ConvolutionPass::InputGradient => ([y, w], x),
+            ConvolutionPass::WeightGradient => ([x, y], w),
+            ConvolutionPass::Forward => ([x, w], y),
         };
         rule.inputs.extend(inputs);
         rule.outputs.push(output);
@@ -176,15 +217,88 @@ impl ConvTypes {
     }
 
     /// The geometry of one part of the op that makes one of the three tensors.
-    pub fn local(&self, geometry: &ConvGeometry, region: &Region<'_>, makes: Makes) -> ConvGeometry {
-        let (x, y) = match makes {
-            Makes::X => (region.output_block(0), region.input_block(0)),
-            Makes::W => (region.input_block(0), region.input_block(1)),
-            Makes::Y => (region.input_block(0), region.output_block(0)),
+    pub fn local(&self, geometry: &ConvGeometry, region: &Region<'_>, pass: ConvolutionPass) -> ConvGeometry {
+        let (x, y) = match pass {
+            ConvolutionPass::InputGradient => (region.output_block(0), region.input_block(0)),
+            ConvolutionPass::WeightGradient => (region.input_block(0), region.input_block(1)),
+            ConvolutionPass::Forward => (region.input_block(0), region.output_block(0)),
         };
         let groups = region.part("g", geometry.groups);
         geometry.local(&self.slides, &x[2..], &y[2..], groups)
     }
+}
+
+/// Convolutions. Sizes: those of [`ConvTypes::workload`].
+static CONV: WorkloadClass = WorkloadClass {
+    name: "conv",
+    fallback: None,
+    roofline: |sizes| conv_roofline(ConvolutionPass::Forward, sizes),
+    bytes: conv_bytes,
+};
+
+/// The sizes of a convolution workload by name.
+struct ConvSizes<'a> {
+    samples: u64,
+    groups: u64,
+    /// Input channels per group.
+    inputs: u64,
+    /// Output channels per group.
+    outputs: u64,
+    /// Spatial sizes of the output.
+    positions: &'a [u64],
+    kernel: &'a [u64],
+    stride: &'a [u64],
+}
+
+impl<'a> ConvSizes<'a> {
+    fn of(sizes: &'a [u64]) -> Option<Self> {
+        let (&[samples, groups, inputs, outputs], spatial) = sizes.split_first_chunk()?;
+        if !spatial.len().is_multiple_of(3) {
+            return None;
+        }
+        let (positions, rest) = spatial.split_at(spatial.len() / 3);
+        let (kernel, stride) = rest.split_at(positions.len());
+        Some(Self { samples, groups, inputs, outputs, positions, kernel, stride })
+    }
+}
+
+fn product(sizes: impl IntoIterator<Item = u64>) -> u64 {
+    sizes.into_iter().fold(1u64, |n, size| n.saturating_mul(size))
+}
+
+/// The matrix product over unfolded windows that computes one of the three tensors.
+pub(super) fn conv_roofline(pass: ConvolutionPass, sizes: &[u64]) -> Option<RooflineKind> {
+    let ConvSizes { samples, groups, inputs, outputs, positions, kernel, stride } = ConvSizes::of(sizes)?;
+    let rows = samples.saturating_mul(product(positions.iter().copied()));
+    let window = inputs.saturating_mul(product(kernel.iter().copied()));
+    let (m, n, k) = match pass {
+        ConvolutionPass::Forward => (rows, outputs, window),
+        ConvolutionPass::InputGradient => (rows, window, outputs),
+        ConvolutionPass::WeightGradient => (outputs, window, rows),
+    };
+    let filter_3x3 = match (groups, positions, kernel, stride) {
+        (1, &[height, width], [3, 3], [1, 1]) => Some(Filter3x3 { samples, inputs, outputs, height, width }),
+        _ => None,
+    };
+    Some(RooflineKind::Convolution {
+        product: Gemm { steps: 1, batch: groups, m, n, k, align: Gemm::ALIGNED },
+        pass,
+        filter_3x3,
+    })
+}
+
+/// Bytes of input, weight and output.
+pub(super) fn conv_bytes(workload: &Workload, sizes: &[u64]) -> u64 {
+    let Some(ConvSizes { samples, groups, inputs, outputs, positions, kernel, stride }) =
+        ConvSizes::of(sizes)
+    else {
+        return 0; // Refused before: such sizes have no roofline.
+    };
+    let read = (0..positions.len()).map(|i| positions[i].saturating_sub(1) * stride[i] + kernel[i]);
+    let x = product([samples, groups, inputs, product(read)]);
+    let y = product([samples, groups, outputs, product(positions.iter().copied())]);
+    let w = product([groups, inputs, outputs, product(kernel.iter().copied())]);
+    x.saturating_add(y).saturating_add(w).saturating_mul(workload.dtype.bytes())
 }
 
 /// Convolves an input `[n, c, spatial...]` with a weight `[o, c / groups, kernel...]`.
@@ -208,8 +322,9 @@ impl Operator for Conv {
         Ok(vec![TensorType::new(inputs[0].dtype, self.types(inputs)?.y)])
     }
 
-    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
-        self.types(inputs).map_or_else(|_| Rule::default(), |t| t.rule(self.geometry.groups, Makes::Y))
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        let Some(types) = accepted(self.types(inputs)) else { return Rule::replicated(inputs, outputs) };
+        types.rule(self.geometry.groups, ConvolutionPass::Forward)
     }
 
     fn gradient(&self, cx: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
@@ -222,19 +337,28 @@ impl Operator for Conv {
     }
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
-        self.types(inputs).map_or(0, |t| t.flops())
+        accepted(self.types(inputs)).map_or(0, |t| t.flops())
     }
 
-    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
-        let types = self.types(inputs).ok()?;
-        Some(("conv", types.workload(self.geometry.groups)))
+    fn workload(
+        &self,
+        inputs: &[TensorType],
+        _: &[TensorType],
+    ) -> Option<(&'static WorkloadClass, WorkloadSizes)> {
+        accepted(self.types(inputs)).map(|types| (&CONV, types.workload(self.geometry.groups)))
+    }
+
+    fn workload_classes() -> Vec<&'static WorkloadClass> {
+        vec![&CONV]
+    }
+
+    fn workspace_bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        tile_scratch_bytes(self.geometry.groups, [&inputs[0], &inputs[1], &outputs[0]])
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
-        match self.types(region.inputs) {
-            Ok(types) => Conv { geometry: types.local(&self.geometry, region, Makes::Y) }.into(),
-            Err(_) => self.clone().into(),
-        }
+        let Some(types) = accepted(self.types(region.inputs)) else { return self.clone().into() };
+        Conv { geometry: types.local(&self.geometry, region, ConvolutionPass::Forward) }.into()
     }
 }
 
@@ -260,6 +384,55 @@ pub(super) fn weight_gradient(
 ) -> Result<TensorId, OpError> {
     let kernel = Dims::from_slice(&cx.ty(w).shape[2..]);
     cx.emit(ConvGradWeight { geometry: geometry.clone(), kernel }, &[x, dy])
+}
+
+pub(super) mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, f64s},
+        ops::slide::examples::{Dim, dim, list, shape},
+    };
+    use smallvec::smallvec;
+
+    /// A 3x3 convolution that keeps the image's size.
+    pub(in crate::ops) fn same_conv() -> ConvGeometry {
+        ConvGeometry { pad: smallvec![(1, 1), (1, 1)], ..ConvGeometry::plain(2) }
+    }
+
+    /// A convolution's geometry with spatial sizes of its kernel and input, and the shapes of x, w and y.
+    pub(in crate::ops) fn convolution(rng: &mut Rng) -> (ConvGeometry, Dims, Dims, [Vec<u64>; 3]) {
+        let dims: Vec<Dim> = (0..rng.between(1, 3)).map(|_| dim(rng)).collect();
+        let groups = if rng.flip() { 1 } else { rng.size() };
+        let (n, c, o) = (rng.size(), rng.between(1, 2), rng.between(1, 3));
+        let geometry = ConvGeometry {
+            stride: list(&dims, |d| d.slide.stride),
+            pad: list(&dims, |d| d.slide.pad),
+            dilation: list(&dims, |d| d.slide.dilation),
+            groups,
+        };
+        let (kernel, input): (Dims, Dims) = (list(&dims, |d| d.slide.kernel), list(&dims, |d| d.input));
+        let shapes = [
+            shape(n, groups * c, &input),
+            shape(groups * o, c, &kernel),
+            shape(n, groups * o, &list(&dims, |d| d.output)),
+        ];
+        (geometry, kernel, input, shapes)
+    }
+
+    impl Examples for Conv {
+        fn golden() -> Golden {
+            Golden::new(
+                Conv { geometry: same_conv() },
+                &["f32[8,3,12,12]", "f32[6,3,3,3]"],
+                "([n, c, h>3*1-1, w>3*1-1], [o, c, kh, kw])->([n, o, h, w]) {n=8, o=6, c=3, h=12, w=12, kh=3, kw=3} reduction={c} whole={kh, kw}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (geometry, _, _, [x, w, _]) = convolution(rng);
+            Case::new(Conv { geometry }, vec![f64s(x), f64s(w)])
+        }
+    }
 }
 
 #[cfg(test)]
@@ -346,7 +519,7 @@ mod tests {
         assert_eq!(by_x.flops(&[y.clone(), inputs[1].clone()], &[]), flops);
         let workload = Op::from(by_w.clone()).workload(&[inputs[0].clone(), y.clone()], &inputs[1..]);
         assert_eq!(workload.sizes[..], [2, 2, 2, 3, 4, 4, 3, 2, 2, 3]);
-        assert_eq!(workload.gemm.map(|g| g.flops()), Some(flops));
+        assert_eq!(workload.roofline.product().map(Gemm::flops), Some(flops));
         assert_eq!(by_w.flops(&[inputs[0].clone(), y], &[]), flops);
     }
 

@@ -1,17 +1,20 @@
 //! The two derivatives of a convolution: by its input (also known as transposed convolution) and by its
 //! weight. Each is linear in its operands, so their own derivatives are convolution ops again.
 
-use super::conv::{Conv, ConvGeometry, ConvTypes, Makes, input_gradient, weight_gradient};
+use super::conv::{
+    Conv, ConvGeometry, ConvTypes, conv_bytes, conv_roofline, input_gradient, tile_scratch_bytes,
+    weight_gradient,
+};
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, same_float},
+    operator::{OpError, Operator, accepted, arity, same_float},
     ops::Op,
     region::Region,
     require,
     rule::Rule,
     types::{Dims, Shape, TensorType},
-    workload::WorkloadSizes,
+    workload::{ConvolutionPass, WorkloadClass, WorkloadSizes},
 };
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +27,13 @@ pub struct ConvGradInput {
     /// Spatial sizes of the convolution's input: a stride leaves them open.
     pub input: Dims,
 }
+
+static CONV_GRAD_INPUT: WorkloadClass = WorkloadClass {
+    name: "conv_grad_input",
+    fallback: None,
+    roofline: |sizes| conv_roofline(ConvolutionPass::InputGradient, sizes),
+    bytes: conv_bytes,
+};
 
 impl ConvGradInput {
     fn types(&self, inputs: &[TensorType]) -> Result<ConvTypes, OpError> {
@@ -50,8 +60,9 @@ impl Operator for ConvGradInput {
         Ok(vec![TensorType::new(inputs[0].dtype, self.types(inputs)?.x)])
     }
 
-    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
-        self.types(inputs).map_or_else(|_| Rule::default(), |t| t.rule(self.geometry.groups, Makes::X))
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        let Some(types) = accepted(self.types(inputs)) else { return Rule::replicated(inputs, outputs) };
+        types.rule(self.geometry.groups, ConvolutionPass::InputGradient)
     }
 
     fn gradient(&self, cx: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
@@ -65,18 +76,30 @@ impl Operator for ConvGradInput {
     }
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
-        self.types(inputs).map_or(0, |t| t.flops())
+        accepted(self.types(inputs)).map_or(0, |t| t.flops())
     }
 
-    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
-        let types = self.types(inputs).ok()?;
-        Some(("conv_grad_input", types.workload(self.geometry.groups)))
+    fn workload(
+        &self,
+        inputs: &[TensorType],
+        _: &[TensorType],
+    ) -> Option<(&'static WorkloadClass, WorkloadSizes)> {
+        accepted(self.types(inputs)).map(|types| (&CONV_GRAD_INPUT, types.workload(self.geometry.groups)))
+    }
+
+    fn workload_classes() -> Vec<&'static WorkloadClass> {
+        vec![&CONV_GRAD_INPUT]
+    }
+
+    fn workspace_bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        tile_scratch_bytes(self.geometry.groups, [&outputs[0], &inputs[1], &inputs[0]])
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
-        let Ok(types) = self.types(region.inputs) else { return self.clone().into() };
+        let Some(types) = accepted(self.types(region.inputs)) else { return self.clone().into() };
         let input = Dims::from_slice(&region.output_shape(0)[2..]);
-        ConvGradInput { geometry: types.local(&self.geometry, region, Makes::X), input }.into()
+        ConvGradInput { geometry: types.local(&self.geometry, region, ConvolutionPass::InputGradient), input }
+            .into()
     }
 }
 
@@ -89,6 +112,13 @@ pub struct ConvGradWeight {
     /// Spatial sizes of the weight: a stride leaves them open.
     pub kernel: Dims,
 }
+
+static CONV_GRAD_WEIGHT: WorkloadClass = WorkloadClass {
+    name: "conv_grad_weight",
+    fallback: None,
+    roofline: |sizes| conv_roofline(ConvolutionPass::WeightGradient, sizes),
+    bytes: conv_bytes,
+};
 
 impl ConvGradWeight {
     fn types(&self, inputs: &[TensorType]) -> Result<ConvTypes, OpError> {
@@ -109,8 +139,9 @@ impl Operator for ConvGradWeight {
         Ok(vec![TensorType::new(inputs[0].dtype, self.types(inputs)?.w)])
     }
 
-    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
-        self.types(inputs).map_or_else(|_| Rule::default(), |t| t.rule(self.geometry.groups, Makes::W))
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        let Some(types) = accepted(self.types(inputs)) else { return Rule::replicated(inputs, outputs) };
+        types.rule(self.geometry.groups, ConvolutionPass::WeightGradient)
     }
 
     fn gradient(&self, cx: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
@@ -124,17 +155,71 @@ impl Operator for ConvGradWeight {
     }
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
-        self.types(inputs).map_or(0, |t| t.flops())
+        accepted(self.types(inputs)).map_or(0, |t| t.flops())
     }
 
-    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
-        let types = self.types(inputs).ok()?;
-        Some(("conv_grad_weight", types.workload(self.geometry.groups)))
+    fn workload(
+        &self,
+        inputs: &[TensorType],
+        _: &[TensorType],
+    ) -> Option<(&'static WorkloadClass, WorkloadSizes)> {
+        accepted(self.types(inputs)).map(|types| (&CONV_GRAD_WEIGHT, types.workload(self.geometry.groups)))
+    }
+
+    fn workload_classes() -> Vec<&'static WorkloadClass> {
+        vec![&CONV_GRAD_WEIGHT]
+    }
+
+    fn workspace_bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        tile_scratch_bytes(self.geometry.groups, [&inputs[0], &outputs[0], &inputs[1]])
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
-        let Ok(types) = self.types(region.inputs) else { return self.clone().into() };
+        let Some(types) = accepted(self.types(region.inputs)) else { return self.clone().into() };
         let kernel = self.kernel.clone();
-        ConvGradWeight { geometry: types.local(&self.geometry, region, Makes::W), kernel }.into()
+        ConvGradWeight {
+            geometry: types.local(&self.geometry, region, ConvolutionPass::WeightGradient),
+            kernel,
+        }
+        .into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, f64s},
+        ops::conv::examples::{convolution, same_conv},
+    };
+    use smallvec::smallvec;
+
+    impl Examples for ConvGradInput {
+        fn golden() -> Golden {
+            Golden::new(
+                ConvGradInput { geometry: same_conv(), input: smallvec![12, 12] },
+                &["f32[8,6,12,12]", "f32[6,3,3,3]"],
+                "([n, o, h<3*1-1, w<3*1-1], [o, c, kh, kw])->([n, c, h, w]) {n=8, o=6, c=3, h=12, w=12, kh=3, kw=3} reduction={o} whole={kh, kw}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (geometry, _, input, [_, w, y]) = convolution(rng);
+            Case::new(ConvGradInput { geometry, input }, vec![f64s(y), f64s(w)])
+        }
+    }
+
+    impl Examples for ConvGradWeight {
+        fn golden() -> Golden {
+            Golden::new(
+                ConvGradWeight { geometry: same_conv(), kernel: smallvec![3, 3] },
+                &["f32[8,3,12,12]", "f32[8,6,12,12]"],
+                "([n, c, h>3*1-1, w>3*1-1], [n, o, h, w])->([o, c, kh, kw]) {n=8, o=6, c=3, h=12, w=12, kh=3, kw=3} reduction={n, h, w} whole={kh, kw}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (geometry, kernel, _, [x, _, y]) = convolution(rng);
+            Case::new(ConvGradWeight { geometry, kernel }, vec![f64s(x), f64s(y)])
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! Cross-entropy from logits, in a form whose class dimension (the last) can be split.
 //!
 //! A softmax needs its dimension whole. Here the row maximum `m` ([`crate::ops::Reduce::max`]) and the sum
-//! of exponentials `s` ([`SumExp`]) are reductions of their own, so that a split over classes costs an
-//! all-reduce of one number per row each instead of gathering all logits.
+//! of exponentials `s` ([`SumExp`]) are separate reductions. A split over classes then costs an all-reduce of one number
+//! per row each instead of an all-gather of the logits.
 
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, elements, same_float},
+    operator::{OpError, Operator, arity, elements, row_scratch_bytes, same_float},
     ops::{
         BinaryFn, Op, Unary, UnaryFn,
         reduce::{factors_of, other_axes},
@@ -26,9 +26,9 @@ pub struct SumExp {}
 
 /// `loss = ln(s) + m - logits[label]` per row, from logits, labels, row maxima `m` and their [`SumExp`] `s`.
 ///
-/// A part of a split holds the classes from `base` on; rows whose label another part holds give zero, so
-/// that the parts add up. The gradient goes to the logits alone and accounts for `m` and `s`, which must
-/// therefore be the statistics of these logits.
+/// A part of a split holds the classes from `base` on. Rows whose label another part holds give zero, so that the parts
+/// add up. The gradient goes to the logits alone and accounts for `m` and `s`, which must be the statistics of these
+/// logits.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrossEntropy {
@@ -48,7 +48,7 @@ pub struct CrossEntropyGrad {
     pub classes: u64,
 }
 
-/// The type of something with one number per row of `x`.
+/// The type of a tensor with one number per row of `x`.
 fn per_row(x: &TensorType) -> Result<TensorType, OpError> {
     require!(x.rank() > 0, "needs a class dimension, got {x}");
     Ok(TensorType::new(x.dtype, x.shape.without(&[x.rank() - 1])))
@@ -137,7 +137,8 @@ impl Operator for SumExp {
 }
 
 impl CrossEntropy {
-    /// The loss over whole rows of logits of this type.
+    /// The loss over whole rows of logits of this type. Logits without dimensions have no classes; inference refuses
+    /// them.
     pub fn over(logits: &TensorType) -> Self {
         Self { base: 0, classes: logits.shape.last().copied().unwrap_or(0) }
     }
@@ -145,7 +146,9 @@ impl CrossEntropy {
 
 /// The first class of a part of a split.
 fn local_base(base: u64, region: &Region<'_>) -> u64 {
-    base + region.input_block(0).last().map_or(0, |r| r.start)
+    let logits = region.input_block(0);
+    debug_assert!(!logits.is_empty(), "logits have a class dimension");
+    base + logits[logits.len() - 1].start
 }
 
 impl Operator for CrossEntropy {
@@ -180,6 +183,10 @@ impl Operator for CrossEntropy {
         rest.saturating_add(outputs[0].bytes())
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        row_scratch_bytes(inputs)
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         Self { base: local_base(self.base, region), classes: self.classes }.into()
     }
@@ -205,8 +212,83 @@ impl Operator for CrossEntropyGrad {
         elements(&inputs[0]) * 12
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        row_scratch_bytes(inputs)
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         Self { base: local_base(self.base, region), classes: self.classes }.into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, CaseInput, Examples, Golden, NORMAL, Rng, f64s, positive},
+        graph::Init,
+        types::DType,
+    };
+
+    /// Logits, labels, maxima and sums; some logits hold a part of the classes.
+    fn loss_inputs(rng: &mut Rng) -> (u64, u64, Vec<CaseInput>) {
+        let shape = rng.shape(1, 3);
+        let (rows, held) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
+        let (base, after) = if rng.flip() { (0, 0) } else { (rng.between(0, 3), rng.between(0, 3)) };
+        let classes = base + held + after;
+        let labels = TensorType::new(rng.pick(&[DType::I32, DType::I64]), rows);
+        let inputs = vec![f64s(&shape[..]), (labels, Init::Below(classes)), f64s(rows), positive(rows)];
+        (base, classes, inputs)
+    }
+
+    impl Examples for CrossEntropy {
+        /// Its gradient accounts for that of its statistics: tested in whole layers.
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                CrossEntropy { base: 0, classes: 10 },
+                &["f32[8,10]", "i32[8]", "f32[8]", "f32[8]"],
+                "([d0, d1], [d0], [d0], [d0])->([d0]) {d0=8, d1=10} reduction={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (base, classes, inputs) = loss_inputs(rng);
+            Case::new(CrossEntropy { base, classes }, inputs)
+        }
+    }
+
+    impl Examples for CrossEntropyGrad {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                CrossEntropyGrad { base: 0, classes: 10 },
+                &["f32[8,10]", "i32[8]", "f32[8]", "f32[8]", "f32[8]"],
+                "([d0, d1], [d0], [d0], [d0], [d0])->([d0, d1]) {d0=8, d1=10}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (base, classes, mut inputs) = loss_inputs(rng);
+            inputs.push((inputs[2].0.clone(), NORMAL));
+            Case::new(CrossEntropyGrad { base, classes }, inputs)
+        }
+    }
+
+    impl Examples for SumExp {
+        fn golden() -> Golden {
+            Golden::new(
+                SumExp {},
+                &["f32[8,10]", "f32[8]"],
+                "([d0, d1], [d0])->([d0]) {d0=8, d1=10} reduction={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 3);
+            Case::new(SumExp {}, vec![f64s(&shape[..]), f64s(&shape[..shape.len() - 1])])
+        }
     }
 }
 

@@ -52,3 +52,24 @@ impl Operator for Cumsum {
         self.clone().into()
     }
 }
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for Cumsum {
+        fn golden() -> Golden {
+            Golden::new(
+                Cumsum { axis: 1, exclusive: true, reverse: false },
+                &["f32[8,6]"],
+                "([d0, d1])->([d0, d1]) {d0=8, d1=6} whole={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 4);
+            let op = Cumsum { axis: rng.axis(&shape), exclusive: rng.flip(), reverse: rng.flip() };
+            Case::new(op, vec![f64s(&shape[..])])
+        }
+    }
+}

@@ -74,6 +74,34 @@ impl Operator for Dropout {
     }
 }
 
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for Dropout {
+        fn golden() -> Golden {
+            Golden::new(
+                Dropout::new(0.1, 7, &[8, 6].into()),
+                &["f32[8,6]"],
+                "([d0, d1])->([d0, d1]) {d0=8, d1=6}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 4);
+            let mut op = Dropout::new(rng.pick(&[0.0, 0.1, 0.5, 0.9]), rng.next(), &Shape::new(&shape));
+            if rng.flip() {
+                // Already a part of something larger.
+                for d in 0..shape.len() {
+                    op.origin[d] = rng.between(0, 2);
+                    op.whole.0[d] += op.origin[d] + rng.between(0, 2);
+                }
+            }
+            Case::new(op, vec![f64s(&shape[..])])
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
-//! Slices whose place is computed: a box of a tensor, or a tensor with a box replaced, from given starts.
+//! Slices at a computed position: a box of a tensor, or a tensor with a box replaced, from given starts.
 //!
-//! Starts are whole numbers, one scalar per dimension; a start that would put the box past an end is moved to
-//! the nearest place where it fits, as StableHLO says. Dimensions that the box covers fully may be split.
+//! Starts are integers, one scalar per dimension. A start that would put the box past an end is moved to the nearest
+//! position where the box fits, as in StableHLO. Dimensions that the box covers fully may be split.
 
 use crate::{
     autodiff::GradContext,
@@ -15,7 +15,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The box of `sizes` that starts at the given place. Inputs: tensor, one start per dimension.
+/// The box of `sizes` at the given position. Inputs: tensor, one start per dimension.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DynamicSlice {
@@ -23,7 +23,7 @@ pub struct DynamicSlice {
     pub sizes: Dims,
 }
 
-/// The tensor with the box at the given place replaced. Inputs: tensor, box, one start per dimension.
+/// The tensor with the box at the given position replaced. Inputs: tensor, box, one start per dimension.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DynamicUpdate {}
@@ -41,7 +41,7 @@ fn check(x: &TensorType, sizes: &[u64], starts: &[TensorType]) -> Result<(), OpE
     Ok(())
 }
 
-/// The rule's factors and the map of tensor and box alike.
+/// The rule's factors, and the map of both tensor and box.
 fn maps(x: &Shape, sizes: &[u64]) -> (Rule, TensorMap) {
     Rule::over_dims_where(x, |d| sizes.get(d) == Some(&x[d]))
 }
@@ -125,12 +125,63 @@ impl Operator for DynamicUpdate {
         0
     }
 
-    /// Writes only the box: engines update in place where nobody else reads the tensor.
+    /// Writes only the box: engines update in place if no other op reads the tensor.
     fn bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
         inputs[1].bytes().saturating_mul(2)
     }
 
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, f64s},
+        graph::Init,
+    };
+    use smallvec::smallvec;
+
+    /// A tensor, the sizes of a box in it, and starts, some of which put the box past the end.
+    fn boxed(rng: &mut Rng) -> (Vec<u64>, Vec<u64>, Vec<(TensorType, Init)>) {
+        let shape = rng.shape(1, 4);
+        let sizes = shape.iter().map(|&n| if rng.flip() { n } else { rng.between(1, n) }).collect();
+        let starts = shape.iter().map(|&n| rng.ids(&[], n)).collect();
+        (shape, sizes, starts)
+    }
+
+    impl Examples for DynamicSlice {
+        fn golden() -> Golden {
+            Golden::new(
+                DynamicSlice { sizes: smallvec![8, 2] },
+                &["f32[8,6]", "i32[]", "i32[]"],
+                "([d0, _], [], [])->([d0, _]) {d0=8}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (shape, sizes, starts) = boxed(rng);
+            let inputs = std::iter::once(f64s(&shape[..])).chain(starts).collect();
+            Case::new(DynamicSlice { sizes: sizes.into() }, inputs)
+        }
+    }
+
+    impl Examples for DynamicUpdate {
+        fn golden() -> Golden {
+            Golden::new(
+                DynamicUpdate {},
+                &["f32[8,6]", "f32[8,2]", "i32[]", "i32[]"],
+                "([d0, _], [d0, _], [], [])->([d0, _]) {d0=8}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (shape, sizes, starts) = boxed(rng);
+            Case::new(
+                DynamicUpdate {},
+                [f64s(&shape[..]), f64s(&sizes[..])].into_iter().chain(starts).collect(),
+            )
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! Gather and scatter-add: rows of a table by their ids. Embeddings and their gradients.
 //!
 //! The table's rows may be split: a part holds rows `base..base + rows` of `extent`, gives zeros for ids of
-//! other parts, and the parts add up. An id outside `0..extent` is an error wherever it is met.
+//! other parts, and the parts add up. An id outside `0..extent` is an error in every part.
 
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, axis_in, elements, same_float},
+    operator::{OpError, Operator, arity, axis_in, elements, row_scratch_bytes, same_float},
     ops::Op,
     region::Region,
     require,
@@ -59,7 +59,7 @@ pub(super) fn check_rows(ids: &TensorType, base: u64, rows: u64, extent: u64) ->
     Ok(())
 }
 
-/// Bytes moved where ids (the second input) pick from a table (the first): only what they name is read.
+/// Bytes moved if ids (the second input) pick rows of a table (the first): only picked rows are read.
 pub(super) fn picked_bytes(inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
     let written = outputs[0].bytes();
     let read = written.min(inputs[0].bytes());
@@ -100,7 +100,7 @@ impl Operator for Gather {
 
     fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
         let [table, ids] = [&inputs[0], &inputs[1]];
-        // Parts are joined by adding, which truth values have none of.
+        // Parts are summed, and truth values have no sum.
         let (mut rule, [table, ids, gathered]) =
             maps(&table.shape, self.axis, &ids.shape, table.dtype == DType::Bool);
         rule.inputs.extend([table, ids]);
@@ -122,6 +122,10 @@ impl Operator for Gather {
 
     fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
         picked_bytes(inputs, outputs)
+    }
+
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        row_scratch_bytes(inputs)
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
@@ -165,9 +169,60 @@ impl Operator for ScatterAdd {
         elements(&inputs[1])
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        row_scratch_bytes(inputs)
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         let part = region.part("v", self.rows);
         let rows = part.end - part.start;
         ScatterAdd { base: self.base + part.start, rows, ..self.clone() }.into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for Gather {
+        fn golden() -> Golden {
+            Golden::new(
+                Gather { axis: 0, base: 0, extent: 100 },
+                &["f32[100,6]", "i32[8,5]"],
+                "([v, d1], [i0, i1])->([i0, i1, d1]) {v=100, i0=8, i1=5, d1=6} reduction={v}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let table = rng.shape(1, 3);
+            let axis = rng.axis(&table);
+            let ids_shape = rng.shape(0, 2);
+            // Parts of a larger table too: some ids belong to others.
+            let base = rng.between(0, 2);
+            let extent = base + table[axis] + rng.between(0, 2);
+            let ids = rng.ids(&ids_shape, extent);
+            Case::new(Gather { axis, base, extent }, vec![f64s(&table[..]), ids])
+        }
+    }
+
+    impl Examples for ScatterAdd {
+        fn golden() -> Golden {
+            Golden::new(
+                ScatterAdd { axis: 0, base: 0, extent: 100, rows: 100 },
+                &["i32[8,5]", "f32[8,5,6]"],
+                "([i0, i1], [i0, i1, d1])->([v, d1]) {v=100, i0=8, i1=5, d1=6} reduction={i0, i1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let case_of_gather = Gather::case(rng);
+            let types = case_of_gather.input_types();
+            let gathered = case_of_gather.output_types().remove(0);
+            let Op::Gather(Gather { axis, base, extent }) = case_of_gather.op else {
+                unreachable!("the generator above makes gathers")
+            };
+            let op = ScatterAdd { axis, base, extent, rows: types[0].shape[axis] };
+            Case::new(op, vec![case_of_gather.inputs[1].clone(), f64s(gathered.shape)])
+        }
     }
 }

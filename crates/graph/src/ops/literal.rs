@@ -1,4 +1,4 @@
-//! A tensor whose elements are written down: tables and masks that a program brings along.
+//! Literal: a tensor with listed elements, such as the tables and masks of an imported program.
 
 use crate::{
     autodiff::GradContext,
@@ -79,5 +79,31 @@ impl Operator for Literal {
             })
             .collect::<Vec<Real>>();
         Literal { ty: TensorType::new(self.ty.dtype, shape), values: values.into() }.into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng},
+        types::DType,
+    };
+
+    impl Examples for Literal {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                Literal { ty: "f32[2]".parse().unwrap(), values: vec![Real(1.0), Real(2.5)].into() },
+                &[],
+                "()->([d0]) {d0=2}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let ty = TensorType::new(rng.pick(&[DType::F64, DType::I32]), &rng.shape(0, 3)[..]);
+            let values = (0..ty.shape.elements()).map(|i| Real(i as f64)).collect::<Vec<_>>().into();
+            Case::new(Literal { ty, values }, vec![])
+        }
     }
 }

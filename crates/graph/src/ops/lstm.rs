@@ -1,4 +1,4 @@
-//! LSTM over time: the recurrent part, whose input projection is a contraction outside.
+//! LSTM over time: the recurrent part. The input projection is a separate contraction.
 //!
 //! Per step, with the gates i, f, g, o in this order and `gx` holding the projected input and bias:
 //! `a = gx[t] + h·u`, `i, f, o = sigmoid(a)`, `g = tanh(a)`, `c = f*c + i*g`, `h = o*tanh(c)`.
@@ -10,13 +10,13 @@
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, same_float},
+    operator::{OpError, Operator, accepted, arity, same_float, scratch_bytes},
     ops::Op,
     region::Region,
     require,
     rule::{FactorIndex, Rule, TensorMap},
     types::TensorType,
-    workload::WorkloadSizes,
+    workload::{Gemm, RooflineKind, Workload, WorkloadClass, WorkloadSizes},
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ pub struct Lstm {}
 
 /// Gradient of [`Lstm`].
 ///
-/// Inputs: `u`, `h0`, `c0`, `y`, `c`, gates, then the gradients of `y` and `c`, each only if there is one.
+/// Inputs: `u`, `h0`, `c0`, `y`, `c`, gates, then the gradients of `y` and `c`, as far as given.
 /// Outputs: gradients of `gx`, `u`, `h0`, `c0`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +48,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Takes the sizes from the gates and the weights; refuses sizes that cannot be.
+    /// Takes the sizes from the gates and the weights; refuses impossible sizes.
     fn of(gates: &TensorType, u: &TensorType) -> Result<Self, OpError> {
         let (&[t, b, 4, h], &[k, 4, width]) = (&gates.shape[..], &u.shape[..]) else {
             return Err(OpError::new(format!("needs gates [t,b,4,h] and weights [k,4,h], got {gates}, {u}")));
@@ -60,7 +60,7 @@ impl Sizes {
         Ok(Self { t, b, k, h })
     }
 
-    /// Steps, batch, width of the state that is read and of the one that is made.
+    /// Steps, batch, units of the state that is read and of the one that is made.
     fn workload(&self) -> WorkloadSizes {
         WorkloadSizes::from_slice(&[self.t, self.b, self.k, self.h])
     }
@@ -74,6 +74,34 @@ impl Sizes {
         let k = rule.whole_factor("k", self.k);
         (rule, Loops { t, b, gate, h, k })
     }
+}
+
+/// The recurrent products of all steps. Sizes: those of [`Sizes::workload`].
+static LSTM: WorkloadClass =
+    WorkloadClass { name: "lstm", fallback: None, roofline: |sizes| roofline(1, sizes), bytes: moved_bytes };
+/// The same backwards: a second product per step gives the gradient of the weights.
+static LSTM_GRAD: WorkloadClass =
+    WorkloadClass { name: "lstm_grad", roofline: |sizes| roofline(2, sizes), ..LSTM };
+
+/// Per step, `products` times the hidden state by the weights of all four gates.
+fn roofline(products: u64, sizes: &[u64]) -> Option<RooflineKind> {
+    let &[steps, m, k, hidden] = sizes else { return None };
+    Some(RooflineKind::Product(Gemm {
+        steps,
+        batch: products,
+        m,
+        n: hidden.saturating_mul(4),
+        k,
+        align: Gemm::ALIGNED,
+    }))
+}
+
+/// The weights stay in the cache, so that the bytes are proportional to the states of all steps.
+fn moved_bytes(workload: &Workload, sizes: &[u64]) -> u64 {
+    let states = |sizes: &[u64]| {
+        [0, 1, 3].iter().filter_map(|&i| sizes.get(i)).fold(1u64, |n, &s| n.saturating_mul(s)).max(1)
+    };
+    (workload.bytes as f64 * (states(sizes) as f64 / states(&workload.sizes) as f64)) as u64
 }
 
 fn expect(what: &str, ty: &TensorType, shape: &[u64]) -> Result<(), OpError> {
@@ -123,8 +151,10 @@ impl Operator for Lstm {
         Ok(vec![states.clone(), states, inputs[0].clone()])
     }
 
-    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
-        let Ok(sizes) = Sizes::of(&inputs[0], &inputs[1]) else { return Rule::default() };
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        let Some(sizes) = accepted(Sizes::of(&inputs[0], &inputs[1])) else {
+            return Rule::replicated(inputs, outputs);
+        };
         let (mut rule, loops) = sizes.rule();
         rule.inputs.extend([loops.gates(), loops.weights(), loops.first_hidden(), loops.first_cell()]);
         rule.outputs.extend([loops.states(), loops.states(), loops.gates()]);
@@ -147,8 +177,21 @@ impl Operator for Lstm {
         products.saturating_add(outputs[0].shape.elements().saturating_mul(30))
     }
 
-    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
-        Sizes::of(&inputs[0], &inputs[1]).ok().map(|s| ("lstm", s.workload()))
+    fn workload(
+        &self,
+        inputs: &[TensorType],
+        _: &[TensorType],
+    ) -> Option<(&'static WorkloadClass, WorkloadSizes)> {
+        accepted(Sizes::of(&inputs[0], &inputs[1])).map(|s| (&LSTM, s.workload()))
+    }
+
+    fn workload_classes() -> Vec<&'static WorkloadClass> {
+        vec![&LSTM]
+    }
+
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        // The transposed gates of a step.
+        inputs[3].shape.elements().saturating_mul(4 * scratch_bytes(&inputs[3]))
     }
 
     fn localize(&self, _: &Region<'_>) -> Op {
@@ -176,8 +219,10 @@ impl Operator for LstmGrad {
         Ok(vec![gates.clone(), u.clone(), h0.clone(), c0.clone()])
     }
 
-    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
-        let Ok(sizes) = Sizes::of(&inputs[5], &inputs[0]) else { return Rule::default() };
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
+        let Some(sizes) = accepted(Sizes::of(&inputs[5], &inputs[0])) else {
+            return Rule::replicated(inputs, outputs);
+        };
         let (mut rule, loops) = sizes.rule();
         rule.inputs.extend([loops.weights(), loops.first_hidden(), loops.first_cell()]);
         rule.inputs.extend([loops.states(), loops.states(), loops.gates()]);
@@ -196,11 +241,75 @@ impl Operator for LstmGrad {
         products.saturating_add(inputs[3].shape.elements().saturating_mul(40))
     }
 
-    fn workload(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<(&'static str, WorkloadSizes)> {
-        Sizes::of(&inputs[5], &inputs[0]).ok().map(|s| ("lstm_grad", s.workload()))
+    fn workload(
+        &self,
+        inputs: &[TensorType],
+        _: &[TensorType],
+    ) -> Option<(&'static WorkloadClass, WorkloadSizes)> {
+        accepted(Sizes::of(&inputs[5], &inputs[0])).map(|s| (&LSTM_GRAD, s.workload()))
+    }
+
+    fn workload_classes() -> Vec<&'static WorkloadClass> {
+        vec![&LSTM_GRAD]
+    }
+
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        // The transposed gradient of a hidden state.
+        inputs[1].shape.elements().saturating_mul(scratch_bytes(&inputs[1]))
     }
 
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for Lstm {
+        const AUXILIARY_OUTPUTS: &[usize] = &[2];
+
+        fn golden() -> Golden {
+            Golden::new(
+                Lstm {},
+                &["f32[5,8,4,6]", "f32[6,4,6]", "f32[8,6]", "f32[8,6]"],
+                "([t, b, gate, h], [k, gate, h], [b, k], [b, h])->([t, b, h], [t, b, h], [t, b, gate, h]) {t=5, b=8, gate=4, h=6, k=6} whole={t, gate, h, k}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (t, b, h) = (rng.pick(&[1, 1, 3]), rng.size(), rng.size());
+            Case::new(Lstm {}, vec![f64s([t, b, 4, h]), f64s([h, 4, h]), f64s([b, h]), f64s([b, h])])
+        }
+    }
+
+    impl Examples for LstmGrad {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                LstmGrad { dy: true, dc: false },
+                &[
+                    "f32[6,4,6]",
+                    "f32[8,6]",
+                    "f32[8,6]",
+                    "f32[5,8,6]",
+                    "f32[5,8,6]",
+                    "f32[5,8,4,6]",
+                    "f32[5,8,6]",
+                ],
+                "([k, gate, h], [b, k], [b, h], [t, b, h], [t, b, h], [t, b, gate, h], [t, b, h])->([t, b, gate, h], [k, gate, h], [b, k], [b, h]) {t=5, b=8, gate=4, h=6, k=6} reduction={b} whole={t, gate, h, k}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (t, b, h) = (rng.pick(&[1, 1, 3]), rng.size(), rng.size());
+            let (dy, dc) = rng.pick(&[(true, false), (false, true), (true, true)]);
+            let mut inputs = vec![f64s([h, 4, h]), f64s([b, h]), f64s([b, h])];
+            inputs.extend([f64s([t, b, h]), f64s([t, b, h]), f64s([t, b, 4, h])]);
+            inputs.extend((0..usize::from(dy) + usize::from(dc)).map(|_| f64s([t, b, h])));
+            Case::new(LstmGrad { dy, dc }, inputs)
+        }
     }
 }

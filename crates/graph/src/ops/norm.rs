@@ -9,7 +9,7 @@
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, elements, same_float},
+    operator::{OpError, Operator, arity, elements, same_float, scratch_bytes},
     ops::{
         BinaryFn, NormGradInput, NormGradParams, NormGradStats, Op, Reduce, Unary, UnaryFn,
         reduce::{check_axes, factors_of, other_axes},
@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 pub struct Variance {
     /// Which dimensions are summed away, in increasing order.
     pub axes: SmallVec<[usize; 4]>,
-    /// Whether a mean is given and taken off.
+    /// Whether a mean is given and subtracted.
     pub centered: bool,
     /// One over the number of elements summed, over all parts of a split.
     pub scale: Real,
@@ -42,12 +42,12 @@ impl Variance {
     }
 }
 
-/// How many elements of a tensor of this shape share one statistic.
+/// The number of elements that share one statistic.
 fn count_over(axes: &[usize], shape: &[u64]) -> u64 {
     axes.iter().filter_map(|&a| shape.get(a)).fold(1u64, |n, &s| n.saturating_mul(s))
 }
 
-/// Refuses anything but floats of one type; `x` comes first, then what has the shape of its statistics.
+/// Refuses statistics that do not have the type of `x` without the reduced dimensions.
 fn check_stats(what: &str, axes: &[usize], x: &TensorType, stats: &[TensorType]) -> Result<(), OpError> {
     check_axes(axes, x)?;
     let expected = TensorType::new(x.dtype, x.shape.without(axes));
@@ -106,6 +106,11 @@ impl Operator for Variance {
         elements(&inputs[0]) * (2 + u64::from(self.centered))
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        // Zero means, and a second sum.
+        outputs[0].shape.elements().saturating_mul(2 * scratch_bytes(&inputs[0]))
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
     }
@@ -119,15 +124,15 @@ impl Operator for Variance {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Normalize {
-    /// The dimensions that the statistics are taken over, in increasing order.
+    /// The dimensions that the statistics reduce, in increasing order.
     pub axes: SmallVec<[usize; 4]>,
     /// The dimensions that gamma and beta run over, in increasing order.
     pub params: SmallVec<[usize; 4]>,
-    /// Whether a mean is given and taken off.
+    /// Whether a mean is given and subtracted.
     pub centered: bool,
-    /// Whether there is a gamma.
+    /// Whether gamma is given.
     pub scaled: bool,
-    /// Whether there is a beta.
+    /// Whether beta is given.
     pub shifted: bool,
     /// Added to the variance.
     pub eps: Real,
@@ -135,7 +140,7 @@ pub struct Normalize {
     pub count: u64,
 }
 
-/// The operands of [`Normalize`] and its backward ops, by name; what the attributes leave out is `None`.
+/// The operands of [`Normalize`] and its backward ops, by name; `None` for those that the attributes leave out.
 pub(crate) struct Operands<T> {
     pub x: T,
     pub mean: Option<T>,
@@ -144,6 +149,14 @@ pub(crate) struct Operands<T> {
 }
 
 impl Normalize {
+    /// Scratch memory of the kernels: deviations, and substitutes for operands and results that the norm does not have.
+    pub(super) fn scratch_bytes(&self, x: &TensorType) -> u64 {
+        let stats = x.shape.without(&self.axes).elements();
+        let params = self.parameter_shape(x).elements();
+        let elements = 2 * stats + 2 * params + stats.max(params);
+        elements.saturating_mul(scratch_bytes(x))
+    }
+
     /// Layer norm over the last dimension of a tensor of this shape.
     pub fn layer(shape: &[u64], eps: f64) -> Self {
         let last: SmallVec<[usize; 4]> = shape.len().checked_sub(1).into_iter().collect();
@@ -205,7 +218,7 @@ impl Normalize {
         Ok(())
     }
 
-    /// How many operands the attributes ask for, without gradients and beta: `x`, mean, variance, gamma.
+    /// The number of statistics: mean (if centered) and variance.
     pub(crate) fn statistics(&self) -> usize {
         1 + usize::from(self.centered)
     }
@@ -282,7 +295,114 @@ impl Operator for Normalize {
             * (1 + u64::from(self.centered) + u64::from(self.scaled) + u64::from(self.shifted))
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        self.scratch_bytes(&inputs[0])
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+pub(super) mod examples {
+    use super::*;
+    use crate::examples::{Case, CaseInput, Examples, Golden, Rng, f64s, positive};
+    use smallvec::smallvec;
+
+    /// A batch norm of three channels over eight samples of five positions.
+    pub(in crate::ops) fn batch_norm() -> Normalize {
+        let axes = smallvec![0, 2];
+        let params = smallvec![1];
+        Normalize { axes, params, centered: true, scaled: true, shifted: true, eps: Real(1e-5), count: 40 }
+    }
+
+    /// Any norm: layer, batch and RMS norms, and others that no network has.
+    pub(in crate::ops) fn norm(rng: &mut Rng) -> (Normalize, Shape) {
+        let shape = rng.shape(2, 4);
+        let eps = 1e-3;
+        let norm = match rng.between(0, 4) {
+            0 => Normalize::layer(&shape, eps),
+            1 => Normalize::batch(&shape, eps),
+            2 => Normalize::rms(&shape, eps),
+            _ => {
+                let axes: Vec<usize> = (0..shape.len()).filter(|_| rng.flip()).collect();
+                Normalize {
+                    params: (0..shape.len()).filter(|_| rng.flip()).collect(),
+                    centered: rng.flip(),
+                    scaled: rng.flip(),
+                    shifted: rng.flip(),
+                    eps: Real(eps),
+                    count: Reduce::mean(axes.clone().into(), &shape).scale.0.recip().round() as u64,
+                    axes: axes.into(),
+                }
+            }
+        };
+        (norm, Shape::new(&shape))
+    }
+
+    /// `dy` (if `gradient`), `x`, mean, variance, and (if `gamma`) the scale, as far as the norm has them.
+    pub(in crate::ops) fn norm_inputs(
+        norm: &Normalize,
+        shape: &Shape,
+        gradient: bool,
+        gamma: bool,
+    ) -> Vec<CaseInput> {
+        let stats = shape.without(&norm.axes);
+        let mut inputs = vec![f64s(shape.clone()); 1 + usize::from(gradient)];
+        if norm.centered {
+            inputs.push(f64s(stats.clone()));
+        }
+        inputs.push(positive(stats));
+        if gamma && norm.scaled {
+            inputs.push(f64s(parameter_shape(norm, shape)));
+        }
+        inputs
+    }
+
+    pub(in crate::ops) fn parameter_shape(norm: &Normalize, shape: &Shape) -> Shape {
+        norm.params.iter().map(|&d| shape[d]).collect()
+    }
+
+    impl Examples for Normalize {
+        /// Its gradient accounts for that of its statistics: tested in whole layers.
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                batch_norm(),
+                &["f32[8,3,5]", "f32[3]", "f32[3]", "f32[3]", "f32[3]"],
+                "([d0, d1, d2], [d1], [d1], [d1], [d1])->([d0, d1, d2]) {d0=8, d1=3, d2=5}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (norm, shape) = norm(rng);
+            let mut inputs = norm_inputs(&norm, &shape, false, true);
+            if norm.shifted {
+                inputs.push(f64s(parameter_shape(&norm, &shape)));
+            }
+            Case::new(norm, inputs)
+        }
+    }
+
+    impl Examples for Variance {
+        fn golden() -> Golden {
+            Golden::new(
+                Variance::over(smallvec![0, 2], true, &[8, 3, 5]),
+                &["f32[8,3,5]", "f32[3]"],
+                "([d0, d1, d2], [d1])->([d1]) {d0=8, d1=3, d2=5} reduction={d0, d2}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 4);
+            let axes = (0..shape.len()).filter(|_| rng.flip()).collect();
+            let op = Variance::over(axes, rng.flip(), &shape);
+            let mut inputs = vec![f64s(&shape[..])];
+            if op.centered {
+                inputs.push(f64s(Shape::new(&shape).without(&op.axes)));
+            }
+            Case::new(op, inputs)
+        }
     }
 }

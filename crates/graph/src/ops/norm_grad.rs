@@ -42,7 +42,7 @@ pub struct NormGradInput {
     pub norm: Normalize,
 }
 
-/// Checks `dy`, `x`, the statistics, and what comes after them: gamma, then gradients of statistics.
+/// Checks `dy`, `x`, the statistics, then gamma and the gradients of the statistics.
 fn check(norm: &Normalize, inputs: &[TensorType], gamma: bool, sums: usize) -> Result<(), OpError> {
     let gamma = usize::from(gamma && norm.scaled);
     let stats = norm.statistics();
@@ -89,6 +89,10 @@ impl Operator for NormGradStats {
         elements(&inputs[1]) * (2 + 2 * u64::from(norm.centered) + u64::from(norm.scaled))
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        self.norm.scratch_bytes(&inputs[1])
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
     }
@@ -120,6 +124,10 @@ impl Operator for NormGradParams {
         elements(&inputs[1]) * (gamma + u64::from(norm.shifted))
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        self.norm.scratch_bytes(&inputs[1])
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
     }
@@ -147,8 +155,77 @@ impl Operator for NormGradInput {
         elements(&inputs[1]) * (4 + 2 * u64::from(norm.centered) + u64::from(norm.scaled))
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        self.norm.scratch_bytes(&inputs[1])
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, f64s},
+        ops::norm::examples::{batch_norm, norm, norm_inputs},
+    };
+
+    impl Examples for NormGradInput {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                NormGradInput { norm: batch_norm() },
+                &["f32[8,3,5]", "f32[8,3,5]", "f32[3]", "f32[3]", "f32[3]", "f32[3]", "f32[3]"],
+                "([d0, d1, d2], [d0, d1, d2], [d1], [d1], [d1], [d1], [d1])->([d0, d1, d2]) {d0=8, d1=3, d2=5}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (norm, shape) = norm(rng);
+            let mut inputs = norm_inputs(&norm, &shape, true, true);
+            let stats = f64s(shape.without(&norm.axes));
+            inputs.extend(vec![stats; 1 + usize::from(norm.centered)]);
+            Case::new(NormGradInput { norm }, inputs)
+        }
+    }
+
+    impl Examples for NormGradParams {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                NormGradParams { norm: batch_norm() },
+                &["f32[8,3,5]", "f32[8,3,5]", "f32[3]", "f32[3]"],
+                "([d0, d1, d2], [d0, d1, d2], [d1], [d1])->([d1], [d1]) {d0=8, d1=3, d2=5} reduction={d0, d2}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (mut norm, shape) = norm(rng);
+            norm.scaled |= !norm.shifted;
+            let inputs = norm_inputs(&norm, &shape, true, false);
+            Case::new(NormGradParams { norm }, inputs)
+        }
+    }
+
+    impl Examples for NormGradStats {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                NormGradStats { norm: batch_norm() },
+                &["f32[8,3,5]", "f32[8,3,5]", "f32[3]", "f32[3]", "f32[3]"],
+                "([d0, d1, d2], [d0, d1, d2], [d1], [d1], [d1])->([d1], [d1]) {d0=8, d1=3, d2=5} reduction={d0, d2}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (norm, shape) = norm(rng);
+            let inputs = norm_inputs(&norm, &shape, true, true);
+            Case::new(NormGradStats { norm }, inputs)
+        }
     }
 }
 

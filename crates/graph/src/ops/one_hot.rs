@@ -63,3 +63,28 @@ impl Operator for OneHot {
         OneHot { depth: part.end - part.start, base: self.base + part.start, dtype: self.dtype }.into()
     }
 }
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng};
+
+    impl Examples for OneHot {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                OneHot { depth: 10, base: 0, dtype: DType::F32 },
+                &["i32[8]"],
+                "([d0])->([d0, depth]) {d0=8, depth=10}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 3);
+            let dtype = rng.pick(&[DType::F64, DType::F32, DType::I32, DType::I64]);
+            let (depth, base) = (rng.size(), rng.between(0, 2));
+            let ids = rng.ids(&shape, depth + 4);
+            Case::new(OneHot { depth, base, dtype }, vec![ids])
+        }
+    }
+}

@@ -1,7 +1,7 @@
-//! An op of which only the types are known: a call into a library, a random number generator.
+//! An op with known types and unknown meaning: a call into a library, a random number generator.
 //!
-//! It is planned replicated, which is right for whatever it computes as long as it is a function of its
-//! inputs. It has no kernel and no known cost besides the bytes that it reads and writes.
+//! It is planned replicated, which is right for every function of its inputs. It has no kernel, and its only known cost
+//! is the bytes that it reads and writes.
 
 use crate::{
     autodiff::GradContext,
@@ -10,23 +10,19 @@ use crate::{
     ops::Op,
     region::Region,
     require,
-    rule::{DimMap, Rule, TensorMap},
+    rule::Rule,
     types::TensorType,
 };
 use serde::{Deserialize, Serialize};
 
-/// What is called, and what it makes.
+/// A call with the types of its results.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Opaque {
-    /// What is called, in the words of where it comes from.
+    /// The name of the called function in the imported program.
     pub call: String,
     /// Types of the results.
     pub makes: Vec<TensorType>,
-}
-
-fn whole(ty: &TensorType) -> TensorMap {
-    TensorMap::new((0..ty.rank()).map(|_| DimMap::opaque()))
 }
 
 impl Operator for Opaque {
@@ -39,11 +35,7 @@ impl Operator for Opaque {
     }
 
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
-        Rule {
-            inputs: inputs.iter().map(whole).collect(),
-            outputs: outputs.iter().map(whole).collect(),
-            ..Rule::default()
-        }
+        Rule::replicated(inputs, outputs)
     }
 
     fn gradient(&self, _: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
@@ -56,5 +48,31 @@ impl Operator for Opaque {
 
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, NORMAL, Rng},
+        types::DType,
+    };
+
+    impl Examples for Opaque {
+        const DIFFERENTIABLE: bool = false;
+        const RUNS: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                Opaque { call: "library".into(), makes: vec!["f32[8,6]".parse().unwrap()] },
+                &["f32[8,6]"],
+                "([_, _])->([_, _]) {}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
+            Case::new(Opaque { call: "library".into(), makes: vec![ty.clone()] }, vec![(ty, NORMAL)])
+        }
     }
 }

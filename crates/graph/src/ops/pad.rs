@@ -23,7 +23,7 @@ pub struct Pad {
     pub high: Dims,
     /// How much comes between two neighbours.
     pub interior: Dims,
-    /// What is put there.
+    /// The value of new elements.
     pub value: Real,
 }
 
@@ -48,7 +48,7 @@ impl Operator for Pad {
         Ok(vec![TensorType::new(x.dtype, shape)])
     }
 
-    /// A padded dimension is opaque: its blocks lie elsewhere before and after.
+    /// A padded dimension is opaque: equal blocks of operand and result do not correspond.
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
         Rule::over_equal_dims(&inputs[0], &outputs[0])
     }
@@ -70,5 +70,39 @@ impl Operator for Pad {
 
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+    use smallvec::smallvec;
+
+    impl Examples for Pad {
+        fn golden() -> Golden {
+            Golden::new(
+                Pad {
+                    low: smallvec![0, 1],
+                    high: smallvec![0, 2],
+                    interior: smallvec![0, 1],
+                    value: Real(0.0),
+                },
+                &["f32[8,6]"],
+                "([d0, _])->([d0, _]) {d0=8}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 4);
+            let rank = shape.len();
+            let [mut low, mut high, mut interior] = [0; 3].map(|n: u64| Dims::from_elem(n, rank));
+            for d in 0..rank {
+                if rng.flip() {
+                    (low[d], high[d], interior[d]) =
+                        (rng.between(0, 2), rng.between(0, 2), rng.between(0, 2));
+                }
+            }
+            Case::new(Pad { low, high, interior, value: Real(0.5) }, vec![f64s(&shape[..])])
+        }
     }
 }

@@ -1,14 +1,14 @@
 //! Maximum and average pooling over sliding windows, and their derivatives.
 //!
 //! Padding counts as minus infinity for the maximum and as zero for the average, which always divides by the
-//! whole window; a larger high pad expresses what other systems call ceil mode. Pooling over everything is
+//! whole window; a larger high pad expresses the ceil mode of other systems. Global pooling is
 //! [`crate::ops::Reduce`].
 
 use super::slide::{Slide, Slides, spatial_names};
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, same_float},
+    operator::{OpError, Operator, accepted, arity, same_float},
     ops::Op,
     region::Region,
     require,
@@ -84,7 +84,7 @@ impl PoolGeometry {
     }
 
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType], reach: Reach) -> Rule {
-        let Ok(slides) = self.slides() else { return Rule::default() };
+        let Some(slides) = accepted(self.slides()) else { return Rule::replicated(inputs, outputs) };
         let (shape, rank) = (&outputs[0].shape, slides.len());
         let mut rule = Rule::default();
         let channels = [rule.factor("n", shape[0]), rule.factor("c", shape[1])];
@@ -104,7 +104,7 @@ impl PoolGeometry {
 
     /// The geometry of one part, given the inputs and outputs that it covers.
     fn local(&self, inputs: &[Range<u64>], outputs: &[Range<u64>]) -> Self {
-        let Ok(slides) = self.slides() else { return self.clone() };
+        let Some(slides) = accepted(self.slides()) else { return self.clone() };
         let pad = (0..slides.len()).map(|i| slides[i].local(&inputs[i + 2], &outputs[i + 2]).pad).collect();
         Self { pad, ..self.clone() }
     }
@@ -190,6 +190,16 @@ impl Operator for MaxPoolGrad {
         inputs[0].shape.elements()
     }
 
+    /// XLA searches the maxima again. Its kernel holds the image once more and the maximum of each window, with one
+    /// `i32` per dimension that says where the element lies.
+    fn xla_scratch_bytes(&self, inputs: &[TensorType], outputs: &[TensorType], held: u64) -> u64 {
+        let (dy, dx) = (&inputs[0], &outputs[0]);
+        let windows = u128::from(held) * u128::from(dy.shape.elements());
+        let windows = (windows / u128::from(dx.shape.elements().max(1))) as u64;
+        let each = dx.dtype.bytes() + DType::I32.bytes() * dx.rank() as u64;
+        held.saturating_add(windows).saturating_mul(each)
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         let (geometry, input) = self.geometry.local_backward(region);
         MaxPoolGrad { geometry, input }.into()
@@ -264,6 +274,112 @@ impl Operator for AvgPoolGrad {
     fn localize(&self, region: &Region<'_>) -> Op {
         let (geometry, input) = self.geometry.local_backward(region);
         AvgPoolGrad { geometry, input }.into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, f64s},
+        graph::Init,
+        ops::slide::examples::{Dim, dim, list, shape},
+    };
+    use smallvec::smallvec;
+
+    /// Whether some output sees nothing but padding: its maximum has no gradient.
+    fn sees_only_padding(dim: &Dim) -> bool {
+        let Slide { kernel, stride, dilation, pad } = dim.slide;
+        let inside = |o: u64, k: u64| {
+            let at = (o * stride + k * dilation) as i64 - pad.0;
+            (0..dim.input as i64).contains(&at)
+        };
+        (0..dim.output).any(|o| !(0..kernel).any(|k| inside(o, k)))
+    }
+
+    /// A pooling's geometry with the spatial sizes of its input, and the shapes of x and y.
+    fn pooling(rng: &mut Rng, accept: impl Fn(&Dim) -> bool) -> (PoolGeometry, Dims, [Vec<u64>; 2]) {
+        let mut accepted = || loop {
+            let dim = dim(rng);
+            if accept(&dim) {
+                return dim;
+            }
+        };
+        let mut dims = vec![accepted(), accepted(), accepted()];
+        dims.truncate(rng.between(1, 3) as usize);
+        let (n, c) = (rng.size(), rng.size());
+        let geometry = PoolGeometry {
+            kernel: list(&dims, |d| d.slide.kernel),
+            stride: list(&dims, |d| d.slide.stride),
+            pad: list(&dims, |d| d.slide.pad),
+            dilation: list(&dims, |d| d.slide.dilation),
+        };
+        let input: Dims = list(&dims, |d| d.input);
+        let shapes = [shape(n, c, &input), shape(n, c, &list(&dims, |d| d.output))];
+        (geometry, input, shapes)
+    }
+
+    impl Examples for AvgPool {
+        fn golden() -> Golden {
+            Golden::new(
+                AvgPool { geometry: PoolGeometry::plain(&[2, 2], &[2, 2]) },
+                &["f32[8,3,12,12]"],
+                "([n, c, h>2*2+0, w>2*2+0])->([n, c, h, w]) {n=8, c=3, h=6, w=6}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (geometry, _, [x, _]) = pooling(rng, |_| true);
+            Case::new(AvgPool { geometry }, vec![f64s(x)])
+        }
+    }
+
+    impl Examples for AvgPoolGrad {
+        fn golden() -> Golden {
+            Golden::new(
+                AvgPoolGrad { geometry: PoolGeometry::plain(&[2, 2], &[2, 2]), input: smallvec![12, 12] },
+                &["f32[8,3,6,6]"],
+                "([n, c, h<2*2+0, w<2*2+0])->([n, c, h, w]) {n=8, c=3, h=12, w=12}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (geometry, input, [_, y]) = pooling(rng, |_| true);
+            Case::new(AvgPoolGrad { geometry, input }, vec![f64s(y)])
+        }
+    }
+
+    impl Examples for MaxPool {
+        fn golden() -> Golden {
+            Golden::new(
+                MaxPool { geometry: PoolGeometry::plain(&[3, 3], &[2, 2]) },
+                &["f32[8,3,13,13]"],
+                "([n, c, h>3*2+0, w>3*2+0])->([n, c, h, w], [n, c, h, w]) {n=8, c=3, h=6, w=6}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (geometry, _, [x, _]) = pooling(rng, |dim| !sees_only_padding(dim));
+            Case::new(MaxPool { geometry }, vec![f64s(x)])
+        }
+    }
+
+    impl Examples for MaxPoolGrad {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                MaxPoolGrad { geometry: PoolGeometry::plain(&[3, 3], &[2, 2]), input: smallvec![13, 13] },
+                &["f32[8,3,6,6]", "i32[8,3,6,6]"],
+                "([n, c, h<3*2+0, w<3*2+0], [n, c, h<3*2+0, w<3*2+0])->([n, c, h, w]) {n=8, c=3, h=13, w=13}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (geometry, input, [_, y]) = pooling(rng, |_| true);
+            let positions = geometry.kernel.iter().product();
+            let index = (TensorType::new(DType::I32, &y[..]), Init::Below(positions));
+            Case::new(MaxPoolGrad { geometry, input }, vec![f64s(y), index])
+        }
     }
 }
 

@@ -7,49 +7,39 @@ use crate::{
     ops::{BinaryFn, Cast, Compare, CompareFn, Op, Unary, UnaryFn},
     region::Region,
     require,
-    rule::{Combine, FactorIndex, Rule, TensorMap},
+    rule::{FactorIndex, Reduction, Rule, TensorMap},
     types::{DType, Real, Shape, TensorType},
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// How elements become one.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ReduceFn {
-    /// Added up, then scaled. A mean is a scaled sum, so that the parts of a split still just add up.
-    Sum,
-    /// Largest.
-    Max,
-}
-
-/// Reduces the dimensions `axes` away.
+/// Reduces the dimensions `axes` away. A mean is a scaled sum, so that the parts of a split add up to it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reduce {
-    /// How elements become one.
-    pub f: ReduceFn,
-    /// Which dimensions go, in increasing order.
+    /// Sum or maximum.
+    pub f: Reduction,
+    /// The reduced dimensions, in increasing order.
     pub axes: SmallVec<[usize; 4]>,
-    /// What a sum is multiplied with (1 for a maximum).
+    /// Factor of a sum (1 for a maximum).
     pub scale: Real,
 }
 
 impl Reduce {
     /// The sum over `axes`.
     pub fn sum(axes: SmallVec<[usize; 4]>) -> Self {
-        Self { f: ReduceFn::Sum, axes, scale: Real(1.0) }
+        Self { f: Reduction::Sum, axes, scale: Real(1.0) }
     }
 
     /// The mean over `axes` of a tensor of this shape.
     pub fn mean(axes: SmallVec<[usize; 4]>, shape: &[u64]) -> Self {
         let count: u64 = axes.iter().filter_map(|&a| shape.get(a)).product();
-        Self { f: ReduceFn::Sum, axes, scale: Real(1.0 / count as f64) }
+        Self { f: Reduction::Sum, axes, scale: Real(1.0 / count as f64) }
     }
 
     /// The maximum over `axes`.
     pub fn max(axes: SmallVec<[usize; 4]>) -> Self {
-        Self { f: ReduceFn::Max, axes, scale: Real(1.0) }
+        Self { f: Reduction::Max, axes, scale: Real(1.0) }
     }
 }
 
@@ -78,7 +68,7 @@ impl Operator for Reduce {
         let x = &inputs[0];
         require!(x.dtype != DType::Bool, "cannot reduce truth values");
         require!(x.dtype.is_float() || self.scale == Real(1.0), "cannot scale {}", x.dtype);
-        require!(self.f == ReduceFn::Sum || self.scale == Real(1.0), "a maximum takes no scale");
+        require!(self.f == Reduction::Sum || self.scale == Real(1.0), "a maximum takes no scale");
         check_axes(&self.axes, x)?;
         Ok(vec![TensorType::new(x.dtype, x.shape.without(&self.axes))])
     }
@@ -87,8 +77,7 @@ impl Operator for Reduce {
         let mut rule = Rule::over_dims(&inputs[0].shape);
         let rank = inputs[0].rank();
         rule.inputs.push(factors_of(&other_axes(rank, &[])));
-        let combine = if self.f == ReduceFn::Max { Combine::Max } else { Combine::Sum };
-        rule.outputs.push(factors_of(&other_axes(rank, &self.axes)).joined_by(combine));
+        rule.outputs.push(factors_of(&other_axes(rank, &self.axes)).reduced_by(self.f));
         rule
     }
 
@@ -98,12 +87,12 @@ impl Operator for Reduce {
         let kept = other_axes(shape.rank(), &self.axes);
         let spread = |cx: &mut GradContext<'_>, t| cx.broadcast(t, shape.clone(), kept.clone());
         let grad = match self.f {
-            ReduceFn::Sum => {
+            Reduction::Sum => {
                 let f = UnaryFn::Affine { scale: self.scale, shift: Real(0.0) };
                 let scaled = if self.scale == Real(1.0) { dy } else { cx.emit(Unary { f }, &[dy])? };
                 spread(cx, scaled)?
             }
-            ReduceFn::Max => {
+            Reduction::Max => {
                 // Ties share the gradient equally; counting them is a sum, so every split stays exact.
                 let (x, y) = (cx.input(0), cx.output(0));
                 let dtype = cx.ty(dy).dtype;
@@ -125,5 +114,32 @@ impl Operator for Reduce {
 
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+    use smallvec::smallvec;
+
+    impl Examples for Reduce {
+        fn golden() -> Golden {
+            Golden::new(
+                Reduce::max(smallvec![1]),
+                &["f32[8,6]"],
+                "([d0, d1])->([d0]max) {d0=8, d1=6} reduction={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 4);
+            let axes = (0..shape.len()).filter(|_| rng.flip()).collect();
+            let op = match rng.between(0, 2) {
+                0 => Reduce::sum(axes),
+                1 => Reduce::mean(axes, &shape),
+                _ => Reduce::max(axes),
+            };
+            Case::new(op, vec![f64s(&shape[..])])
+        }
     }
 }

@@ -24,19 +24,20 @@ pub struct Reshape {
     pub shape: Shape,
 }
 
-/// One side of a group: its dimensions, and how far the first ones are taken apart.
+/// One side of a group of dimensions, with the factors found so far.
 struct Side<'a> {
     sizes: &'a [u64],
     maps: &'a mut [DimMap],
-    /// The dimension being taken apart, and what is left of it.
+    /// The dimension that the next factor belongs to.
     dim: usize,
+    /// The size of that dimension over its factors so far.
     rest: u64,
 }
 
 impl<'a> Side<'a> {
     fn new(sizes: &'a [u64], maps: &'a mut [DimMap]) -> Self {
-        let rest = sizes.first().copied().unwrap_or(1);
-        let mut side = Self { sizes, maps, dim: 0, rest };
+        debug_assert!(!sizes.is_empty(), "a group has dimensions on both sides");
+        let mut side = Self { sizes, maps, dim: 0, rest: sizes[0] };
         side.advance();
         side
     }
@@ -48,7 +49,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Whether the next factor taken would be the leading one of its dimension.
+    /// Whether the next factor leads its dimension.
     fn leads(&self) -> bool {
         self.maps[self.dim].factors.is_empty()
     }
@@ -59,7 +60,7 @@ impl<'a> Side<'a> {
         self.advance();
     }
 
-    /// Gives what is left of each dimension a factor of its own that must stay whole.
+    /// Covers the rest of each dimension by a factor that must stay whole.
     fn close(mut self, rule: &mut Rule) {
         while self.rest > 1 {
             let factor = rule.whole_factor(dim_name(rule.factors.len()), self.rest);
@@ -68,7 +69,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Takes the common factors of one group of dimensions with equal product, from the major side.
+/// Finds the common factors of one group of dimensions with equal product, from the major side.
 fn factorise(rule: &mut Rule, mut a: Side<'_>, mut b: Side<'_>) {
     loop {
         let size = gcd(a.rest, b.rest);
@@ -155,6 +156,40 @@ impl Operator for Reshape {
 
     fn localize(&self, region: &Region<'_>) -> Op {
         Reshape { shape: region.output_shape(0) }.into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for Reshape {
+        fn golden() -> Golden {
+            Golden::new(
+                Reshape { shape: [8, 12, 64].into() },
+                &["f32[8,768]"],
+                "([d0, d1d2])->([d0, d1, d2]) {d0=8, d1=12, d2=64} whole={d2}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 4);
+            // Merge some neighbours, then split some sizes again.
+            let mut merged: Vec<u64> = vec![];
+            for &n in &shape {
+                match merged.last_mut() {
+                    Some(last) if rng.flip() => *last *= n,
+                    _ => merged.push(n),
+                }
+            }
+            let mut to = vec![];
+            for n in merged {
+                let divisors: Vec<u64> = (1..=n).filter(|d| n % d == 0).collect();
+                let d = rng.pick(&divisors);
+                if rng.flip() { to.extend([d, n / d]) } else { to.push(n) }
+            }
+            Case::new(Reshape { shape: Shape::new(&to) }, vec![f64s(&shape[..])])
+        }
     }
 }
 

@@ -48,3 +48,25 @@ impl Operator for Reverse {
         self.clone().into()
     }
 }
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+    use smallvec::smallvec;
+
+    impl Examples for Reverse {
+        fn golden() -> Golden {
+            Golden::new(
+                Reverse { axes: smallvec![1] },
+                &["f32[8,6]"],
+                "([d0, d1])->([d0, d1]) {d0=8, d1=6} whole={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 4);
+            let axes = (0..shape.len()).filter(|_| rng.between(0, 2) == 0).collect();
+            Case::new(Reverse { axes }, vec![f64s(&shape[..])])
+        }
+    }
+}

@@ -107,3 +107,48 @@ impl Operator for Select {
         self.clone().into()
     }
 }
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, bools, f64s},
+        graph::Init,
+    };
+
+    impl Examples for Compare {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                Compare { f: CompareFn::Lt },
+                &["f32[8,6]", "f32[1,6]"],
+                "([d0, d1], [_, d1])->([d0, d1]) {d0=8, d1=6}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            use CompareFn::*;
+            let shape = rng.shape(0, 3);
+            let other = rng.broadcastable(&shape);
+            let whole = |s: &[u64]| (TensorType::new(DType::I64, s), Init::Below(3));
+            Case::new(Compare { f: rng.pick(&[Eq, Ne, Lt, Le, Gt, Ge]) }, vec![whole(&shape), whole(&other)])
+        }
+    }
+
+    impl Examples for Select {
+        fn golden() -> Golden {
+            Golden::new(
+                Select {},
+                &["bool[8,6]", "f32[8,6]", "f32[]"],
+                "([d0, d1], [d0, d1], [])->([d0, d1]) {d0=8, d1=6}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 3);
+            let mut shapes = [shape.clone(), rng.broadcastable(&shape), rng.broadcastable(&shape)];
+            shapes.rotate_left(rng.between(0, 2) as usize);
+            Case::new(Select {}, vec![bools(&shapes[0][..]), f64s(&shapes[1][..]), f64s(&shapes[2][..])])
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! Slice: a box of a tensor, every so many elements.
+//! Slice: a box of a tensor, with a stride per dimension.
 
 use crate::{
     autodiff::GradContext,
@@ -16,16 +16,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Slice {
-    /// The first position that is taken.
+    /// The first position.
     pub start: Dims,
-    /// The end: no position from here on is taken.
+    /// The end, exclusive.
     pub limit: Dims,
-    /// The distance between positions that are taken.
+    /// The distance between positions.
     pub stride: Dims,
 }
 
 impl Slice {
-    /// The slice that takes everything from a tensor of this shape.
+    /// The slice of all elements of a tensor of this shape.
     pub fn all(shape: &[u64]) -> Self {
         let rank = shape.len();
         Self {
@@ -35,7 +35,7 @@ impl Slice {
         }
     }
 
-    /// The slice that takes positions `start..limit` of one dimension, and everything of the others.
+    /// The slice of positions `start..limit` of one dimension and all of the others.
     ///
     /// `axis` must be a dimension of `shape`.
     pub fn along(axis: usize, start: u64, limit: u64, shape: &[u64]) -> Self {
@@ -63,7 +63,7 @@ impl Operator for Slice {
         Ok(vec![TensorType::new(x.dtype, shape)])
     }
 
-    /// A dimension of which a part is taken is opaque: its blocks lie elsewhere before and after.
+    /// A sliced dimension is opaque: equal blocks of operand and result do not correspond.
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
         Rule::over_equal_dims(&inputs[0], &outputs[0])
     }
@@ -85,7 +85,7 @@ impl Operator for Slice {
         0
     }
 
-    /// Reads only what it takes.
+    /// Reads only the box.
     fn bytes(&self, _: &[TensorType], outputs: &[TensorType]) -> u64 {
         outputs[0].bytes().saturating_mul(2)
     }
@@ -93,11 +93,40 @@ impl Operator for Slice {
     fn localize(&self, region: &Region<'_>) -> Op {
         let mut local = self.clone();
         for (d, &size) in region.output_shape(0).iter().enumerate() {
-            // Dimensions that may be split are those of which everything is taken.
+            // Only dimensions that are taken whole may be split.
             if size != region.outputs[0].shape[d] {
                 local.limit[d] = size;
             }
         }
         local.into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+    use smallvec::smallvec;
+
+    impl Examples for Slice {
+        fn golden() -> Golden {
+            Golden::new(
+                Slice { start: smallvec![0, 1], limit: smallvec![8, 6], stride: smallvec![1, 2] },
+                &["f32[8,6]"],
+                "([d0, _])->([d0, _]) {d0=8}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 4);
+            let mut op = Slice::all(&shape);
+            for (d, &size) in shape.iter().enumerate() {
+                if rng.flip() {
+                    op.start[d] = rng.between(0, size - 1);
+                    op.limit[d] = rng.between(op.start[d] + 1, size);
+                    op.stride[d] = rng.between(1, 3);
+                }
+            }
+            Case::new(op, vec![f64s(&shape[..])])
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! One spatial dimension of a sliding window: what convolutions and pooling have in common.
+//! One spatial dimension of a sliding window: the geometry shared by convolutions and pooling.
 //!
 //! Output position `o` and kernel position `k` meet input position `o*stride - pad.0 + k*dilation`; positions
 //! outside the input read as nothing (zero, or minus infinity for a maximum). Pads may be negative: the first
@@ -109,7 +109,7 @@ impl Slide {
 
     /// The same window on a part: output positions `outputs`, which start from input position `inputs.start`.
     ///
-    /// The high pad is the one that makes exactly as many windows as the part has outputs.
+    /// The high pad is chosen so that the part has exactly its number of windows.
     pub(crate) fn local(&self, inputs: &Range<u64>, outputs: &Range<u64>) -> Slide {
         let (stride, length) = (self.stride as i64, (inputs.end - inputs.start) as i64);
         let windows = (outputs.end - outputs.start) as i64;
@@ -121,6 +121,49 @@ impl Slide {
 
 /// The spatial dimensions of a window.
 pub type Slides = smallvec::SmallVec<[Slide; 3]>;
+
+pub(super) mod examples {
+    use super::*;
+    use crate::{examples::Rng, types::Dims};
+
+    /// One spatial dimension.
+    pub(in crate::ops) struct Dim {
+        pub slide: Slide,
+        pub input: u64,
+        pub output: u64,
+    }
+
+    /// A random one.
+    pub(in crate::ops) fn dim(rng: &mut Rng) -> Dim {
+        loop {
+            let simple = rng.between(0, 3) == 0;
+            let slide = Slide {
+                kernel: rng.between(1, 3),
+                stride: rng.between(1, 3),
+                dilation: if simple { 1 } else { rng.between(1, 2) },
+                pad: if simple {
+                    (0, 0)
+                } else {
+                    (rng.between(0, 5) as i64 - 2, rng.between(0, 5) as i64 - 2)
+                },
+            };
+            let input = rng.size() + if rng.flip() { 6 } else { 0 };
+            if let Ok(output) = slide.outputs(input) {
+                return Dim { slide, input, output };
+            }
+        }
+    }
+
+    /// One number per dimension.
+    pub(in crate::ops) fn list<T: FromIterator<U>, U>(dims: &[Dim], f: impl Fn(&Dim) -> U) -> T {
+        dims.iter().map(f).collect()
+    }
+
+    /// A shape of two sizes and the spatial ones.
+    pub(in crate::ops) fn shape(a: u64, b: u64, rest: &Dims) -> Vec<u64> {
+        [a, b].into_iter().chain(rest.iter().copied()).collect()
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -148,7 +191,7 @@ mod tests {
         assert!(Slide::list(&[1, 1], &[1], &[1, 1], &[(0, 0); 2]).is_err());
     }
 
-    /// The two directions agree: what a part's own window meets is what the whole window meets.
+    /// The two directions agree: a part's local window covers the positions of the whole window.
     #[test]
     fn a_local_window_meets_the_same_positions() {
         for (kernel, stride, dilation, pad, size) in [

@@ -6,7 +6,7 @@
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, axis_in, elements, same_float},
+    operator::{OpError, Operator, arity, axis_in, elements, same_float, scratch_bytes},
     ops::{Op, reduce::factors_of},
     region::Region,
     require,
@@ -61,6 +61,14 @@ fn infer_backward(axis: usize, inputs: &[TensorType]) -> Result<Vec<TensorType>,
     infer_forward(axis, &inputs[..1])
 }
 
+/// Scratch memory of the kernels: two inner rows, where the softmax's dimension is not the last.
+fn inner_rows(axis: usize, x: &TensorType) -> u64 {
+    match x.shape.get(axis + 1..).map_or(1, |inner| inner.iter().product()) {
+        1 => 0,
+        inner => 2 * inner * scratch_bytes(x),
+    }
+}
+
 /// Every tensor runs over all dimensions; `axis` stays whole.
 fn rule_along(axis: usize, inputs: &[TensorType]) -> Rule {
     let mut rule = Rule::default();
@@ -99,6 +107,10 @@ macro_rules! forward {
                 elements(&outputs[0]) * 14
             }
 
+            fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+                inner_rows(self.axis, &inputs[0])
+            }
+
             fn localize(&self, _: &Region<'_>) -> Op {
                 self.clone().into()
             }
@@ -128,6 +140,10 @@ macro_rules! backward {
                 elements(&outputs[0]) * $flops
             }
 
+            fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+                inner_rows(self.axis, &inputs[0])
+            }
+
             fn localize(&self, _: &Region<'_>) -> Op {
                 self.clone().into()
             }
@@ -137,6 +153,75 @@ macro_rules! backward {
 
 backward!(SoftmaxGrad, 4);
 backward!(LogSoftmaxGrad, 13);
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng};
+
+    impl Examples for LogSoftmax {
+        fn golden() -> Golden {
+            Golden::new(
+                LogSoftmax { axis: 1 },
+                &["f32[8,10]"],
+                "([d0, d1])->([d0, d1]) {d0=8, d1=10} whole={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (shape, inputs) = rng.repeat(1, 1);
+            Case::new(LogSoftmax { axis: rng.axis(&shape) }, inputs)
+        }
+    }
+
+    impl Examples for LogSoftmaxGrad {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                LogSoftmaxGrad { axis: 1 },
+                &["f32[8,10]"; 2],
+                "([d0, d1], [d0, d1])->([d0, d1]) {d0=8, d1=10} whole={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (shape, inputs) = rng.repeat(1, 2);
+            Case::new(LogSoftmaxGrad { axis: rng.axis(&shape) }, inputs)
+        }
+    }
+
+    impl Examples for Softmax {
+        fn golden() -> Golden {
+            Golden::new(
+                Softmax { axis: 1 },
+                &["f32[8,10]"],
+                "([d0, d1])->([d0, d1]) {d0=8, d1=10} whole={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (shape, inputs) = rng.repeat(1, 1);
+            Case::new(Softmax { axis: rng.axis(&shape) }, inputs)
+        }
+    }
+
+    impl Examples for SoftmaxGrad {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                SoftmaxGrad { axis: 1 },
+                &["f32[8,10]"; 2],
+                "([d0, d1], [d0, d1])->([d0, d1]) {d0=8, d1=10} whole={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let (shape, inputs) = rng.repeat(1, 2);
+            Case::new(SoftmaxGrad { axis: rng.axis(&shape) }, inputs)
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,6 @@
 //! Sorting rows, and the largest elements of rows with their positions.
 //!
-//! Anything that is not a number counts as larger than all numbers, so it comes last when rising; equal
-//! elements keep their order.
+//! NaN counts as larger than all numbers, so that it comes last in ascending order. Equal elements keep their order.
 
 use crate::{
     autodiff::GradContext,
@@ -21,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub struct Sort {
     /// The dimension that is sorted; it cannot be split.
     pub axis: usize,
-    /// Whether the largest come first.
+    /// Whether the order is descending.
     pub descending: bool,
 }
 
@@ -29,7 +28,7 @@ pub struct Sort {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopK {
-    /// How many elements of a row are taken.
+    /// Elements taken from each row.
     pub k: u64,
 }
 
@@ -97,5 +96,48 @@ impl Operator for TopK {
 
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, Rng, f64s},
+        graph::Init,
+    };
+
+    impl Examples for Sort {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                Sort { axis: 1, descending: false },
+                &["f32[8,6]", "i32[8,6]"],
+                "([d0, d1], [d0, d1])->([d0, d1], [d0, d1]) {d0=8, d1=6} whole={d1}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 3);
+            let axis = rng.axis(&shape);
+            // Few different keys, so that ties are met.
+            let keys = (TensorType::new(DType::I64, &shape[..]), Init::Below(4));
+            let inputs = if rng.flip() { vec![f64s(&shape[..])] } else { vec![keys, f64s(&shape[..])] };
+            Case::new(Sort { axis, descending: rng.flip() }, inputs)
+        }
+    }
+
+    impl Examples for TopK {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(TopK { k: 2 }, &["f32[8,10]"], "([d0, _])->([d0, _], [d0, _]) {d0=8}")
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 3);
+            let k = rng.between(1, shape[shape.len() - 1]);
+            Case::new(TopK { k }, vec![f64s(&shape[..])])
+        }
     }
 }

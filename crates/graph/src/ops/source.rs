@@ -83,3 +83,44 @@ impl Operator for Iota {
         Iota { ty: TensorType::new(self.ty.dtype, region.output_shape(0)), axis: self.axis, start }.into()
     }
 }
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng};
+
+    impl Examples for Fill {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                Fill { value: Real(f64::NEG_INFINITY), ty: "f32[8]".parse().unwrap() },
+                &[],
+                "()->([d0]) {d0=8}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
+            Case::new(Fill { value: Real(1.5), ty }, vec![])
+        }
+    }
+
+    impl Examples for Iota {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                Iota { ty: "i32[8,6]".parse().unwrap(), axis: 1, start: 0 },
+                &[],
+                "()->([d0, d1]) {d0=8, d1=6}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 3);
+            let axis = rng.between(0, shape.len() as u64 - 1) as usize;
+            let dtype = rng.pick(&[DType::F64, DType::I32, DType::I64]);
+            Case::new(Iota { ty: TensorType::new(dtype, &shape[..]), axis, start: rng.between(0, 3) }, vec![])
+        }
+    }
+}

@@ -1,14 +1,14 @@
-//! Take and put along a dimension: each row of ids picks from, or adds to, its own row of the tensor. What
-//! `take_along_axis` and `GatherElements` mean: the log-probability of each sample's label.
+//! Take and put along a dimension: each row of ids picks from, or adds to, the same row of the tensor. NumPy calls it
+//! `take_along_axis`, ONNX `GatherElements`. It picks, for example, the log-probability of each sample's label.
 //!
 //! As with [`crate::ops::Gather`], the dimension may be split: a part holds positions `base..base + rows` of
 //! `extent`, gives zeros for ids of other parts, and the parts add up. An id outside `0..extent` is an error
-//! wherever it is met.
+//! in every part.
 
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
-    operator::{OpError, Operator, arity, axis_in, elements, same_float},
+    operator::{OpError, Operator, arity, axis_in, elements, row_scratch_bytes, same_float},
     ops::{
         Op,
         gather::{check_rows, picked_bytes},
@@ -78,7 +78,7 @@ impl Operator for TakeAlong {
     }
 
     fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> Rule {
-        // Parts are joined by adding, which truth values have none of.
+        // Parts are summed, and truth values have no sum.
         let whole = inputs[0].dtype == DType::Bool;
         let (mut rule, [x, ids]) = maps(&inputs[0].shape, &inputs[1].shape, self.axis, whole);
         rule.inputs.extend([x, ids.clone()]);
@@ -100,6 +100,10 @@ impl Operator for TakeAlong {
 
     fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
         picked_bytes(inputs, outputs)
+    }
+
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        row_scratch_bytes(inputs)
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
@@ -139,8 +143,58 @@ impl Operator for PutAlong {
         elements(&inputs[1])
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        row_scratch_bytes(inputs)
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         let part = region.part("v", self.rows);
         PutAlong { base: self.base + part.start, rows: part.end - part.start, ..self.clone() }.into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for PutAlong {
+        fn golden() -> Golden {
+            Golden::new(
+                PutAlong { axis: 1, base: 0, extent: 100, rows: 100 },
+                &["i32[8,5]", "f32[8,5]"],
+                "([d0, i], [d0, i])->([d0, v]) {d0=8, v=100, i=5} reduction={i}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let taken = TakeAlong::case(rng);
+            let Op::TakeAlong(TakeAlong { axis, base, extent }) = taken.op else {
+                unreachable!("the generator above takes")
+            };
+            let rows = taken.inputs[0].0.shape[axis];
+            let from = f64s(taken.inputs[1].0.shape.clone());
+            Case::new(PutAlong { axis, base, extent, rows }, vec![taken.inputs[1].clone(), from])
+        }
+    }
+
+    impl Examples for TakeAlong {
+        fn golden() -> Golden {
+            Golden::new(
+                TakeAlong { axis: 1, base: 0, extent: 100 },
+                &["f32[8,100]", "i32[8,5]"],
+                "([d0, v], [d0, i])->([d0, i]) {d0=8, v=100, i=5} reduction={v}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 3);
+            let axis = rng.axis(&shape);
+            let base = rng.between(0, 2);
+            let extent = base + shape[axis] + rng.between(0, 2);
+            let mut width = shape.clone();
+            width[axis] = rng.size();
+            let ids = rng.ids(&width, extent);
+            Case::new(TakeAlong { axis, base, extent }, vec![f64s(&shape[..]), ids])
+        }
     }
 }

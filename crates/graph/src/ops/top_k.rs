@@ -12,12 +12,12 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
-/// 1 at the `k` largest elements of each row (the last dimension), 0 elsewhere; of equal elements the ones
-/// at lower positions count as larger, and anything counts as larger than what is not a number.
+/// 1 at the `k` largest elements of each row (the last dimension), 0 elsewhere. Of equal elements those at lower
+/// positions count as larger. NaN counts as smaller than every number.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopKMask {
-    /// How many elements of a row are marked.
+    /// Elements marked in each row.
     pub k: u64,
 }
 
@@ -48,7 +48,31 @@ impl Operator for TopKMask {
         elements(&inputs[0])
     }
 
+    fn workspace_bytes(&self, inputs: &[TensorType], _: &[TensorType]) -> u64 {
+        // The positions of a row.
+        inputs[0].shape.last().map_or(1, |&row| row).saturating_mul(8)
+    }
+
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+
+    impl Examples for TopKMask {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(TopKMask { k: 2 }, &["f32[8,10]"], "([d0, d1])->([d0, d1]) {d0=8, d1=10} whole={d1}")
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(1, 3);
+            let k = rng.between(1, shape[shape.len() - 1]);
+            Case::new(TopKMask { k }, vec![f64s(&shape[..])])
+        }
     }
 }

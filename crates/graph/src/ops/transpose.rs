@@ -1,7 +1,7 @@
 //! Transpose: the same elements with the dimensions in another order.
 //!
-//! The gradient is the inverse transposition. It is an op kind of its own so that its factors keep the names
-//! of the forward op's, which are those of the forward op's input dimensions: here, of its result.
+//! The gradient is the inverse transposition. It is a separate op kind so that its factors have the forward op's names,
+//! which count the dimensions of the forward op's input: the gradient's result.
 
 use crate::{
     autodiff::GradContext,
@@ -120,5 +120,49 @@ impl Operator for TransposeGrad {
 
     fn localize(&self, _: &Region<'_>) -> Op {
         self.clone().into()
+    }
+}
+
+mod examples {
+    use super::*;
+    use crate::examples::{Case, Examples, Golden, Rng, f64s};
+    use smallvec::smallvec;
+
+    fn order(rng: &mut Rng, rank: usize) -> SmallVec<[usize; 4]> {
+        let mut perm: SmallVec<[usize; 4]> = (0..rank).collect();
+        for i in 1..rank {
+            perm.swap(i, rng.between(0, i as u64) as usize);
+        }
+        perm
+    }
+
+    impl Examples for Transpose {
+        fn golden() -> Golden {
+            Golden::new(
+                Transpose { perm: smallvec![2, 0, 1] },
+                &["f32[8,6,4]"],
+                "([d0, d1, d2])->([d2, d0, d1]) {d0=8, d1=6, d2=4}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 5);
+            Case::new(Transpose { perm: order(rng, shape.len()) }, vec![f64s(&shape[..])])
+        }
+    }
+
+    impl Examples for TransposeGrad {
+        fn golden() -> Golden {
+            Golden::new(
+                TransposeGrad { perm: smallvec![2, 0, 1] },
+                &["f32[4,8,6]"],
+                "([d2, d0, d1])->([d0, d1, d2]) {d0=8, d1=6, d2=4}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let shape = rng.shape(0, 5);
+            Case::new(TransposeGrad { perm: order(rng, shape.len()) }, vec![f64s(Shape::new(&shape))])
+        }
     }
 }

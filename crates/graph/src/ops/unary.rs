@@ -183,3 +183,90 @@ impl Operator for UnaryGrad {
         self.clone().into()
     }
 }
+
+mod examples {
+    use super::*;
+    use crate::{
+        examples::{Case, Examples, Golden, NORMAL, Rng},
+        graph::Init,
+        types::DType,
+    };
+
+    fn unary_fn(rng: &mut Rng) -> UnaryFn {
+        use UnaryFn::*;
+        rng.pick(&[
+            Abs,
+            Affine { scale: Real(-1.5), shift: Real(0.5) },
+            Ceil,
+            Cos,
+            Erf,
+            ErfInv,
+            Exp,
+            Expm1,
+            Floor,
+            Gelu,
+            GeluTanh,
+            LeakyRelu(Real(0.1)),
+            Log,
+            Log1p,
+            Neg,
+            Power(Real(2.5)),
+            Reciprocal,
+            Relu,
+            Round,
+            Rsqrt,
+            Sigmoid,
+            Sign,
+            Silu,
+            Sin,
+            Sqrt,
+            Square,
+            Tan,
+            Tanh,
+        ])
+    }
+
+    /// Values inside the function's domain: positive and away from zero where it needs that.
+    fn domain(f: UnaryFn) -> Init {
+        use UnaryFn::*;
+        match f {
+            Log | Log1p | Power(_) | Reciprocal | Rsqrt | Sqrt => Init::Constant(Real(1.3)),
+            ErfInv | Tan => Init::Constant(Real(0.4)),
+            _ => NORMAL,
+        }
+    }
+
+    impl Examples for Unary {
+        fn golden() -> Golden {
+            Golden::new(
+                Unary { f: UnaryFn::Affine { scale: Real(0.1), shift: Real(1.0) } },
+                &["f32[8]"],
+                "([d0])->([d0]) {d0=8}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let f = unary_fn(rng);
+            let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
+            Case::new(Unary { f }, vec![(ty, domain(f))])
+        }
+    }
+
+    impl Examples for UnaryGrad {
+        const DIFFERENTIABLE: bool = false;
+
+        fn golden() -> Golden {
+            Golden::new(
+                UnaryGrad { f: UnaryFn::LeakyRelu(Real(0.3)) },
+                &["f32[8]", "f32[8]"],
+                "([d0], [d0])->([d0]) {d0=8}",
+            )
+        }
+
+        fn case(rng: &mut Rng) -> Case {
+            let f = unary_fn(rng);
+            let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
+            Case::new(UnaryGrad { f }, vec![(ty.clone(), domain(f)), (ty, NORMAL)])
+        }
+    }
+}

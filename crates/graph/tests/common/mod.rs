@@ -1,17 +1,34 @@
 //! Graphs for the tests of this crate.
 #![allow(dead_code)] // Each test file uses some of it.
 
-pub mod examples;
-
 use proptest::prelude::*;
 use shardwright_graph::{
-    DType, Graph, GraphBuilder, Init, Real, Role, TensorId, TensorType,
+    DType, Graph, GraphBuilder, Init, Op, Real, Role, TensorId, TensorType,
     autodiff::differentiate,
     ops::{
         Binary, BinaryFn, Broadcast, Cast, Compare, CompareFn, Contract, Fill, Reduce, Reshape, Select,
         Unary, UnaryFn,
     },
 };
+
+/// The golden example of an op kind.
+pub struct Example {
+    pub op: Op,
+    pub inputs: Vec<TensorType>,
+    pub rule: &'static str,
+}
+
+/// The golden examples of all op kinds.
+pub fn examples() -> Vec<Example> {
+    let goldens = Op::EXAMPLES.iter().map(|examples| (examples.golden)());
+    goldens
+        .map(|golden| Example {
+            inputs: golden.inputs.iter().map(|t| t.parse().unwrap()).collect(),
+            op: golden.op,
+            rule: golden.rule,
+        })
+        .collect()
+}
 
 pub fn f32(shape: &[u64]) -> TensorType {
     TensorType::new(DType::F32, shape)

@@ -10,8 +10,8 @@ use super::{
 use crate::tensor::{Elements, ElementsMut, Float, View, ViewMut};
 use shardwright_graph::ops::{PutAlong, TakeAlong};
 
-/// Visits every element of the ids: `visit(index among the ids, index in the tensor)`, those of other parts left
-/// out. The tensor has `rows` positions along the axis, the ids `width`.
+/// Calls `visit(index among the ids, index in the tensor)` for every id that lies in this part of the tensor.
+/// The tensor has `rows` positions along the axis, the ids `width`.
 fn for_each(local: &[u64], rows: usize, width: usize, inner: usize, mut visit: impl FnMut(usize, usize)) {
     for (at, &row) in local.iter().enumerate() {
         if row != ELSEWHERE {

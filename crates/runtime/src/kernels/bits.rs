@@ -1,4 +1,4 @@
-//! Kernels of the ops that put given bits or numbers in place: bitcast and literal; and of the one that has none.
+//! Kernels of bitcast and literal, and of the opaque op, which has none.
 
 use super::{Context, Kernel, KernelError, Result};
 use crate::tensor::{Elements, ElementsMut, Float, View, ViewMut};

@@ -8,7 +8,7 @@ impl Kernel for Broadcast {
     const TAKES_NARROW: bool = true;
 
     fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
-        // The input seen with the result's rank: size one wherever it has no dimension of its own.
+        // The input's shape at the result's rank: size one in dimensions that the input lacks.
         let mut shape = Dims::from_elem(1, outputs[0].shape.len());
         for (&d, &size) in self.dims.iter().zip(inputs[0].shape) {
             shape[d] = size;

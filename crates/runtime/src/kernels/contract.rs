@@ -2,7 +2,7 @@
 //!
 //! Letters fall into groups: batch (both operands and result), rows (first operand and result), columns
 //! (second operand and result), summed (both operands). In each of the last three groups the longest run
-//! whose letters lie behind each other in both tensors becomes one matrix dimension; nothing is copied.
+//! of letters that is contiguous in both tensors becomes one matrix dimension. Nothing is copied.
 
 use super::{
     Context, Kernel, Result,
@@ -88,11 +88,11 @@ impl Kernel for Contract {
     }
 }
 
-/// Joins the largest run of `group`'s letters that lie behind each other in both tensors `places` into one
-/// loop, and moves the other letters to `outer`.
-fn fuse(group: &mut Loops, outer: &mut Loops, places: [usize; 2]) -> Loop<3> {
+/// Merges the largest run of `group`'s letters that is contiguous in both of `tensors` into one loop, and
+/// moves the other letters to `outer`.
+fn fuse(group: &mut Loops, outer: &mut Loops, tensors: [usize; 2]) -> Loop<3> {
     // Major letters first, as the first tensor has them.
-    group.sort_by_key(|l| std::cmp::Reverse(l.strides[places[0]]));
+    group.sort_by_key(|l| std::cmp::Reverse(l.strides[tensors[0]]));
     let mut best = Loop { size: 1, strides: [0; 3] };
     let mut best_range = 0..0;
     for start in 0..group.len() {
@@ -100,7 +100,7 @@ fn fuse(group: &mut Loops, outer: &mut Loops, places: [usize; 2]) -> Loop<3> {
         for end in start..group.len() {
             if end > start {
                 let (major, minor) = (group[end - 1], group[end]);
-                if places.iter().any(|&p| major.strides[p] != minor.strides[p] * minor.size) {
+                if tensors.iter().any(|&t| major.strides[t] != minor.strides[t] * minor.size) {
                     break;
                 }
             }
@@ -116,8 +116,8 @@ fn fuse(group: &mut Loops, outer: &mut Loops, places: [usize; 2]) -> Loop<3> {
     best
 }
 
-/// Whether each matrix product starts a place of the result or adds to it: outer loops over summed letters
-/// come last (innermost), so a place is visited in one run.
+/// Tells whether each matrix product overwrites its part of the result or adds to it. Outer loops over summed letters
+/// are innermost, so the products of one part follow each other.
 struct Accumulation {
     run: usize,
     at: usize,

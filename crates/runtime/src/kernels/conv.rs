@@ -1,7 +1,7 @@
 //! Kernels of convolution and its two derivatives, as matrix products over unfolded inputs.
 //!
 //! With the matrix `u` of one image and group (see [`super::unfold`]): `y = w · u`, `dw = dy · uᵀ`,
-//! `du = wᵀ · dy`. Tiles of `u` stay in the second-level cache; small images share a tile, so that the products
+//! `du = wᵀ · dy`. Tiles of `u` stay in the second-level cache. Small images share a tile, so the products
 //! keep a good size. Where windows are single positions (1×1, stride 1) of large images, the input itself is
 //! `u` and nothing is copied. Groups of one or two channels are done directly.
 
@@ -9,15 +9,15 @@ use super::{
     Context, Kernel, KernelError, Result, conv_direct,
     gemm::{Matrix, gemm},
     read,
-    unfold::{Tile, fold, parts, unfold},
+    unfold::{fold, parts, tile, tile_elements, unfold},
     window::Windows,
     write,
 };
 use crate::tensor::{Float, View, ViewMut};
-use shardwright_graph::ops::{Conv, ConvGeometry, ConvGradInput, ConvGradWeight};
+use shardwright_graph::ops::{Conv, ConvGeometry, ConvGradInput, ConvGradWeight, ConvTile};
 use std::ops::Range;
 
-/// Groups with at most this many pairs of input and output channels are not worth a matrix product.
+/// Groups with at most this many pairs of input and output channels are convolved without a matrix product.
 const DIRECT_PAIRS: usize = 4;
 
 /// The sizes of a convolution; channels are counted per group.
@@ -58,13 +58,13 @@ impl Sizes {
         self.groups > 1 && self.c * self.o <= DIRECT_PAIRS
     }
 
-    /// Where channels of one image and group lie in an input.
+    /// The range of channels of one image and group in an input.
     pub fn input(&self, image: usize, group: usize, channels: &Range<usize>) -> Range<usize> {
         let start = (image * self.groups + group) * self.c;
         (start + channels.start) * self.inputs..(start + channels.end) * self.inputs
     }
 
-    /// Where one image and group of an output lies.
+    /// The range of one image and group in an output.
     pub fn output(&self, image: usize, group: usize) -> Range<usize> {
         let length = self.o * self.outputs;
         let start = (image * self.groups + group) * length;
@@ -86,7 +86,7 @@ impl Sizes {
         Matrix::rows(self.output(image, group).start + position, self.outputs)
     }
 
-    /// Unfolds channels of several images side by side; returns how long the rows are.
+    /// Unfolds channels of several images side by side; returns the row length.
     fn unfold<T: Float>(&self, x: &[T], group: usize, part: &Part, matrix: &mut [T]) -> usize {
         let length = part.positions.len();
         let row = part.images.len() * length;
@@ -120,22 +120,22 @@ impl Sizes {
         }
     }
 
-    /// How to tile, and memory for one tile and for the outputs of its images side by side.
-    fn plan<'a, T: Float>(&self, context: &'a mut Context) -> (Tile, &'a mut [T], &'a mut [T]) {
-        let tile = Tile::new::<T>(&self.windows, self.images, self.c);
-        let elements = if self.reads_in_place(&tile) { 0 } else { tile.elements(&self.windows) };
+    /// The tile sizes, and memory for one tile and for the outputs of its images side by side.
+    fn plan<'a, T: Float>(&self, context: &'a mut Context) -> (ConvTile, &'a mut [T], &'a mut [T]) {
+        let tile = tile::<T>(&self.windows, self.images, self.c);
+        let elements = if self.reads_in_place(&tile) { 0 } else { tile_elements(&tile, &self.windows) };
         let joined = if tile.images > 1 { tile.images * self.o * self.outputs } else { 0 };
         let (matrix, joined) = context.scratch.take::<T>(elements + joined).split_at_mut(elements);
         (tile, matrix, joined)
     }
 
     /// Whether the input is the unfolded matrix.
-    fn reads_in_place(&self, tile: &Tile) -> bool {
+    fn reads_in_place(&self, tile: &ConvTile) -> bool {
         self.windows.is_identity() && tile.images == 1
     }
 }
 
-/// What one tile covers.
+/// The images, channels and positions of one tile.
 struct Part {
     images: Range<usize>,
     channels: Range<usize>,

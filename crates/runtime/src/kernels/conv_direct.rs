@@ -1,18 +1,15 @@
 //! Convolutions of groups with very few channels (depthwise ones above all) without matrix products: each
 //! weight times a row of the input, added to a row of the output.
 
-use super::{
-    conv::Sizes,
-    unfold::parts,
-    vector::{dot, vectorised_fn},
-};
+use super::{conv::Sizes, unfold::parts, vector::dot};
 use crate::tensor::Float;
+use shardwright_simd::vectorised_fn;
 
-/// Outputs that are worked on at a time: they stay in the first-level cache while all weights pass.
+/// Outputs per strip: they stay in the first-level cache while all weights pass.
 const CHUNK: usize = 2048;
 
-/// Visits all pairs of an input channel and an output channel that see each other: where the two channels and
-/// the weight between them lie.
+/// Visits all connected pairs of an input and an output channel, with the positions of the two channels and
+/// of the weight between them.
 #[inline(always)]
 fn for_pairs(sizes: &Sizes, mut visit: impl FnMut([usize; 3])) {
     for image in 0..sizes.images {

@@ -4,13 +4,14 @@ use super::{
     Context, Kernel, Result, Scratch,
     gather::{ELSEWHERE, local_rows},
     read,
-    vector::{sum_exp, vectorised, vectorised_fn},
+    vector::sum_exp,
     write,
 };
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{CrossEntropy, CrossEntropyGrad, SumExp};
+use shardwright_simd::{vectorised, vectorised_fn};
 
-/// The column of each row's label, or [`ELSEWHERE`], and how many classes this part of the logits holds.
+/// The column of each row's label, or [`ELSEWHERE`], and the number of classes in this part of the logits.
 fn columns<'a>(
     labels: &View<'_>,
     logits: &View<'_>,

@@ -1,11 +1,12 @@
 //! Kernel of dropout: a counter-based hash of (seed, step, global position) decides each element.
 
-use super::{Context, Kernel, Result, read, vector::vectorised, write};
+use super::{Context, Kernel, Result, read, write};
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::Dropout;
+use shardwright_simd::vectorised;
 use smallvec::SmallVec;
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): spreads every input bit over the output.
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit.
 fn spread(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -13,7 +14,7 @@ fn spread(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A 32-bit mixing permutation: shifts and multiplications only, so that loops over it vectorise.
+/// A 32-bit mixing permutation of shifts and multiplications only, so loops over it vectorise.
 #[inline(always)]
 fn mix(mut x: u32) -> u32 {
     x ^= x >> 16;
@@ -23,9 +24,9 @@ fn mix(mut x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// Masks a run of elements that lie behind each other in the whole tensor, from position `at` on.
-fn mask<T: Float>(op: &Dropout, step: u64, at: u64, x: &[T], y: &mut [T]) {
-    // Rates below one give thresholds below 2^32, so something is always kept.
+/// Masks a run of elements that is contiguous in the whole tensor, from position `at` on.
+pub(super) fn mask<T: Float>(op: &Dropout, step: u64, at: u64, x: &[T], y: &mut [T]) {
+    // Rates below one give thresholds below 2^32, so some elements are always kept.
     let threshold = (op.rate.0 * 4_294_967_296.0) as u32;
     let scale = T::from_f64(1.0 / (1.0 - op.rate.0));
     let (mut at, mut done) = (at, 0);
@@ -60,7 +61,7 @@ impl Kernel for Dropout {
         for d in (1..shape.len()).rev() {
             strides[d - 1] = strides[d] * self.whole[d];
         }
-        // Dimensions from `outer` on lie behind each other in the whole tensor too: one run.
+        // Dimensions from `outer` on are contiguous in the whole tensor too: one run.
         let mut outer = shape.len();
         while outer > 0 {
             outer -= 1;

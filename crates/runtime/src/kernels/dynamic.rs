@@ -1,4 +1,4 @@
-//! Kernels of the slices whose place is computed.
+//! Kernels of slices and updates at computed positions.
 
 use super::{
     Context, Kernel, KernelError, Result,
@@ -8,7 +8,7 @@ use super::{
 use crate::tensor::{Elements, ElementsMut, Float, View, ViewMut};
 use shardwright_graph::ops::{DynamicSlice, DynamicUpdate};
 
-/// The index of the first element of a box of `sizes` at the given starts, moved to where it fits.
+/// Index of the first element of a box of `sizes` at these starts, clamped so that the box fits.
 fn place(shape: &[u64], sizes: &[u64], starts: &[View<'_>], strides: &[usize]) -> Result<usize> {
     let mut index = 0;
     for (d, start) in starts.iter().enumerate() {

@@ -1,9 +1,6 @@
 //! Kernels of the element-wise ops: unary, binary, compare, select, cast, fill, iota.
 
-use super::{
-    Context, Kernel, KernelError, Result, loops::count, movement::with_same_type, read, vector::vectorised,
-    write,
-};
+use super::{Context, Kernel, KernelError, Result, loops::count, movement::with_same_type, read, write};
 use crate::{
     math,
     tensor::{Element, Elements, ElementsMut, Float, View, ViewMut},
@@ -13,6 +10,7 @@ use shardwright_graph::{
     DType,
     ops::{Binary, BinaryFn, Cast, Compare, CompareFn, Fill, Iota, Select, Unary, UnaryFn, UnaryGrad},
 };
+use shardwright_simd::vectorised;
 use smallvec::SmallVec;
 
 #[inline(always)]
@@ -37,14 +35,14 @@ fn gelu_tanh<T: Float>(x: T) -> (T, T) {
     (inner.tanh(), c * (T::ONE + T::from_f64(3.0) * k * x * x))
 }
 
-/// A rarer function, computed in `f64` whatever the type.
+/// A rarely used function, computed in `f64` for every type.
 #[inline(always)]
 fn in_f64<T: Float>(x: T, f: impl Fn(f64) -> f64) -> T {
     T::from_f64(f(x.to_f64()))
 }
 
-/// `y = f(x)` for every element. A macro, since only what is written out in the loop is sure to be inlined:
-/// see [`vectorised`].
+/// `y = f(x)` for every element. A macro, since only code written in the loop is sure to be inlined:
+/// see [`vectorised!`].
 macro_rules! map {
     ($from:expr, $to:expr, |$x:ident| $f:expr) => {{
         let (from, to) = ($from, $to);
@@ -192,8 +190,8 @@ impl Kernel for UnaryGrad {
     }
 }
 
-/// Walks the result of a broadcast row by row: `visit(offset in the result, offsets of the operands)`, a row
-/// being the last dimension, along which operand `i` moves by `steps[i]` (0 or 1).
+/// Visits the result of a broadcast row by row: `visit(offset in the result, offsets of the operands, steps)`. A row
+/// is the last dimension, along which operand `i` moves by `steps[i]` (0 or 1).
 pub(crate) fn for_rows<const N: usize>(
     shape: &[u64],
     operands: [&[u64]; N],
@@ -285,7 +283,7 @@ impl Kernel for Binary {
             }
         }
         let z = &mut outputs[0];
-        // Whole numbers wrap as they do on every accelerator; division by zero gives zero, not a crash.
+        // Whole numbers wrap as on every accelerator; division by zero gives zero.
         macro_rules! whole {
             ($t:ty, $bits:ty) => {
                 match self.f {
@@ -393,7 +391,7 @@ impl Kernel for Cast {
     const TAKES_NARROW: bool = true;
 
     fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
-        // 16-bit floats go through `f32` either way, as they do around every other kernel.
+        // 16-bit floats go through `f32`, as around every other kernel.
         macro_rules! to {
             ($from:expr, |$x:ident| $wide:expr) => {
                 match &mut outputs[0].data {

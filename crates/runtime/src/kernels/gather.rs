@@ -8,7 +8,7 @@ use shardwright_graph::ops::{Gather, OneHot, ScatterAdd};
 /// Marks an id that belongs to another part of a split table.
 pub(crate) const ELSEWHERE: u64 = u64::MAX;
 
-/// Runs a function on ids as `i64`s, one after the other, whichever of the two types they have.
+/// Runs a function on an iterator of ids as `i64`, for both types of ids.
 macro_rules! with_ids {
     ($view:expr, |$ids:ident| $body:expr) => {
         match $view.data {
@@ -29,8 +29,8 @@ macro_rules! with_ids {
     };
 }
 
-/// The local row of each id of a table that holds `rows` rows from `base` on, out of `extent`; an id of
-/// another part is [`ELSEWHERE`].
+/// The local row of each id in a table that holds `rows` rows from `base` on, out of `extent`; [`ELSEWHERE`] for ids of
+/// other parts.
 pub(crate) fn local_rows<'a>(
     ids: &View<'_>,
     [base, rows, extent]: [u64; 3],
@@ -51,7 +51,7 @@ pub(crate) fn local_rows<'a>(
     Ok(local)
 }
 
-/// Copies rows of length `inner` from each table of `rows` rows to where `local` lists them.
+/// Copies the rows of length `inner` that `local` lists, from each table of `rows` rows.
 fn gather<E: Element>(table: &[E], y: &mut [E], local: &[u64], rows: usize, inner: usize) {
     let tables = table.chunks_exact(rows * inner);
     for (table, y) in tables.zip(y.chunks_exact_mut(local.len() * inner)) {

@@ -1,9 +1,10 @@
-//! The one door to the matrix-product crate: bounds are checked here, so that callers stay safe.
+//! The only caller of the matrix-product crate. It checks bounds, so its own callers are safe.
 
 use super::{Scratch, loops::Loop, movement::transpose};
 use crate::tensor::Float;
+use shardwright_graph::ops;
 
-/// A matrix inside a slice: where it starts and how far rows and columns are apart.
+/// A matrix inside a slice: its offset and strides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix {
     /// Index of the first element.
@@ -32,7 +33,7 @@ impl Matrix {
 
 /// `c = a * b`, or `c += a * b` if `add`, for `a` of m×k and `b` of k×n.
 ///
-/// `c`'s elements must be distinct places (strides that do not overlap), as they are for every view of a
+/// The strides of `c` must not overlap, so that its elements are distinct, as in every view of a
 /// tensor's dimensions.
 pub(crate) fn gemm<T: Float>(
     [m, n, k]: [usize; 3],
@@ -72,11 +73,11 @@ pub(crate) fn gemm<T: Float>(
     }
 }
 
-/// Like [`gemm`], for few rows of `c`, stored row after row, and `b` stored column after column.
+/// Like [`gemm`], for few rows of row-major `c` and column-major `b`.
 ///
-/// The crate is then asked for the result with rows and columns exchanged, which is turned back: 1.0 to 3
-/// times as fast, most where there are fewer than 20 rows. With `b` stored row after row that costs up to 40%,
-/// so it is left alone; see the benchmark `kernels`, lines `linear ... forward` and `few rows`.
+/// Computes the transposed product and transposes it back: 1.0 to 3
+/// times as fast, most with fewer than 20 rows. With row-major `b` this would cost up to 40%,
+/// so [`gemm`] is called instead. See the benchmark `kernels`, lines `linear ... forward` and `few rows`.
 pub(crate) fn gemm_few_rows<T: Float>(
     [m, n, k]: [usize; 3],
     (a, at): (&[T], Matrix),
@@ -85,21 +86,22 @@ pub(crate) fn gemm_few_rows<T: Float>(
     add: bool,
     scratch: &mut Scratch,
 ) {
-    // The turning back must be little work against the product.
-    let pays = (2..=256).contains(&m) && 2 * m <= n && k >= 256;
+    // The transposition must be little work compared with the product.
+    let few = (2..=ops::FEW_ROWS as usize).contains(&m);
+    let pays = few && 2 * m <= n && k >= ops::FEW_ROWS_DEPTH as usize;
     if ct.column != 1 || bt.row != 1 || !pays {
         return gemm([m, n, k], (a, at), (b, bt), (c, ct), add);
     }
-    let turned = scratch.take::<T>(m * n);
-    let target = (&mut *turned, Matrix::rows(0, m));
+    let transposed = scratch.take::<T>(m * n);
+    let target = (&mut *transposed, Matrix::rows(0, m));
     gemm([n, m, k], (b, bt.transposed()), (a, at.transposed()), target, false);
     let across = Loop { size: m, strides: [1, ct.row] };
     let along = Loop { size: n, strides: [m, 1] };
     let c = &mut c[ct.offset..];
     if add {
-        transpose(turned, c, across, along, |c, x| *c += x);
+        transpose(transposed, c, across, along, |c, x| *c += x);
     } else {
-        transpose(turned, c, across, along, |c, x| *c = x);
+        transpose(transposed, c, across, along, |c, x| *c = x);
     }
 }
 
@@ -112,7 +114,7 @@ mod tests {
         let (n, k, gap) = (70, 256, 3);
         let value = |i: usize| ((i * 7919) % 101) as f64 / 50.0 - 1.0;
         let b: Vec<f64> = (0..k * n).map(value).collect();
-        // Too few rows, the fewest that are turned, ragged tiles, too many.
+        // Too few rows, the fewest that are transposed, ragged tiles, too many.
         for m in [1, 2, 35, 36] {
             let a: Vec<f64> = (0..m * k).map(|i| value(i + 5)).collect();
             let start: Vec<f64> = (0..1 + m * (n + gap)).map(|i| value(i + 9)).collect();

@@ -2,12 +2,12 @@
 
 use smallvec::SmallVec;
 
-/// A loop with its number of iterations and how far each step moves in each of `N` tensors.
+/// A loop: its number of iterations, and its stride in each of `N` tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Loop<const N: usize> {
-    /// Iterations.
+    /// Number of iterations.
     pub size: usize,
-    /// Distance per iteration in each tensor; 0 where it does not move.
+    /// Elements per iteration in each tensor; 0 where the tensor is broadcast.
     pub strides: [usize; N],
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn for_each_index<const N: usize>(loops: &[Loop<N>], mut visit: impl 
     }
 }
 
-/// Distances between neighbours along each dimension of a contiguous tensor.
+/// Strides of a contiguous tensor.
 pub(crate) fn strides(shape: &[u64]) -> SmallVec<[usize; 6]> {
     let mut strides: SmallVec<[usize; 6]> = smallvec::smallvec![1; shape.len()];
     for d in (1..shape.len()).rev() {
@@ -50,7 +50,7 @@ pub(crate) fn strides(shape: &[u64]) -> SmallVec<[usize; 6]> {
     strides
 }
 
-/// How many elements a block of this shape has.
+/// Number of elements of this shape.
 pub(crate) fn count(shape: &[u64]) -> usize {
     shape.iter().map(|&n| n as usize).product()
 }

@@ -82,7 +82,7 @@ impl Kernel for Lstm {
     }
 }
 
-/// Activates the gates of one row and makes its new cell and hidden state.
+/// Activates the gates of one row and computes its new cell and hidden state.
 fn forward_row<T: Float>(gates: &mut [T], before: &[T], c: &mut [T], y: &mut [T]) {
     let h = y.len();
     let [i, f, g, o] = gates_of_mut(gates, h);
@@ -109,7 +109,7 @@ impl Kernel for LstmGrad {
         let dy = if self.dy { Some(read::<T>(&inputs[6])?) } else { None };
         let dc = if self.dc { Some(read::<T>(&inputs[6 + usize::from(self.dy)])?) } else { None };
         let [dgx, du, dh, dcell] = outputs else { return Err(wrong_count()) };
-        // `dh` and `dcell` hold the gradients of the states between steps, and at last those of the first.
+        // `dh` and `dcell` hold the gradients of the states between steps, in the end those of the initial states.
         let (dgx, du) = (write::<T>(dgx)?, write::<T>(du)?);
         let (dh, dcell) = (write::<T>(dh)?, write::<T>(dcell)?);
         let (step, wide) = (b * h, 4 * b * h);
@@ -122,7 +122,7 @@ impl Kernel for LstmGrad {
                 let row = r * h..(r + 1) * h;
                 let at = s * step + r * h;
                 let before = if s == 0 { &c0[row.clone()] } else { &c[at - step..][..h] };
-                // The gradient of this hidden state is used up before the product below writes the next.
+                // This hidden state's gradient is read before the product below overwrites it.
                 let later = if last { None } else { Some(&dh[row.clone()]) };
                 let wide_row = s * wide + 4 * h * r;
                 let states = Row {
@@ -155,7 +155,7 @@ impl Kernel for LstmGrad {
     }
 }
 
-/// What the gradient of one step looks at, for one element of the batch.
+/// The operands of one step's gradient, for one element of the batch.
 struct Row<'a, T> {
     gates: [&'a [T]; 4],
     /// Cell state before the step.
@@ -190,5 +190,5 @@ impl<T: Float> Row<'_, T> {
 }
 
 fn wrong_count() -> KernelError {
-    KernelError::BadValue("the kernel was given another number of results".into())
+    KernelError::BadValue("the kernel has another number of results".into())
 }

@@ -1,10 +1,11 @@
 //! Kernels: one file per op kind, each a function from borrowed inputs to borrowed outputs, one thread.
 //!
-//! A kernel trusts that shapes and types are those that the op's inference accepted and gave (the graph is
-//! verified before it runs, and [`run`] checks the element types); what depends on values, such as an index
-//! that is out of range, is reported.
+//! A kernel trusts that shapes and types are those that the op's inference accepted and gave: the graph is verified before
+//! it runs, and [`run`] checks the element types. Errors that depend on values, such as an index out of range, are
+//! reported.
 
 mod along;
+mod attention;
 mod bits;
 mod broadcast;
 mod contract;
@@ -33,10 +34,10 @@ mod unfold;
 mod vector;
 mod window;
 
-use self::vector::vectorised;
-use crate::tensor::{Element, Elements, ElementsMut, Float, Value, View, ViewMut};
+use crate::tensor::{Element, Elements, ElementsMut, Float, HostTensor, View, ViewMut};
 use half::{bf16, slice::HalfFloatSliceExt};
 use shardwright_graph::{DType, Op, ops};
+use shardwright_simd::vectorised;
 
 /// Why a kernel could not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,15 +47,15 @@ pub enum KernelError {
     BadValue(String),
 }
 
-/// What kernels return.
+/// The result of a kernel.
 pub(crate) type Result<T = (), E = KernelError> = std::result::Result<T, E>;
 
-/// What kernels need besides their operands: the step number, and memory to work in.
+/// The step number and the scratch memory of kernels.
 #[derive(Default)]
 pub struct Context {
-    /// Which training step this is, from zero: dropout and bias corrections depend on it.
+    /// The training step, from zero: dropout and bias corrections depend on it.
     pub step: u64,
-    /// Buffers that kernels reuse from call to call.
+    /// Buffers that later calls reuse.
     pub scratch: Scratch,
 }
 
@@ -65,6 +66,16 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// Bytes that it holds.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len() * size_of::<u64>()
+    }
+
+    /// Frees its memory.
+    pub fn clear(&mut self) {
+        self.bytes = Vec::new();
+    }
+
     /// A buffer of `count` elements of unspecified content.
     pub fn take<T: bytemuck::Pod>(&mut self, count: usize) -> &mut [T] {
         let words = (count * size_of::<T>()).div_ceil(8);
@@ -75,11 +86,9 @@ impl Scratch {
     }
 }
 
-/// The kernel of an op kind. `T` is the float type that the call computes in; other element types are
-/// taken from the views.
+/// The kernel of an op kind. `T` is the float type that the call computes in; views have the other element types.
 pub(crate) trait Kernel {
-    /// Whether the kernel takes 16-bit floats as they are, as those that only move elements do. Others are
-    /// given `f32` instead.
+    /// Whether the kernel accepts 16-bit floats, as kernels do that only move elements. Others get `f32` instead.
     const TAKES_NARROW: bool = false;
 
     /// Reads `inputs`, writes every element of `outputs`.
@@ -91,7 +100,7 @@ pub(crate) trait Kernel {
     ) -> Result;
 }
 
-/// One line per op kind: all have their kernel by the [`Kernel`] trait.
+/// Generates the calls of all kernels. A kind without an implementation of [`Kernel`] does not compile.
 macro_rules! kernels {
     ($($kind:ident),* $(,)?) => {
         fn dispatch<T: Float>(
@@ -109,65 +118,7 @@ macro_rules! kernels {
     };
 }
 
-kernels! {
-    Adam,
-    AvgPool,
-    AvgPoolGrad,
-    Binary,
-    Bitcast,
-    Broadcast,
-    Cast,
-    Compare,
-    Concat,
-    Contract,
-    Conv,
-    ConvGradInput,
-    ConvGradWeight,
-    CrossEntropy,
-    CrossEntropyGrad,
-    Cumsum,
-    Dropout,
-    DynamicSlice,
-    DynamicUpdate,
-    Fill,
-    Gather,
-    Iota,
-    Literal,
-    LogSoftmax,
-    LogSoftmaxGrad,
-    Lstm,
-    LstmGrad,
-    MaxPool,
-    MaxPoolGrad,
-    Momentum,
-    Normalize,
-    NormGradInput,
-    NormGradParams,
-    NormGradStats,
-    OneHot,
-    Opaque,
-    Pad,
-    PutAlong,
-    Reduce,
-    Reshape,
-    Reverse,
-    ScatterAdd,
-    Select,
-    Sgd,
-    Slice,
-    Softmax,
-    SoftmaxGrad,
-    Sort,
-    SumExp,
-    TakeAlong,
-    TopK,
-    TopKMask,
-    Transpose,
-    TransposeGrad,
-    Unary,
-    UnaryGrad,
-    Variance,
-}
+shardwright_graph::for_each_op_kind!(kernels);
 
 /// Runs one op: reads `inputs`, writes every element of `outputs`.
 pub fn run(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], context: &mut Context) -> Result {
@@ -253,12 +204,12 @@ fn mismatch<E: Element>(found: DType) -> KernelError {
 }
 
 /// Runs one op on owned values; makes its outputs.
-pub fn evaluate(op: &Op, inputs: &[&Value], context: &mut Context) -> Result<Vec<Value>> {
+pub fn evaluate(op: &Op, inputs: &[&HostTensor], context: &mut Context) -> Result<Vec<HostTensor>> {
     let types: Vec<_> = inputs.iter().map(|v| v.ty()).collect();
     let output_types = op.operator().infer(&types).map_err(|e| KernelError::BadValue(e.to_string()))?;
-    let mut outputs: Vec<Value> = output_types.iter().map(Value::zeros).collect();
+    let mut outputs: Vec<HostTensor> = output_types.iter().map(HostTensor::zeros).collect();
     let views: Vec<_> = inputs.iter().map(|v| v.view()).collect();
-    let mut views_mut: Vec<_> = outputs.iter_mut().map(Value::view_mut).collect();
+    let mut views_mut: Vec<_> = outputs.iter_mut().map(HostTensor::view_mut).collect();
     run(op, &views, &mut views_mut, context)?;
     Ok(outputs)
 }

@@ -1,8 +1,8 @@
 //! Moves a box of elements from one tensor to another: the one loop behind transpose, slice, pad and concat.
 //!
-//! A movement is a nest of loops with a stride in the source and one in the target. Loops that lie behind
-//! each other in both are joined; what is left is copied row by row where both sides are contiguous, by
-//! square tiles where one side is contiguous along one loop and the other along another (a transposition),
+//! A movement is a nest of loops with a stride in the source and one in the target. Loops that are contiguous in
+//! both are merged. The rest is copied row by row where both sides are contiguous, by
+//! square tiles where each side is contiguous along another loop (a transposition),
 //! and element by element otherwise.
 
 use super::{
@@ -33,7 +33,7 @@ pub(crate) use with_same_type;
 const FROM: usize = 0;
 const TO: usize = 1;
 
-/// Which elements go where.
+/// The loops that copy a box of elements.
 #[derive(Debug)]
 pub(crate) struct Movement {
     loops: Loops<2>,
@@ -51,7 +51,7 @@ impl Movement {
             .filter(|(_, size)| **size != 1)
             .map(|(d, &size)| Loop { size: size as usize, strides: strides(d) })
             .collect();
-        // In the order of the target, so that it is written from front to back.
+        // In the order of the target, so it is written from front to back.
         loops.sort_by_key(|l| Reverse(l.strides[TO]));
         loops.dedup_by(|minor, major| {
             let joined = (0..2).all(|i| major.strides[i] == minor.strides[i] * minor.size);

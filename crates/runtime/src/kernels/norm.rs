@@ -2,24 +2,24 @@
 
 use super::{
     Context, Kernel, KernelError, Result,
-    norm_rows::{Layout, Operands, Point, map, sum_to_params, sum_to_stats, with_moving},
+    norm_rows::{NormLoops, Operands, Point, map, sum_to_params, sum_to_stats, with_moving},
     read, write,
 };
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{NormGradInput, NormGradParams, NormGradStats, Normalize, Variance};
 use smallvec::SmallVec;
 
-/// Buffers that hold `1 / sqrt(var + eps)` and stand in for operands that the attributes leave out.
-struct Stand<'a, T> {
+/// `1 / sqrt(var + eps)`, and substitutes for operands that the attributes leave out.
+struct Substitutes<'a, T> {
     rstd: &'a [T],
     zero_stats: &'a [T],
     zeros: &'a [T],
     ones: &'a [T],
-    /// A result that is not wanted.
+    /// Memory for a result that the op does not have.
     unwanted: &'a mut [T],
 }
 
-impl<'a, T: Float> Stand<'a, T> {
+impl<'a, T: Float> Substitutes<'a, T> {
     fn new(context: &'a mut Context, norm: &Normalize, shape: &[u64], var: &[T]) -> Self {
         let stats = var.len();
         let params: usize = norm.params.iter().map(|&d| shape[d] as usize).product();
@@ -38,14 +38,14 @@ impl<'a, T: Float> Stand<'a, T> {
         Self { rstd, zero_stats, zeros, ones, unwanted }
     }
 
-    /// The operands of a norm's loops: what is given, and what stands in for the rest.
-    fn operands(&self, dy: &'a [T], x: &'a [T], given: &Given<'a, T>) -> Operands<'a, T> {
+    /// The operands of a norm's loops: the op's inputs, and substitutes for the rest.
+    fn operands(&self, dy: &'a [T], x: &'a [T], norm_inputs: &NormInputs<'a, T>) -> Operands<'a, T> {
         Operands {
             dy,
             x,
-            mean: given.mean.unwrap_or(self.zero_stats),
+            mean: norm_inputs.mean.unwrap_or(self.zero_stats),
             rstd: self.rstd,
-            gamma: given.gamma.unwrap_or(self.ones),
+            gamma: norm_inputs.gamma.unwrap_or(self.ones),
             beta: self.zeros,
             s1: self.rstd,
             s2: self.rstd,
@@ -60,7 +60,7 @@ impl Kernel for Variance {
         outputs: &mut [ViewMut<'_>],
         context: &mut Context,
     ) -> Result {
-        let layout = Layout::new(inputs[0].shape, &self.axes, &[]);
+        let loops = NormLoops::new(inputs[0].shape, &self.axes, &[]);
         let x = read::<T>(&inputs[0])?;
         let y = write::<T>(&mut outputs[0])?;
         let (zeros, unwanted) = context.scratch.take::<T>(2 * y.len()).split_at_mut(y.len());
@@ -72,24 +72,24 @@ impl Kernel for Variance {
             let difference = p.x - p.mean;
             [difference * difference, T::ZERO]
         };
-        with_moving!(layout, sum_to_stats::<_, _>(&layout, operands, [y, unwanted], f));
+        with_moving!(loops, sum_to_stats::<_, _>(&loops, operands, [y, unwanted], f));
         let scale = T::from_f64(self.scale.0);
         y.iter_mut().for_each(|y| *y *= scale);
         Ok(())
     }
 }
 
-/// The operands that all ops have, as given.
-struct Given<'a, T> {
+/// The inputs that all norm ops share.
+struct NormInputs<'a, T> {
     mean: Option<&'a [T]>,
     var: &'a [T],
     gamma: Option<&'a [T]>,
-    /// How many inputs they take up, `x` included.
+    /// Number of these inputs, `x` included.
     count: usize,
 }
 
-impl<'a, T: Float> Given<'a, T> {
-    /// Reads what follows `x`, which is `inputs[0]`.
+impl<'a, T: Float> NormInputs<'a, T> {
+    /// Reads the inputs that follow `x`, which is `inputs[0]`.
     fn read(norm: &Normalize, inputs: &[View<'a>], gamma: bool) -> Result<Self> {
         let mean = if norm.centered { Some(read::<T>(&inputs[1])?) } else { None };
         let at = 1 + usize::from(norm.centered);
@@ -107,17 +107,17 @@ impl Kernel for Normalize {
         context: &mut Context,
     ) -> Result {
         let shape = inputs[0].shape;
-        let layout = Layout::new(shape, &self.axes, &self.params);
-        let given = Given::<T>::read(self, inputs, true)?;
-        let stand = Stand::new(context, self, shape, given.var);
+        let loops = NormLoops::new(shape, &self.axes, &self.params);
+        let norm_inputs = NormInputs::<T>::read(self, inputs, true)?;
+        let substitutes = Substitutes::new(context, self, shape, norm_inputs.var);
         let x = read::<T>(&inputs[0])?;
-        let mut operands = stand.operands(x, x, &given);
+        let mut operands = substitutes.operands(x, x, &norm_inputs);
         if self.shifted {
-            operands.beta = read::<T>(&inputs[given.count])?;
+            operands.beta = read::<T>(&inputs[norm_inputs.count])?;
         }
         let y = write::<T>(&mut outputs[0])?;
         let f = |p: Point<T>| (p.x - p.mean) * p.rstd * p.gamma + p.beta;
-        with_moving!(layout, map::<_, _>(&layout, operands, y, f));
+        with_moving!(loops, map::<_, _>(&loops, operands, y, f));
         Ok(())
     }
 }
@@ -131,13 +131,13 @@ impl Kernel for NormGradStats {
     ) -> Result {
         let norm = &self.norm;
         let shape = inputs[0].shape;
-        let layout = Layout::new(shape, &norm.axes, &norm.params);
-        let given = Given::<T>::read(norm, &inputs[1..], true)?;
-        let stand = Stand::new(context, norm, shape, given.var);
-        let operands = stand.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &given);
+        let loops = NormLoops::new(shape, &norm.axes, &norm.params);
+        let norm_inputs = NormInputs::<T>::read(norm, &inputs[1..], true)?;
+        let substitutes = Substitutes::new(context, norm, shape, norm_inputs.var);
+        let operands = substitutes.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &norm_inputs);
         let results = match outputs {
             [s1, s2] => [write::<T>(s1)?, write::<T>(s2)?],
-            [s2] => [&mut stand.unwanted[..given.var.len()], write::<T>(s2)?],
+            [s2] => [&mut substitutes.unwanted[..norm_inputs.var.len()], write::<T>(s2)?],
             _ => return Err(KernelError::BadValue("a norm has one or two sums".into())),
         };
         let f = |p: Point<T>| {
@@ -145,7 +145,7 @@ impl Kernel for NormGradStats {
             [g, g * ((p.x - p.mean) * p.rstd)]
         };
         let [s1, s2] = results;
-        with_moving!(layout, sum_to_stats::<_, _>(&layout, operands, [&mut *s1, &mut *s2], f));
+        with_moving!(loops, sum_to_stats::<_, _>(&loops, operands, [&mut *s1, &mut *s2], f));
         let scale = T::from_f64(1.0 / norm.count as f64);
         s1.iter_mut().chain(s2).for_each(|s| *s *= scale);
         Ok(())
@@ -161,18 +161,20 @@ impl Kernel for NormGradParams {
     ) -> Result {
         let norm = &self.norm;
         let shape = inputs[0].shape;
-        let layout = Layout::new(shape, &norm.axes, &norm.params);
-        let given = Given::<T>::read(norm, &inputs[1..], false)?;
-        let stand = Stand::new(context, norm, shape, given.var);
-        let operands = stand.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &given);
+        let loops = NormLoops::new(shape, &norm.axes, &norm.params);
+        let norm_inputs = NormInputs::<T>::read(norm, &inputs[1..], false)?;
+        let substitutes = Substitutes::new(context, norm, shape, norm_inputs.var);
+        let operands = substitutes.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &norm_inputs);
         let results = match outputs {
             [dgamma, dbeta] => [write::<T>(dgamma)?, write::<T>(dbeta)?],
-            [dgamma] if norm.scaled => [write::<T>(dgamma)?, &mut stand.unwanted[..stand.ones.len()]],
-            [dbeta] => [&mut stand.unwanted[..stand.ones.len()], write::<T>(dbeta)?],
+            [dgamma] if norm.scaled => {
+                [write::<T>(dgamma)?, &mut substitutes.unwanted[..substitutes.ones.len()]]
+            }
+            [dbeta] => [&mut substitutes.unwanted[..substitutes.ones.len()], write::<T>(dbeta)?],
             _ => return Err(KernelError::BadValue("a norm has at most two parameters".into())),
         };
         let f = |p: Point<T>| [p.dy * ((p.x - p.mean) * p.rstd), p.dy];
-        with_moving!(layout, sum_to_params::<_, _>(&layout, operands, results, f));
+        with_moving!(loops, sum_to_params::<_, _>(&loops, operands, results, f));
         Ok(())
     }
 }
@@ -186,20 +188,20 @@ impl Kernel for NormGradInput {
     ) -> Result {
         let norm = &self.norm;
         let shape = inputs[0].shape;
-        let layout = Layout::new(shape, &norm.axes, &norm.params);
-        let given = Given::<T>::read(norm, &inputs[1..], true)?;
+        let loops = NormLoops::new(shape, &norm.axes, &norm.params);
+        let norm_inputs = NormInputs::<T>::read(norm, &inputs[1..], true)?;
         let sums: SmallVec<[&[T]; 2]> =
-            inputs[1 + given.count..].iter().map(read::<T>).collect::<Result<_, _>>()?;
-        let stand = Stand::new(context, norm, shape, given.var);
-        let mut operands = stand.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &given);
+            inputs[1 + norm_inputs.count..].iter().map(read::<T>).collect::<Result<_, _>>()?;
+        let substitutes = Substitutes::new(context, norm, shape, norm_inputs.var);
+        let mut operands = substitutes.operands(read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, &norm_inputs);
         (operands.s1, operands.s2) = match *sums {
             [s1, s2] => (s1, s2),
-            [s2] => (stand.zero_stats, s2),
+            [s2] => (substitutes.zero_stats, s2),
             _ => return Err(KernelError::BadValue("a norm has one or two sums".into())),
         };
         let dx = write::<T>(&mut outputs[0])?;
         let f = |p: Point<T>| p.rstd * (p.dy * p.gamma - p.s1 - (p.x - p.mean) * p.rstd * p.s2);
-        with_moving!(layout, map::<_, _>(&layout, operands, dx, f));
+        with_moving!(loops, map::<_, _>(&loops, operands, dx, f));
         Ok(())
     }
 }

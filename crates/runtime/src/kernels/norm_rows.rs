@@ -1,34 +1,35 @@
 //! The loops of the norms' kernels, forward and backward.
 //!
-//! A dimension is either summed over or kept by the statistics, and either has its own gamma and beta or
-//! not. Neighbouring dimensions of one class are joined, so that the innermost loop is a long contiguous
-//! row along which statistics and parameters each stand still or move in step: layer norm (statistics
-//! still, parameters moving), batch norm of images (both still) and of vectors (both moving) share one code.
+//! A dimension belongs to one of four classes: the statistics sum over it or keep it, and gamma and beta have it or
+//! not. Neighbouring dimensions of one class are merged, so the innermost loop is a long contiguous
+//! row. Along it statistics and parameters are each constant or move with `x`. Layer norm (constant statistics,
+//! moving parameters), batch norm of images (both constant) and of vectors (both moving) share this code.
 
-use super::vector::{STRIP, sum, vectorised_fn};
+use super::vector::{STRIP, sum};
 use crate::tensor::Float;
+use shardwright_simd::vectorised_fn;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// How far `x`, statistics and parameters move per step of a joined dimension.
+/// A merged dimension with the strides of `x`, statistics and parameters.
 #[derive(Clone, Copy)]
-struct Joined {
+struct MergedDim {
     size: usize,
     strides: [usize; 3],
 }
 
-/// Where a row begins in `x`, statistics and parameters.
-type Place = [usize; 3];
+/// Offsets of a row in `x`, statistics and parameters.
+type RowStart = [usize; 3];
 
-/// The loops of a norm: `outer` ones, and a row along which statistics and parameters move or not.
-pub(crate) struct Layout {
-    outer: SmallVec<[Joined; 4]>,
+/// The loops of a norm: outer dimensions, and a row along which statistics and parameters move or not.
+pub(crate) struct NormLoops {
+    outer: SmallVec<[MergedDim; 4]>,
     row: usize,
     /// Whether statistics, and whether parameters, move along the row.
     pub moving: [bool; 2],
 }
 
-impl Layout {
+impl NormLoops {
     pub fn new(shape: &[u64], axes: &[usize], params: &[usize]) -> Self {
         // Major first: size, and whether it is kept by statistics and by parameters.
         let mut runs: SmallVec<[(usize, [bool; 2]); 4]> = SmallVec::new();
@@ -41,7 +42,7 @@ impl Layout {
         }
         let (row, moving) = runs.pop().unwrap_or((1, [false; 2]));
         let mut next = [row, if moving[0] { row } else { 1 }, if moving[1] { row } else { 1 }];
-        let mut outer: SmallVec<[Joined; 4]> = SmallVec::new();
+        let mut outer: SmallVec<[MergedDim; 4]> = SmallVec::new();
         for (size, class) in runs.into_iter().rev() {
             let mut strides = [0; 3];
             for (i, present) in [true, class[0], class[1]].into_iter().enumerate() {
@@ -50,35 +51,35 @@ impl Layout {
                     next[i] *= size;
                 }
             }
-            outer.push(Joined { size, strides });
+            outer.push(MergedDim { size, strides });
         }
         outer.reverse();
         Self { outer, row, moving }
     }
 
-    /// Where every row begins, in order.
+    /// The offsets of all rows, in order.
     #[inline(always)]
     fn rows(&self) -> Rows<'_> {
         Rows { outer: &self.outer, index: SmallVec::from_elem(0, self.outer.len()), next: Some([0; 3]) }
     }
 }
 
-/// Walks through the rows of a [`Layout`].
+/// Iterates over the rows of [`NormLoops`].
 struct Rows<'a> {
-    outer: &'a [Joined],
+    outer: &'a [MergedDim],
     index: SmallVec<[usize; 4]>,
-    next: Option<Place>,
+    next: Option<RowStart>,
 }
 
 impl Iterator for Rows<'_> {
-    type Item = Place;
+    type Item = RowStart;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Place> {
-        let place = self.next?;
-        let mut after = place;
+    fn next(&mut self) -> Option<RowStart> {
+        let start = self.next?;
+        let mut after = start;
         self.next = None;
-        for (index, Joined { size, strides }) in self.index.iter_mut().zip(self.outer).rev() {
+        for (index, MergedDim { size, strides }) in self.index.iter_mut().zip(self.outer).rev() {
             *index += 1;
             let back = if *index == *size { *size } else { 0 };
             for i in 0..3 {
@@ -90,17 +91,17 @@ impl Iterator for Rows<'_> {
             }
             *index = 0;
         }
-        Some(place)
+        Some(start)
     }
 }
 
-/// The part of a tensor that a row reads: as long as the row if it moves along it, else one element.
+/// The part of a tensor that a row reads: as long as the row if the tensor moves along it, else one element.
 #[inline(always)]
 fn part<const MOVING: bool, T>(tensor: &[T], at: usize, row: usize) -> &[T] {
     if MOVING { &tensor[at..at + row] } else { &tensor[at..at + 1] }
 }
 
-/// As [`part`], to be written.
+/// As [`part`], for writing.
 #[inline(always)]
 fn part_mut<const MOVING: bool, T>(tensor: &mut [T], at: usize, row: usize) -> &mut [T] {
     if MOVING { &mut tensor[at..at + row] } else { &mut tensor[at..at + 1] }
@@ -111,7 +112,7 @@ fn pick<const MOVING: bool, T: Copy>(part: &[T], j: usize) -> T {
     if MOVING { part[j] } else { part[0] }
 }
 
-/// What the norms read: whole tensors, with zeros or ones where an operand is left out.
+/// The operands of the norms: whole tensors, with zeros or ones for operands that are left out.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a, T> {
     /// The incoming gradient, or `x` again in the forward ops.
@@ -142,7 +143,7 @@ pub(crate) struct Point<T> {
 impl<'a, T: Float> Operands<'a, T> {
     /// Cuts out a row.
     #[inline(always)]
-    fn row<const S: bool, const P: bool>(&self, [x, s, p]: Place, row: usize) -> Operands<'a, T> {
+    fn row<const S: bool, const P: bool>(&self, [x, s, p]: RowStart, row: usize) -> Operands<'a, T> {
         Operands {
             dy: &self.dy[x..x + row],
             x: &self.x[x..x + row],
@@ -187,10 +188,10 @@ impl<'a, T: Float> Operands<'a, T> {
     }
 }
 
-/// Calls a function with the layout's constants: whether statistics and parameters move along rows.
+/// Calls a function with the loops' constants: whether statistics and parameters move along rows.
 macro_rules! with_moving {
-    ($layout:expr, $function:ident::<_, _>($($argument:expr),*)) => {
-        match $layout.moving {
+    ($loops:expr, $function:ident::<_, _>($($argument:expr),*)) => {
+        match $loops.moving {
             [false, false] => $function::<false, false, _, _>($($argument),*),
             [false, true] => $function::<false, true, _, _>($($argument),*),
             [true, false] => $function::<true, false, _, _>($($argument),*),
@@ -203,12 +204,12 @@ pub(crate) use with_moving;
 vectorised_fn! {
     /// `y = f(operands)` for every element.
     pub(crate) fn map[const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> T][S, P, T, F](
-        layout: &Layout, operands: Operands<'_, T>, y: &mut [T], f: F,
+        loops: &NormLoops, operands: Operands<'_, T>, y: &mut [T], f: F,
     ) {
-        let row = layout.row;
-        for place in layout.rows() {
-            let operands = operands.row::<S, P>(place, row);
-            let y = &mut y[place[0]..place[0] + row];
+        let row = loops.row;
+        for start in loops.rows() {
+            let operands = operands.row::<S, P>(start, row);
+            let y = &mut y[start[0]..start[0] + row];
             for (j, y) in y.iter_mut().enumerate() {
                 *y = f(operands.at::<S, P>(j));
             }
@@ -219,25 +220,25 @@ vectorised_fn! {
 vectorised_fn! {
     /// `stats[k] += f(operands)[k]` over everything that shares a statistic.
     pub(crate) fn sum_to_stats[const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> [T; 2]][S, P, T, F](
-        layout: &Layout, operands: Operands<'_, T>, stats: [&mut [T]; 2], f: F,
+        loops: &NormLoops, operands: Operands<'_, T>, stats: [&mut [T]; 2], f: F,
     ) {
-        sum_rows::<S, P, S, T, F>(layout, operands, stats, 1, f);
+        sum_rows::<S, P, S, T, F>(loops, operands, stats, 1, f);
     }
 }
 
 vectorised_fn! {
     /// `params[k] += f(operands)[k]` over everything that shares a parameter.
     pub(crate) fn sum_to_params[const S: bool, const P: bool, T: Float, F: Fn(Point<T>) -> [T; 2]][S, P, T, F](
-        layout: &Layout, operands: Operands<'_, T>, params: [&mut [T]; 2], f: F,
+        loops: &NormLoops, operands: Operands<'_, T>, params: [&mut [T]; 2], f: F,
     ) {
-        sum_rows::<S, P, P, T, F>(layout, operands, params, 2, f);
+        sum_rows::<S, P, P, T, F>(loops, operands, params, 2, f);
     }
 }
 
-/// Adds `f` to two results that lie at `place[which]` and move along the row if `R`.
+/// Adds `f` to two results at offset `start[which]`, which move along the row if `R`.
 #[inline(always)]
 fn sum_rows<const S: bool, const P: bool, const R: bool, T: Float, F: Fn(Point<T>) -> [T; 2]>(
-    layout: &Layout,
+    loops: &NormLoops,
     operands: Operands<'_, T>,
     [a, b]: [&mut [T]; 2],
     which: usize,
@@ -245,25 +246,25 @@ fn sum_rows<const S: bool, const P: bool, const R: bool, T: Float, F: Fn(Point<T
 ) {
     a.fill(T::ZERO);
     b.fill(T::ZERO);
-    let row = layout.row;
-    for place in layout.rows() {
-        let operands = operands.row::<S, P>(place, row);
-        let a = part_mut::<R, T>(a, place[which], row);
-        let b = part_mut::<R, T>(b, place[which], row);
+    let row = loops.row;
+    for start in loops.rows() {
+        let operands = operands.row::<S, P>(start, row);
+        let a = part_mut::<R, T>(a, start[which], row);
+        let b = part_mut::<R, T>(b, start[which], row);
         if R {
             add_terms::<S, P, T, F>(operands, a, b, &f);
             continue;
         }
-        // Partial sums side by side, so that the same simple loop makes them.
+        // Partial sums side by side, so the same simple loop computes them.
         let mut strips = [[T::ZERO; STRIP]; 2];
-        let [first, second] = &mut strips;
-        for start in (0..row).step_by(STRIP) {
-            let operands = operands.strip::<S, P>(start..row.min(start + STRIP));
+        let [strip_a, strip_b] = &mut strips;
+        for first in (0..row).step_by(STRIP) {
+            let operands = operands.strip::<S, P>(first..row.min(first + STRIP));
             let length = operands.x.len();
-            add_terms::<S, P, T, F>(operands, &mut first[..length], &mut second[..length], &f);
+            add_terms::<S, P, T, F>(operands, &mut strip_a[..length], &mut strip_b[..length], &f);
         }
-        a[0] += sum(first);
-        b[0] += sum(second);
+        a[0] += sum(strip_a);
+        b[0] += sum(strip_b);
     }
 }
 

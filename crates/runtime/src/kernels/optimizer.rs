@@ -1,11 +1,12 @@
 //! Kernels of the weight updates.
 
-use super::{Context, Kernel, KernelError, Result, read, vector::vectorised, write};
+use super::{Context, Kernel, KernelError, Result, read, write};
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{Adam, Momentum, Sgd};
+use shardwright_simd::vectorised;
 
 fn missing() -> KernelError {
-    KernelError::BadValue("an update was given too few places to write to".into())
+    KernelError::BadValue("an update has too few outputs".into())
 }
 
 impl Kernel for Sgd {
@@ -50,9 +51,10 @@ impl Kernel for Adam {
         let [new_w, new_m, new_v] = outputs else { return Err(missing()) };
         let (new_w, new_m, new_v) = (write::<T>(new_w)?, write::<T>(new_m)?, write::<T>(new_v)?);
         let [beta1, beta2] = [self.beta1.0, self.beta2.0];
-        // In f64, and folded into two factors: what is left per element is cheap and well conditioned.
+        // The bias corrections in f64, folded into two factors: the work per element is cheap and well conditioned.
         let t = (context.step as f64) + 1.0;
         let rate = T::from_f64(self.lr.0 / (1.0 - beta1.powf(t)));
+        let kept = T::from_f64(1.0 - self.lr.0 * self.weight_decay.0);
         let correction = T::from_f64(1.0 / (1.0 - beta2.powf(t)));
         let [a1, b1, a2, b2, eps] = [beta1, 1.0 - beta1, beta2, 1.0 - beta2, self.eps.0].map(T::from_f64);
         let new = new_w.iter_mut().zip(new_m).zip(new_v);
@@ -60,7 +62,7 @@ impl Kernel for Adam {
             for ((((((new_w, new_m), new_v), &w), &g), &m), &v) in new.zip(w).zip(g).zip(m).zip(v) {
                 *new_m = a1 * m + b1 * g;
                 *new_v = a2 * v + b2 * (g * g);
-                *new_w = w - rate * *new_m / ((*new_v * correction).sqrt() + eps);
+                *new_w = kept * w - rate * *new_m / ((*new_v * correction).sqrt() + eps);
             }
         });
         Ok(())

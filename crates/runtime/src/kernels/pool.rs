@@ -1,8 +1,9 @@
-//! Kernels of pooling and its derivatives: rows of outputs at a time, so that the inner loops run along rows.
+//! Kernels of pooling and its derivatives. They process a row of outputs at a time, so the inner loops run along rows.
 
-use super::{Context, Kernel, KernelError, Result, read, vector::vectorised_fn, window::Windows, write};
+use super::{Context, Kernel, KernelError, Result, read, window::Windows, write};
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, PoolGeometry};
+use shardwright_simd::vectorised_fn;
 
 fn windows(geometry: &PoolGeometry, x: &[u64], y: &[u64]) -> Result<Windows> {
     let slides = geometry.slides().map_err(|e| KernelError::BadValue(e.to_string()))?;
@@ -25,7 +26,7 @@ vectorised_fn! {
         let planes = y.chunks_exact_mut(windows.outputs()).zip(index.chunks_exact_mut(windows.outputs()));
         for (x, (y, index)) in x.chunks_exact(windows.inputs()).zip(planes) {
             y.fill(T::NEG_INFINITY);
-            // A window of nothing but padding or minus infinity keeps its first position inside, if any.
+            // A window of padding or minus infinity only keeps its first position inside, if any.
             index.fill(-1);
             windows.for_pieces(0..windows.outputs(), |piece| {
                 let part = piece.at + piece.skip..piece.at + piece.skip + piece.met;
@@ -49,7 +50,7 @@ impl Kernel for MaxPoolGrad {
         let (dy, index) = (read::<T>(&inputs[0])?, read::<i32>(&inputs[1])?);
         let dx = write::<T>(&mut outputs[0])?;
         dx.fill(T::ZERO);
-        // Where in its window each position lies.
+        // The coordinates of each position in its window.
         let digits: Vec<[usize; 3]> = (0..windows.positions())
             .map(|i| [i / width.kernel / height.kernel, i / width.kernel % height.kernel, i % width.kernel])
             .collect();

@@ -1,26 +1,24 @@
 //! Kernel of reductions over any set of dimensions.
 //!
-//! Neighbouring dimensions that are all kept or all reduced are joined first, so that the common cases (last
+//! Neighbouring dimensions that are all kept or all reduced are merged first, so the common cases (last
 //! dimensions, first dimensions) run over long contiguous rows.
 
-use super::{Context, Kernel, Result, read, vector::vectorised, write};
+use super::{Context, Kernel, Result, read, write};
 use crate::tensor::{Element, Float, View, ViewMut};
-use shardwright_graph::{
-    DType,
-    ops::{Reduce, ReduceFn},
-};
+use shardwright_graph::{DType, Reduction, ops::Reduce};
+use shardwright_simd::vectorised;
 use smallvec::SmallVec;
 
 impl Kernel for Reduce {
     fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
         let (x, y) = (&inputs[0], &mut outputs[0]);
         match (self.f, x.data.dtype()) {
-            (ReduceFn::Sum, DType::I32) => reduce(x, y, &self.axes, 0, i32::wrapping_add),
-            (ReduceFn::Sum, DType::I64) => reduce(x, y, &self.axes, 0, i64::wrapping_add),
-            (ReduceFn::Max, DType::I32) => reduce(x, y, &self.axes, i32::MIN, i32::max),
-            (ReduceFn::Max, DType::I64) => reduce(x, y, &self.axes, i64::MIN, i64::max),
-            (ReduceFn::Max, _) => reduce(x, y, &self.axes, T::NEG_INFINITY, |a: T, b: T| a.max(b)),
-            (ReduceFn::Sum, _) => {
+            (Reduction::Sum, DType::I32) => reduce(x, y, &self.axes, 0, i32::wrapping_add),
+            (Reduction::Sum, DType::I64) => reduce(x, y, &self.axes, 0, i64::wrapping_add),
+            (Reduction::Max, DType::I32) => reduce(x, y, &self.axes, i32::MIN, i32::max),
+            (Reduction::Max, DType::I64) => reduce(x, y, &self.axes, i64::MIN, i64::max),
+            (Reduction::Max, _) => reduce(x, y, &self.axes, T::NEG_INFINITY, |a: T, b: T| a.max(b)),
+            (Reduction::Sum, _) => {
                 reduce(x, y, &self.axes, T::ZERO, |a: T, b: T| a + b)?;
                 let scale = T::from_f64(self.scale.0);
                 if scale != T::ONE {
@@ -32,7 +30,7 @@ impl Kernel for Reduce {
     }
 }
 
-/// A run of neighbouring dimensions that are treated alike.
+/// A run of neighbouring dimensions that are all kept or all reduced.
 #[derive(Clone, Copy)]
 struct Run {
     size: usize,

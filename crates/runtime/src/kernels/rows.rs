@@ -1,4 +1,4 @@
-//! Kernels that go along one dimension: running sums and the mask of the largest elements.
+//! Kernels along one dimension: running sums, and the mask of the largest elements.
 
 use super::{Context, Kernel, Result, loops::count, read, write};
 use crate::tensor::{Element, Float, View, ViewMut};
@@ -42,7 +42,7 @@ fn running_sum<E: Element>(
                 continue;
             }
             let before = place(step - 1);
-            // The row before holds the sum so far; what is added is this row, or the one before it.
+            // The row before holds the sum so far. This row is added to it, or the one before if the sum is exclusive.
             let added = &x[if op.exclusive { before } else { at }..][..inner];
             let (low, high) = y.split_at_mut(at.max(before));
             let (sum, last) = if op.reverse {
@@ -83,7 +83,7 @@ impl Kernel for TopKMask {
     }
 }
 
-/// Larger numbers first; what is not a number comes last.
+/// Larger numbers first, NaN last.
 fn descending<T: Float>(a: T, b: T) -> Ordering {
     let is_nan = |x: T| x.partial_cmp(&x).is_none();
     b.partial_cmp(&a).unwrap_or_else(|| is_nan(a).cmp(&is_nan(b)))

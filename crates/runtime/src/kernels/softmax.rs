@@ -1,17 +1,18 @@
 //! Kernels of softmax, log-softmax and their derivatives.
 //!
-//! Along the last dimension they work row by row; along another one, on all rows of the inner dimensions at
-//! once, so that both run over contiguous memory.
+//! Along the last dimension they process one row at a time, along another one all rows of the inner dimensions at
+//! once. Both ways run over contiguous memory.
 
 use super::{
     Context, Kernel, Result, read,
-    vector::{dot, exp_less, largest, sum, sum_exp, vectorised_fn},
+    vector::{dot, exp_less, largest, sum, sum_exp},
     write,
 };
 use crate::tensor::{Float, View, ViewMut};
 use shardwright_graph::ops::{LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad};
+use shardwright_simd::vectorised_fn;
 
-/// The tensor seen as `[blocks, size, inner]` around the softmax's own dimension.
+/// The tensor as `[blocks, size, inner]`, where `size` is the softmax's dimension.
 #[derive(Clone, Copy)]
 struct Layout {
     size: usize,
@@ -29,7 +30,7 @@ impl Layout {
     }
 }
 
-/// Runs `rows` where the softmax's dimension is the last, else `columns`, which need room for two rows of the inner ones.
+/// Runs `rows` where the softmax's dimension is the last. Otherwise runs `columns`, which needs scratch memory for two inner rows.
 fn forward<T: Float>(
     axis: usize,
     inputs: &[View<'_>],
@@ -59,8 +60,8 @@ impl Kernel for Softmax {
     }
 }
 
-/// A row that is masked everywhere has minus infinity as its maximum. Its softmax is zero, not undefined: what
-/// attends to nothing gets nothing, as frameworks see to by a guard around their softmax.
+/// A row that is masked everywhere has the maximum minus infinity. Its softmax is zero, not NaN: a query that
+/// attends to no key gets zero, as frameworks achieve by a guard around their softmax.
 #[inline(always)]
 fn finite<T: Float>(max: T) -> T {
     if max == T::NEG_INFINITY { T::ZERO } else { max }

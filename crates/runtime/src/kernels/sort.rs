@@ -5,7 +5,7 @@ use crate::tensor::{Elements, ElementsMut, Float, View, ViewMut};
 use shardwright_graph::ops::{Sort, TopK};
 use std::cmp::Ordering;
 
-/// An order of all elements: what is not a number comes last.
+/// A total order of elements with NaN last.
 trait Rank: Copy {
     fn rank(self, other: Self) -> Ordering;
 }
@@ -14,7 +14,7 @@ macro_rules! rank {
     ($($t:ty),*) => {
         $(impl Rank for $t {
             fn rank(self, other: Self) -> Ordering {
-                // Only what is not a number differs from itself.
+                // Only NaN differs from itself.
                 #[allow(clippy::eq_op)]
                 self.partial_cmp(&other).unwrap_or_else(|| (self != self).cmp(&(other != other)))
             }
@@ -43,7 +43,7 @@ fn order<E: Rank>(
     }
 }
 
-/// Runs a function on the elements of a view, whatever they are.
+/// Runs a function on the elements of a view of any type.
 macro_rules! with_elements {
     ($view:expr, |$x:ident| $body:expr) => {
         match $view.data {

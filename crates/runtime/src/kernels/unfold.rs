@@ -1,47 +1,22 @@
 //! Unfolding of inputs into the matrix that turns a convolution into a matrix product, and folding back.
 //!
-//! Row `c*positions + k` of the matrix holds what each output position reads through kernel position `k` of
-//! channel `c`. The matrix of a whole image is nine times the image for a 3×3 kernel, so it is made a [`Tile`]
+//! Row `c*positions + k` of the matrix holds the inputs that the output positions read through kernel position `k` of
+//! channel `c`. For a 3×3 kernel the matrix is nine times as large as the image, so it is computed a [`ConvTile`]
 //! at a time.
 
 use super::window::Windows;
 use crate::tensor::Float;
+use shardwright_graph::ops::ConvTile;
 use std::ops::Range;
 
-/// Bytes of a tile: half of a common second-level cache, since the matrix product needs room as well.
-const TILE_BYTES: usize = 512 << 10;
-/// Output positions of a tile, if there are as many and channels do not run out.
-const TILE_POSITIONS: usize = 288;
-
-/// How much of the matrix is made at a time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tile {
-    /// Images side by side: more than one only where they are small and fit whole.
-    pub images: usize,
-    /// Channels.
-    pub channels: usize,
-    /// Output positions of each image.
-    pub positions: usize,
+/// A good tile for this many images and channels and elements of type `T`.
+pub(crate) fn tile<T>(windows: &Windows, images: usize, channels: usize) -> ConvTile {
+    ConvTile::new(size_of::<T>(), [windows.positions(), windows.outputs(), images, channels])
 }
 
-impl Tile {
-    /// A good tile for this many images and channels and elements of type `T`.
-    pub fn new<T>(windows: &Windows, images: usize, channels: usize) -> Self {
-        let (kernel, outputs) = (windows.positions(), windows.outputs());
-        let elements = TILE_BYTES / size_of::<T>();
-        let wanted = TILE_POSITIONS.max(elements / (channels * kernel));
-        let images = (wanted / outputs).clamp(1, images);
-        let wanted = wanted.min(images * outputs);
-        let channels = (elements / (wanted * kernel)).clamp(1, channels);
-        // One channel of a large kernel may already be too much: then fewer positions.
-        let positions = (elements / (channels * kernel)).clamp(1, wanted);
-        Self { images: (positions / outputs).max(1), channels, positions: positions.min(outputs) }
-    }
-
-    /// Elements of the largest tile.
-    pub fn elements(&self, windows: &Windows) -> usize {
-        self.images * self.positions * self.channels * windows.positions()
-    }
+/// Elements of the largest tile.
+pub(crate) fn tile_elements(tile: &ConvTile, windows: &Windows) -> usize {
+    tile.images * tile.positions * tile.channels * windows.positions()
 }
 
 /// Consecutive parts of `0..count`, at most `step` each.
@@ -49,8 +24,8 @@ pub(crate) fn parts(count: usize, step: usize) -> impl Iterator<Item = Range<usi
     (0..count).step_by(step).map(move |start| start..(start + step).min(count))
 }
 
-/// Copies what the output positions `part` read of consecutive channels `x` into `matrix`, whose rows are
-/// `row` long, starting at column `at`.
+/// Copies the inputs that the output positions `part` read of consecutive channels `x` into `matrix`, from column `at` on. Rows
+/// of the matrix have `row` elements.
 pub(crate) fn unfold<T: Float>(
     windows: &Windows,
     x: &[T],
@@ -74,7 +49,7 @@ pub(crate) fn unfold<T: Float>(
     }
 }
 
-/// Adds each element of `matrix` to where [`unfold`] would have read it.
+/// Adds each element of `matrix` to the input element that [`unfold`] reads for it.
 pub(crate) fn fold<T: Float>(
     windows: &Windows,
     (matrix, row, at): (&[T], usize, usize),

@@ -1,4 +1,4 @@
-//! Sliding windows as kernels see them: always three spatial axes (missing ones have size one), in `usize`.
+//! Sliding windows in the kernels' form: always three spatial axes (missing ones have size one), in `usize`.
 
 use shardwright_graph::ops::Slides;
 use std::ops::Range;
@@ -19,16 +19,16 @@ pub(crate) struct Axis {
 }
 
 impl Axis {
-    /// The axis that is not there.
+    /// A missing axis.
     const NONE: Axis = Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, pad: 0 };
 
-    /// Where output `o` and kernel position `k` meet the input, if inside.
+    /// The input position of output `o` and kernel position `k`; none in the padding.
     pub fn meet(&self, o: usize, k: usize) -> Option<usize> {
         let at = self.unclipped(o, k);
         (0..self.input as i64).contains(&at).then_some(at as usize)
     }
 
-    /// Where output `o` and kernel position `k` meet the input or the padding.
+    /// The position of output `o` and kernel position `k` in the input or its padding.
     pub fn unclipped(&self, o: usize, k: usize) -> i64 {
         (o * self.stride + k * self.dilation) as i64 - self.pad
     }
@@ -43,7 +43,7 @@ impl Axis {
         start as usize..end as usize
     }
 
-    /// Whether windows are single positions of the input, one after the other.
+    /// Whether windows are single consecutive positions of the input.
     fn is_identity(&self) -> bool {
         self.kernel == 1 && self.stride == 1 && self.pad == 0 && self.input == self.output
     }
@@ -93,7 +93,7 @@ impl Windows {
         self.product(|a| a.kernel)
     }
 
-    /// Whether outputs are inputs, position by position.
+    /// Whether every output reads exactly the input at its own position.
     pub fn is_identity(&self) -> bool {
         self.axes.iter().all(Axis::is_identity)
     }
@@ -128,15 +128,15 @@ impl Windows {
         }
     }
 
-    /// Visits what a piece meets of the input: how far into the piece, and the element.
+    /// Visits the input elements of a piece, each with its index in the piece.
     #[inline(always)]
     pub fn for_met<T: Copy>(&self, piece: &Piece, x: &[T], mut visit: impl FnMut(usize, T)) {
-        // Where nothing is met, the place may lie outside.
+        // A piece that meets no input may start outside of it.
         let x = x.get(piece.input..).unwrap_or(&[]);
         match self.axes[2].stride {
             1 => x.iter().take(piece.met).enumerate().for_each(|(i, &x)| visit(i, x)),
             2 => {
-                // In pairs, which compilers know how to take apart; the last may lie at the end of the input.
+                // In pairs, which compilers vectorise; the last one may be half a pair at the end of the input.
                 let (pairs, rest) = x.as_chunks::<2>();
                 let pairs = &pairs[..piece.met.min(pairs.len())];
                 pairs.iter().enumerate().for_each(|(i, &[x, _])| visit(i, x));
@@ -171,14 +171,14 @@ impl Windows {
 pub(crate) struct Piece {
     /// Kernel position, last axis fastest.
     pub position: usize,
-    /// Where the run starts among the visited outputs.
+    /// Index of the run's first output among the visited outputs.
     pub at: usize,
     /// Its length.
     pub length: usize,
-    /// How many outputs at its start meet nothing but padding.
+    /// Number of outputs at its start that meet only padding.
     pub skip: usize,
-    /// How many outputs after those meet the input; the rest meets padding.
+    /// Number of outputs after those that meet the input; the rest meets padding.
     pub met: usize,
-    /// Where the first of them meets it.
+    /// Input position of the first of them.
     pub input: usize,
 }

@@ -1,9 +1,9 @@
-//! What a core's caches hold, and so where an op finds what it reads.
+//! Cache sizes of a core, and which cache holds an operand.
 
 /// Where an operand is when an op begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reach {
-    /// In the core's own caches.
+    /// In the core's private caches.
     Own,
     /// In the cache that all cores share.
     Shared,
@@ -11,24 +11,25 @@ pub enum Reach {
     Memory,
 }
 
-/// Bytes of a core's own caches, and of its share of the one that all have.
+/// Bytes of a core's private caches, and of its share of the shared cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caches {
-    /// Its own.
+    /// Private caches.
     pub own: u64,
-    /// Its share.
+    /// Share of the cache that all cores share.
     pub share: u64,
 }
 
 impl Caches {
-    /// Those of this computer where so many cores work at once, as Linux tells it; where it does not, those of a usual one.
+    /// The caches of this computer as Linux reports them, shared by `workers` cores. Where Linux reports none, 1 MiB private and
+    /// 32 MiB shared, as most server processors have.
     pub fn of_cores(workers: usize) -> Self {
         let own = size(2).unwrap_or(1 << 20);
         let share = size(3).unwrap_or(32 << 20) / workers.max(1) as u64;
         Self { own, share: share.max(own) }
     }
 
-    /// Where something is that was last touched so many bytes ago.
+    /// Where an operand is that was last touched `distance` bytes ago.
     pub fn reach(&self, distance: u64) -> Reach {
         match distance {
             near if near <= self.own => Reach::Own,
@@ -38,12 +39,12 @@ impl Caches {
     }
 }
 
-/// The size of a level of the first core's caches.
+/// Bytes of a cache level of the first core; none where Linux does not report it.
 fn size(level: u32) -> Option<u64> {
     let text =
         std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{level}/size")).ok()?;
     let kilobytes: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
-    // A virtual machine may tell of caches that nobody has.
+    // A virtual machine may report impossible caches.
     (64..=1 << 20).contains(&kilobytes).then_some(kilobytes << 10)
 }
 
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_touched_long_ago_is_farther() {
+    fn operands_touched_long_ago_are_farther() {
         let caches = Caches { own: 100, share: 1000 };
         let found = [0, 100, 101, 1000, 1001, u64::MAX].map(|distance| caches.reach(distance));
         use Reach::{Memory, Own, Shared};

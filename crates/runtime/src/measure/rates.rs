@@ -1,4 +1,4 @@
-//! What this machine's cores and memory give when several work at once.
+//! Rates of this machine's cores and memory while several cores work at once.
 
 use crate::cores::on_each;
 use std::{
@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long every worker is watched.
-const WATCHED: Duration = Duration::from_millis(50);
+/// Duration of one measurement.
+const DURATION: Duration = Duration::from_millis(50);
 
-/// What each of several workers gets while all of them work.
+/// The rates of each worker while all workers are busy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerRates {
-    /// How many workers there were.
+    /// Number of workers.
     pub workers: usize,
     /// Single-precision matrix product, flops per second of each worker.
     pub f32_flops: f64,
@@ -28,7 +28,7 @@ pub struct WorkerRates {
     pub neighbour: f64,
 }
 
-/// Runs `job` on so many threads at once, for a moment after a common start; returns the slowest
+/// Runs a job on `workers` threads at once, for [`DURATION`] after a common start; returns the slowest
 /// worker's calls per second.
 fn together(workers: usize, make: impl Fn(usize) -> Box<dyn FnMut() + Send> + Sync) -> f64 {
     let barrier = Barrier::new(workers);
@@ -37,7 +37,7 @@ fn together(workers: usize, make: impl Fn(usize) -> Box<dyn FnMut() + Send> + Sy
         job();
         barrier.wait();
         let (begin, mut calls) = (Instant::now(), 0u32);
-        while begin.elapsed() < WATCHED {
+        while begin.elapsed() < DURATION {
             job();
             calls += 1;
         }
@@ -46,9 +46,9 @@ fn together(workers: usize, make: impl Fn(usize) -> Box<dyn FnMut() + Send> + Sy
     rates.into_iter().fold(f64::INFINITY, f64::min)
 }
 
-/// Side of the matrices that rates are measured with: large enough for the full rate of one core.
+/// Side of the matrices: large enough for the full rate of one core.
 const SIDE: usize = 512;
-/// Bytes of the buffers that are copied: well past the caches.
+/// Bytes of the copied buffers: well past the caches.
 const COPY: usize = 64 << 20;
 
 fn product<T: crate::tensor::Float>(side: usize) -> Box<dyn FnMut() + Send> {
@@ -62,7 +62,7 @@ fn product<T: crate::tensor::Float>(side: usize) -> Box<dyn FnMut() + Send> {
     })
 }
 
-/// Measures what `workers` threads get when all of them work.
+/// Measures the rates of `workers` threads while all of them are busy.
 pub fn worker_rates(workers: usize) -> WorkerRates {
     let flops = 2.0 * (SIDE as f64).powi(3);
     let copy = |bytes: usize| -> Box<dyn FnMut() + Send> {
@@ -85,7 +85,7 @@ pub fn worker_rates(workers: usize) -> WorkerRates {
 /// Bytes of a message between neighbours.
 const MESSAGE: usize = 4 << 20;
 
-/// All workers in a ring: each writes its buffer, then all copy their neighbour's, as collectives through
+/// Bytes per second of workers in a ring. Each writes its buffer, then all copy their neighbour's, as collectives through
 /// shared memory do. A lone worker copies from itself.
 fn neighbour_rate(workers: usize) -> f64 {
     const ROUNDS: u32 = 20;
@@ -118,8 +118,8 @@ fn neighbour_rate(workers: usize) -> f64 {
     MESSAGE as f64 / times.into_iter().fold(0.0, f64::max)
 }
 
-/// One-way time of a signal between two threads through shared memory, in seconds. Where there is one core
-/// only, this is the time of a switch between threads.
+/// One-way time of a signal between two threads through shared memory, in seconds. On a single core
+/// this is the time of a thread switch.
 pub fn signal_latency(cores: usize) -> f64 {
     const ROUNDS: u64 = 10_000;
     let ball = AtomicU64::new(0);

@@ -1,23 +1,23 @@
-//! What is checked of every lowered program, and the machines that it is checked on.
+//! The checks of every lowered program, and the machines of the tests.
 
 use crate::case::Rng;
-use shardwright_cost::{Action, Placement, Relayouts};
+use shardwright_cost::{Action, Placement, Resharder};
 use shardwright_graph::{DType, Graph, Role, Rule, TensorId};
 use shardwright_lower::{ParallelGraph, Work, lower};
 use shardwright_machine::{Machine, Mesh, parse};
-use shardwright_plan::predicted_traffic;
-use shardwright_runtime::{Reference, Serial, Value};
-use shardwright_space::{AxisUse, Config, OpShapes};
+use shardwright_plan::{Context, predicted_traffic};
+use shardwright_runtime::{HostTensor, Reference, Serial};
+use shardwright_space::{Assignment, AxisUse, Config};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 /// Devices per level, outermost first: one to three axes each.
 pub const MACHINES: [&[u32]; 7] = [&[2], &[3], &[2, 2], &[4], &[2, 3], &[2, 4], &[8]];
 
-/// Larger ones, up to six axes, where re-layouts are found by other searches: for fuzzing.
+/// Larger ones, up to six axes, where reshards are found by other searches: for fuzzing.
 pub const LARGE: [&[u32]; 5] = [&[12], &[4, 4], &[16], &[4, 8], &[8, 8]];
 
-/// A machine with so many units per level, whose devices are slow enough that even tiny models are worth splitting.
+/// A machine with these units per level. Its devices are so slow that even tiny models are worth splitting.
 pub fn machine(counts: &[u32]) -> Machine {
     let mut text = String::from("name = \"test\"\n");
     for (at, count) in counts.iter().enumerate() {
@@ -32,14 +32,45 @@ pub fn machine(counts: &[u32]) -> Machine {
     parse("test.toml", text.as_bytes(), &mut |_| Err("none".into())).unwrap()
 }
 
-/// Re-layouts of a machine, one for all cases: working out a mesh's arrangements takes longer than any case.
-pub fn relayouts(counts: &'static [u32]) -> &'static Relayouts {
-    static ALL: Mutex<BTreeMap<&[u32], &Relayouts>> = Mutex::new(BTreeMap::new());
-    let make = || {
-        let machine = machine(counts);
-        &*Box::leak(Box::new(Relayouts::new(&machine, machine.mesh())))
-    };
-    ALL.lock().unwrap().entry(counts).or_insert_with(make)
+/// A machine, and its reshards, which all cases share: working out a mesh's arrangements takes longer than any case.
+pub struct Lab {
+    machine: Machine,
+    resharder: Mutex<Resharder>,
+}
+
+impl Lab {
+    /// The lab of a machine.
+    pub fn of(counts: &'static [u32]) -> &'static Lab {
+        static ALL: Mutex<BTreeMap<&[u32], &Lab>> = Mutex::new(BTreeMap::new());
+        let make = || {
+            let machine = machine(counts);
+            let resharder = Mutex::new(Resharder::new(&machine, machine.mesh()));
+            &*Box::leak(Box::new(Lab { machine, resharder }))
+        };
+        ALL.lock().unwrap().entry(counts).or_insert_with(make)
+    }
+
+    /// The machine's axes.
+    pub fn mesh(&self) -> &Mesh {
+        self.machine.mesh()
+    }
+
+    /// Calls a function with the context of a graph, which borrows the shared reshards.
+    fn with_context<T>(&self, graph: &Graph, f: impl FnOnce(&Context<'_>) -> T) -> Result<T, String> {
+        let context = Context::new(graph, &self.machine, None, self.mesh().clone(), true);
+        let mut context = context.map_err(|e| e.to_string())?;
+        let mut shared = self.resharder.lock().unwrap();
+        std::mem::swap(&mut *shared, &mut context.resharder);
+        let result = f(&context);
+        std::mem::swap(&mut *shared, &mut context.resharder);
+        Ok(result)
+    }
+
+    /// The lowered program as text, for a failure message.
+    pub fn listing(&self, graph: &Graph, configs: &[Config]) -> String {
+        let program = lower(graph, &self.resharder.lock().unwrap(), &Assignment::new(configs.to_vec()));
+        program.map(|program| program.listing(graph).to_string()).unwrap_or_default()
+    }
 }
 
 /// A random config that the rule allows.
@@ -71,8 +102,8 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// The largest difference relative to the larger of one and the largest number, or why it cannot be told.
-fn difference(expected: &Value, actual: &Value) -> Result<f64, String> {
+/// The largest difference relative to the larger of one and the largest number, or why there is none.
+fn difference(expected: &HostTensor, actual: &HostTensor) -> Result<f64, String> {
     if expected.ty() != actual.ty() {
         return Err(format!("has type {}, not {}", actual.ty(), expected.ty()));
     }
@@ -88,10 +119,10 @@ fn difference(expected: &Value, actual: &Value) -> Result<f64, String> {
     Ok(worst)
 }
 
-/// Replicas of what is kept are equal to the bit: their devices have done the same.
+/// Checks that replicas of kept values are equal to the bit: their devices have run the same ops.
 fn replicas_agree(program: &ParallelGraph, run: &Reference<'_>) -> Result<(), String> {
     for output in &program.outputs {
-        let mut first: BTreeMap<String, &Value> = BTreeMap::new();
+        let mut first: BTreeMap<String, &HostTensor> = BTreeMap::new();
         let value = program.value(output.value);
         if value.partial().is_some() {
             continue;
@@ -103,7 +134,7 @@ fn replicas_agree(program: &ParallelGraph, run: &Reference<'_>) -> Result<(), St
                 continue;
             };
             let replica = *first.entry(format!("{block:?}")).or_insert(held);
-            let same = |a: &Value, b: &Value| {
+            let same = |a: &HostTensor, b: &HostTensor| {
                 let (a, b) = (a.to_f64_vec(), b.to_f64_vec());
                 a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits())
             };
@@ -115,15 +146,15 @@ fn replicas_agree(program: &ParallelGraph, run: &Reference<'_>) -> Result<(), St
     Ok(())
 }
 
-/// The bytes that the executor moved, against what the cost model says of each instruction.
+/// Compares the bytes that the executor moved with the cost model's bytes of each instruction.
 fn moved_as_predicted(
     program: &ParallelGraph,
     run: &Reference<'_>,
-    relayouts: &Relayouts,
+    resharder: &Resharder,
 ) -> Result<(), String> {
     for (at, (instruction, &moved)) in program.instructions.iter().zip(run.moved()).enumerate() {
-        let predicted = program.traffic_of(relayouts.comm(), instruction).total().0;
-        let Work::Relayout(step) = &instruction.work else {
+        let predicted = program.traffic_of(resharder.comm(), instruction).total().0;
+        let Work::Reshard(step) = &instruction.work else {
             if predicted != moved {
                 return Err(format!("instruction {at} moved {moved} bytes, not {predicted}"));
             }
@@ -131,7 +162,7 @@ fn moved_as_predicted(
         };
         let members = u64::from(program.mesh.group_size(step.axes));
         let moved = match step.action {
-            // Scattered and gathered again, instead of everything from everybody.
+            // Reduce-scatter and all-gather, instead of the whole tensor from every member.
             Action::AllReduce => moved * 2 / members,
             _ => moved,
         };
@@ -146,7 +177,7 @@ fn moved_as_predicted(
     Ok(())
 }
 
-/// What a program does, by kind of instruction: so that tests can tell that they have seen everything.
+/// Counts of instructions by kind, so that tests know which kinds they have covered.
 pub type Seen = BTreeMap<String, usize>;
 
 fn seen(program: &ParallelGraph) -> Seen {
@@ -154,20 +185,20 @@ fn seen(program: &ParallelGraph) -> Seen {
     for instruction in &program.instructions {
         let kind = match &instruction.work {
             Work::Compute { .. } => "Compute".to_string(),
-            Work::Window { axes, .. } => {
+            Work::HaloExchange { axes, .. } => {
                 let stored = program.value(instruction.reads[0]).at.layout();
                 let split = axes.iter().any(|axis| matches!(stored.get(axis), Placement::Shard(_)));
                 if split { "Exchange".to_string() } else { "Cut".to_string() }
             }
-            Work::Relayout(_) if instruction.reads.len() > 1 => "Bucket".to_string(),
-            Work::Relayout(step) => format!("{:?}", step.action),
+            Work::Reshard(_) if instruction.reads.len() > 1 => "Bucket".to_string(),
+            Work::Reshard(step) => format!("{:?}", step.action),
         };
         *seen.entry(kind).or_default() += 1;
     }
     seen
 }
 
-/// Every kind of instruction that there is.
+/// All kinds of instructions.
 pub const KINDS: [&str; 16] = [
     "AllGather",
     "AllReduce",
@@ -189,12 +220,17 @@ pub const KINDS: [&str; 16] = [
 
 /// Lowers and runs a graph for some steps; compares all outputs, losses and carried tensors with the serial run,
 /// and the bytes with the prediction.
-pub fn check(graph: &Graph, relayouts: &Relayouts, configs: &[Config], steps: usize) -> Result<Seen, String> {
-    let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-    let program = lower(graph, relayouts, configs).map_err(|e| e.to_string())?;
+pub fn check(graph: &Graph, lab: &Lab, configs: &[Config], steps: usize) -> Result<Seen, String> {
+    let assignment = Assignment::new(configs.to_vec());
+    lab.with_context(graph, |context| check_in(context, &assignment, steps))?
+}
+
+fn check_in(context: &Context<'_>, assignment: &Assignment, steps: usize) -> Result<Seen, String> {
+    let (graph, resharder) = (context.graph, &context.resharder);
+    let program = lower(graph, resharder, assignment).map_err(|e| e.to_string())?;
     program.verify()?;
-    let predicted = predicted_traffic(graph, &shapes, relayouts, configs).map_err(|e| e.to_string())?;
-    let sent = program.traffic(relayouts.comm());
+    let predicted = predicted_traffic(context, assignment).map_err(|e| e.to_string())?;
+    let sent = program.traffic(resharder.comm());
     if sent != predicted {
         return Err(format!("sends {sent:?}, predicted {predicted:?}"));
     }
@@ -215,7 +251,7 @@ pub fn check(graph: &Graph, relayouts: &Relayouts, configs: &[Config], steps: us
         close(graph, tensor, steps, serial.value(tensor).ok_or("a weight is missing")?, &actual)?;
     }
     replicas_agree(&program, &parallel)?;
-    moved_as_predicted(&program, &parallel, relayouts)?;
+    moved_as_predicted(&program, &parallel, resharder)?;
     Ok(seen(&program))
 }
 
@@ -223,8 +259,8 @@ fn close(
     graph: &Graph,
     tensor: TensorId,
     step: usize,
-    expected: &Value,
-    actual: &Value,
+    expected: &HostTensor,
+    actual: &HostTensor,
 ) -> Result<(), String> {
     let t = graph.tensor(tensor);
     let error = difference(expected, actual).map_err(|e| format!("`{}` {e}", t.name))?;

@@ -1,4 +1,4 @@
-//! Which kinds of configs every op kind has been tried with: counted as cases run, and written down in docs/testing.md.
+//! The kinds of configs that every op kind is tested with: counted while cases run, and listed in docs/testing.md.
 
 use shardwright_graph::{FactorIndex, Rule};
 use shardwright_machine::Mesh;
@@ -17,10 +17,10 @@ pub const CONFIG_KINDS: [&str; 7] = [
     "pinned and split",
 ];
 
-/// How often each must be met.
+/// Least number of cases of each kind.
 const OFTEN: u32 = 3;
 
-/// Which of them a config is of.
+/// The kinds of a config.
 fn kinds_of(config: &Config, rule: &Rule) -> [bool; CONFIG_KINDS.len()] {
     let mut split: Vec<FactorIndex> = Vec::new();
     let mut pinned = false;
@@ -48,12 +48,12 @@ fn kinds_of(config: &Config, rule: &Rule) -> [bool; CONFIG_KINDS.len()] {
     ]
 }
 
-/// Cases by op kind and config kind; none where no case could have been.
+/// Number of cases by op kind and config kind; none where no case is possible.
 #[derive(Default)]
 pub struct Coverage(BTreeMap<&'static str, [Option<u32>; CONFIG_KINDS.len()]>);
 
 impl Coverage {
-    /// Notes a case: what it was, and what it might have been.
+    /// Records a case: its kinds, and the kinds that it could have had.
     pub fn note(&mut self, op: &'static str, rule: &Rule, mesh: &Mesh, config: &Config) {
         let row = self.0.entry(op).or_default();
         for possible in configs_with_pins(rule, mesh) {
@@ -68,7 +68,7 @@ impl Coverage {
         });
     }
 
-    /// The first kind of config that an op could have had, and has not had often enough.
+    /// The first possible kind of config that an op has had too few cases of.
     pub fn lacking(&self, op: &str) -> Option<&'static str> {
         let row = self.0.get(op)?;
         (0..row.len()).find(|&at| row[at].is_some_and(|met| met < OFTEN)).map(|at| CONFIG_KINDS[at])

@@ -1,17 +1,17 @@
-//! Random graphs of many op kinds: later ops read what earlier ones have made, some of it more than once.
+//! Random graphs of many op kinds: later ops read results of earlier ones, some of them more than once.
 
 use crate::{
     case::Rng,
-    cases::{GENERATORS, NORMAL},
-    check::{LARGE, MACHINES, Seen, check, random_config, relayouts, show},
+    check::{LARGE, Lab, MACHINES, Seen, check, random_config, show},
 };
 use shardwright_graph::{
-    Graph, GraphBuilder, Role, TensorId, TensorType,
+    Graph, GraphBuilder, Op, Role, TensorId, TensorType,
+    examples::NORMAL,
     ops::{Reshape, Slice},
 };
 use shardwright_space::Config;
 
-/// A tensor of this type from what is there: as it is, or the first of its elements in another shape.
+/// A tensor of this type from the existing ones: one of them, or its first elements in another shape.
 fn take(b: &mut GraphBuilder, rng: &mut Rng, there: &[TensorId], ty: &TensorType) -> Option<TensorId> {
     let count = ty.shape.elements();
     let enough = |t: &TensorId| b.ty(*t).dtype == ty.dtype && b.ty(*t).shape.elements() >= count;
@@ -32,16 +32,16 @@ fn take(b: &mut GraphBuilder, rng: &mut Rng, there: &[TensorId], ty: &TensorType
     Some(b.emit("shape", Reshape { shape: ty.shape.clone() }, &[taken]).unwrap())
 }
 
-/// A graph of some ops of any kind, in which operands that may be any number come from what is there.
+/// A graph of some ops of any kind. Operands that accept any number come from existing tensors.
 fn graph(rng: &mut Rng) -> Graph {
     let mut b = GraphBuilder::new("dag");
     let mut there: Vec<TensorId> = Vec::new();
     for _ in 0..rng.between(4, 12) {
-        let (kind, generate) = rng.pick(GENERATORS);
-        if kind == "opaque" {
+        let examples = rng.pick(Op::EXAMPLES);
+        if !examples.runs {
             continue; // Only its types are known: there is nothing to run.
         }
-        let case = generate(rng);
+        let case = (examples.case)(rng);
         let mut inputs = Vec::new();
         for (ty, init) in &case.inputs {
             let taken = if *init == NORMAL { take(&mut b, rng, &there, ty) } else { None };
@@ -56,17 +56,17 @@ fn graph(rng: &mut Rng) -> Graph {
     b.finish()
 }
 
-/// One random case; returns how many operands were read from other ops.
+/// Runs one random case; returns the number of operands that come from other ops.
 fn run(seed: u64, machines: &[&'static [u32]], seen: &mut Seen) -> usize {
     let mut rng = Rng::new(seed);
     let graph = graph(&mut rng);
     let counts = rng.pick(machines);
-    let relayouts = relayouts(counts);
-    let mesh = relayouts.comm().mesh();
+    let lab = Lab::of(counts);
+    let mesh = lab.mesh();
     let pins = rng.between(0, 2) == 0;
     let configs: Vec<Config> =
         graph.op_ids().map(|op| random_config(&mut rng, &graph.rule(op), mesh, pins)).collect();
-    match check(&graph, relayouts, &configs, 1) {
+    match check(&graph, lab, &configs, 1) {
         Ok(found) => found.iter().for_each(|(kind, count)| *seen.entry(kind.clone()).or_default() += count),
         Err(error) => {
             panic!("case {seed}, machine {counts:?}: {error}\n{graph}\n{}", show(&graph, &configs, mesh))
@@ -83,9 +83,9 @@ fn random_graphs_under_random_configs_compute_the_serial_results() {
     assert!(read > 500, "only {read} operands come from other ops");
 }
 
-/// For `scripts/bench fuzz-lower`: as many cases as the environment asks for.
+/// For `scripts/bench fuzz-lower`: the environment sets the number of cases.
 #[test]
-#[ignore = "takes as long as it is told to"]
+#[ignore = "a fuzzing run of configurable length: scripts/bench fuzz-lower"]
 fn fuzz_graphs() {
     let number = |name: &str, default: u64| {
         std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)

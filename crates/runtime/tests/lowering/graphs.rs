@@ -2,12 +2,12 @@
 
 use crate::{
     case::Rng,
-    check::{KINDS, LARGE, MACHINES, Seen, check, random_config, relayouts, show},
+    check::{KINDS, LARGE, Lab, MACHINES, Seen, check, random_config, show},
 };
-use shardwright_frontend::zoo::{BuildOptions, build};
 use shardwright_graph::{Graph, OpId, Optimizer};
 use shardwright_machine::Mesh;
 use shardwright_space::{Config, LayerSplit, OpShapes};
+use shardwright_zoo::{BuildOptions, build};
 
 /// Small models whose sizes can be split in many ways.
 const MODELS: [&str; 8] = [
@@ -27,7 +27,7 @@ fn graph(spec: &str, rng: &mut Rng) -> Graph {
     build(&format!("{spec},dtype=f64"), &options).unwrap_or_else(|e| panic!("{spec}: {e}"))
 }
 
-/// Random configs: every op its own, or a layer's ops as its forward op says.
+/// Random configs: one per op, or one per layer, derived from its forward op.
 fn configs(graph: &Graph, mesh: &Mesh, rng: &mut Rng) -> Vec<Config> {
     let pins = rng.between(0, 3) == 0;
     let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
@@ -46,15 +46,15 @@ fn configs(graph: &Graph, mesh: &Mesh, rng: &mut Rng) -> Vec<Config> {
     configs
 }
 
-/// One random case; counts what its program does.
+/// Runs one random case; counts the program's instructions.
 pub fn run(model: &str, seed: u64, machines: &[&'static [u32]], seen: &mut Seen) {
     let mut rng = Rng::new(seed.wrapping_mul(31).wrapping_add(model.len() as u64));
     let graph = graph(model, &mut rng);
     let counts = rng.pick(machines);
-    let relayouts = relayouts(counts);
-    let mesh = relayouts.comm().mesh();
+    let lab = Lab::of(counts);
+    let mesh = lab.mesh();
     let configs = configs(&graph, mesh, &mut rng);
-    match check(&graph, relayouts, &configs, 2) {
+    match check(&graph, lab, &configs, 2) {
         Ok(found) => found.iter().for_each(|(kind, count)| *seen.entry(kind.clone()).or_default() += count),
         Err(error) => {
             panic!("{model}, case {seed}, machine {counts:?}: {error}\n{}", show(&graph, &configs, mesh))
@@ -75,9 +75,9 @@ fn whole_models_under_random_configs_train_as_they_do_serially() {
     assert!(missing.is_empty(), "no case has {missing:?}");
 }
 
-/// For `scripts/bench fuzz-lower`: as many cases as the environment asks for.
+/// For `scripts/bench fuzz-lower`: the environment sets the number of cases.
 #[test]
-#[ignore = "takes as long as it is told to"]
+#[ignore = "a fuzzing run of configurable length: scripts/bench fuzz-lower"]
 fn fuzz_models() {
     let number = |name: &str, default: u64| {
         std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)

@@ -1,22 +1,19 @@
-//! Every op kind under random configs, its operands and results on their way from and to ops with other configs.
+//! Every op kind under random configs. Its operands come from, and its results go to, ops with other configs.
 
 use crate::{
     case::{Case, Rng},
-    cases::GENERATORS,
-    check::{KINDS, LARGE, MACHINES, Seen, check, random_config, relayouts, show},
+    check::{KINDS, LARGE, Lab, MACHINES, Seen, check, random_config, show},
     coverage::Coverage,
 };
 use shardwright_graph::{
     Graph, GraphBuilder, Init, Op, OpId, Role, TensorId,
+    examples::OpExamples,
     ops::{Reduce, Reshape},
 };
 use shardwright_space::Config;
 
-/// The kind of which there is nothing to run.
-const OPAQUE: &str = "opaque";
-
-/// A tensor of these values that arrives by way of another op: a sum over a leading dimension, so that it may come as
-/// partial sums, or a copy; or as it is.
+/// A tensor of these values from another op: a sum over a leading dimension, so that it may be a
+/// partial sum; or a copy; or a source.
 fn arrive(b: &mut GraphBuilder, rng: &mut Rng, i: usize, case: &Case) -> TensorId {
     let (ty, init) = &case.inputs[i];
     let role = if rng.flip() { Role::Input } else { Role::Parameter };
@@ -37,7 +34,7 @@ fn arrive(b: &mut GraphBuilder, rng: &mut Rng, i: usize, case: &Case) -> TensorI
     }
 }
 
-/// The op between others that bring its operands and take its results.
+/// The op between producers of its operands and readers of its results.
 fn surround(rng: &mut Rng, case: &Case) -> Graph {
     let mut b = GraphBuilder::new("case");
     let inputs: Vec<TensorId> = (0..case.inputs.len()).map(|i| arrive(&mut b, rng, i, case)).collect();
@@ -58,7 +55,7 @@ fn middle(graph: &Graph) -> OpId {
     graph.op_ids().find(|&op| graph.node(op).name == "op").unwrap()
 }
 
-/// One random case of an op kind; counts what its program does, and what config the op has.
+/// Runs one random case of an op kind; counts the program's instructions and the op's kind of config.
 fn run(
     kind: usize,
     seed: u64,
@@ -66,16 +63,16 @@ fn run(
     seen: &mut Seen,
     coverage: Option<&mut Coverage>,
 ) {
-    let (name, generate) = GENERATORS[kind];
-    if name == OPAQUE {
+    let OpExamples { kind: name, runs, case: generate, .. } = Op::EXAMPLES[kind];
+    if !runs {
         return; // Only its types are known: there is nothing to run.
     }
     let mut rng = Rng::new(seed.wrapping_mul(1009).wrapping_add(kind as u64));
     let case = generate(&mut rng);
     let graph = surround(&mut rng, &case);
     let counts = rng.pick(machines);
-    let relayouts = relayouts(counts);
-    let mesh = relayouts.comm().mesh();
+    let lab = Lab::of(counts);
+    let mesh = lab.mesh();
     let pins = rng.between(0, 2) == 0;
     let configs: Vec<Config> =
         graph.op_ids().map(|op| random_config(&mut rng, &graph.rule(op), mesh, pins)).collect();
@@ -83,18 +80,16 @@ fn run(
         let op = middle(&graph);
         coverage.note(name, &graph.rule(op), mesh, &configs[op.index()]);
     }
-    let checked = check(&graph, relayouts, &configs, 1);
+    let checked = check(&graph, lab, &configs, 1);
     if let Ok(found) = &checked {
         found.iter().for_each(|(kind, count)| *seen.entry(kind.clone()).or_default() += count);
     }
     if let Err(error) = checked {
-        let listing = shardwright_lower::lower(&graph, relayouts, &configs)
-            .map(|p| p.listing(&graph).to_string())
-            .unwrap_or_default();
         panic!(
-            "{name}, case {seed}, machine {counts:?}: {error}\n{:?}\n{}\n{listing}",
+            "{name}, case {seed}, machine {counts:?}: {error}\n{:?}\n{}\n{}",
             case.op,
-            show(&graph, &configs, mesh)
+            show(&graph, &configs, mesh),
+            lab.listing(&graph, &configs)
         );
     }
 }
@@ -102,8 +97,8 @@ fn run(
 #[test]
 fn every_op_kind_under_random_configs_computes_the_serial_result() {
     let (mut seen, mut coverage) = (Seen::new(), Coverage::default());
-    for (kind, (name, _)) in GENERATORS.iter().enumerate() {
-        // Eight cases, and as many more as it takes to meet every kind of config that the op can have.
+    for (kind, OpExamples { kind: name, .. }) in Op::EXAMPLES.iter().enumerate() {
+        // Eight cases, and more until every kind of config of the op is covered.
         for seed in 0..1000 {
             if seed < 8 || coverage.lacking(name).is_some() {
                 run(kind, seed, &MACHINES, &mut seen, Some(&mut coverage));
@@ -118,7 +113,7 @@ fn every_op_kind_under_random_configs_computes_the_serial_result() {
     assert!(missing.is_empty(), "no case has {missing:?}");
 }
 
-/// Holds the table in the documentation to what was counted, or writes it there where the environment asks for that.
+/// Compares the table in the documentation with the counts, or rewrites it if `UPDATE_DOCS` is set.
 fn written_down(table: &str) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/testing.md");
     let text = std::fs::read_to_string(path).unwrap();
@@ -135,9 +130,9 @@ fn written_down(table: &str) {
     }
 }
 
-/// For `scripts/bench fuzz-lower`: as many cases as the environment asks for.
+/// For `scripts/bench fuzz-lower`: the environment sets the number of cases.
 #[test]
-#[ignore = "takes as long as it is told to"]
+#[ignore = "a fuzzing run of configurable length: scripts/bench fuzz-lower"]
 fn fuzz_ops() {
     let number = |name: &str, default: u64| {
         std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)

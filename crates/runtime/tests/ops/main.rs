@@ -1,12 +1,9 @@
-//! Generic tests over every op kind: sharding rules and gradients against the kernels. A new op kind adds
-//! a generator to `cases.rs` and is covered.
+//! Generic tests over every op kind: sharding rules and gradients against the kernels, on the examples that the kind's
+//! own file has. Then kernels against definitions.
 
+mod attention;
 mod case;
-mod cases;
 mod gradients;
-mod nn_cases;
 mod nn_reference;
 mod reference;
 mod rules;
-mod shape_cases;
-mod window_cases;

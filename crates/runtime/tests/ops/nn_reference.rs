@@ -1,5 +1,5 @@
-//! Softmax, losses, norms, dropout and updates against their formulas, one number at a time, in rows long
-//! enough to meet whole vectors and what is left behind them.
+//! Softmax, losses, norms, dropout and updates against their formulas, one number at a time. Rows are long enough for
+//! whole vectors and a remainder.
 
 use crate::case::assert_close;
 use shardwright_graph::{
@@ -9,7 +9,7 @@ use shardwright_graph::{
         NormGradInput, NormGradParams, NormGradStats, Normalize, Reduce, Sgd, Softmax, SoftmaxGrad, SumExp,
     },
 };
-use shardwright_runtime::{Context, KernelError, Value, initial_value, kernels::evaluate};
+use shardwright_runtime::{Context, HostTensor as Value, KernelError, initial_value, kernels::evaluate};
 
 /// Row lengths around the width of a vector and multiples of it.
 const LENGTHS: [u64; 8] = [1, 2, 15, 16, 17, 33, 64, 100];
@@ -351,7 +351,14 @@ fn optimizers_take_the_steps_of_their_formulas() {
         hand_v = momentum * hand_v + g;
         hand_heavy -= lr * hand_v;
 
-        let op = Adam { lr: Real(lr), beta1: Real(beta1), beta2: Real(beta2), eps: Real(eps) }.into();
+        let op = Adam {
+            lr: Real(lr),
+            beta1: Real(beta1),
+            beta2: Real(beta2),
+            eps: Real(eps),
+            weight_decay: Real(0.0),
+        }
+        .into();
         let new = evaluate(&op, &[&adam_w, &gradient, &m1, &m2], &mut context).unwrap();
         [adam_w, m1, m2] = new.try_into().unwrap();
         let t = step as i32 + 1;
@@ -365,7 +372,13 @@ fn optimizers_take_the_steps_of_their_formulas() {
         }
     }
     // The first step of Adam is the learning rate in the gradient's direction, whatever its size.
-    let op = Adam { lr: Real(lr), beta1: Real(beta1), beta2: Real(beta2), eps: Real(0.0) };
+    let op = Adam {
+        lr: Real(lr),
+        beta1: Real(beta1),
+        beta2: Real(beta2),
+        eps: Real(0.0),
+        weight_decay: Real(0.0),
+    };
     let first = run(op, &[&scalar(1.0), &scalar(1e-3), &scalar(0.0), &scalar(0.0)]);
     assert!((first[0].to_f64_vec()[0] - 0.9).abs() < 1e-12);
 }

@@ -1,24 +1,13 @@
-//! Every sharding rule against the kernels: for random shapes and every factor that may be split, computing
-//! the parts with the op's own kernel and recombining them as the rule says equals the whole.
+//! Every sharding rule against the kernels. For random shapes and every factor that may be split, the op's kernel computes
+//! the parts; recombined by the rule, they equal the whole.
 
-use crate::{
-    case::{Case, Rng, assert_close},
-    cases::GENERATORS,
-};
-use shardwright_graph::{Combine, FactorIndex, Op, Region, Rule};
-use shardwright_runtime::{Context, Value, kernels::evaluate};
+use crate::case::{Case, Rng, assert_close, values};
+use shardwright_graph::{FactorIndex, Op, Reduction, Region, Rule};
+use shardwright_runtime::{Context, HostTensor as Value, kernels::evaluate};
 
 const CASES_PER_KIND: u64 = 60;
-/// Neither split nor run: only its types are known.
-const WITHOUT_KERNEL: &str = "opaque";
 
-#[test]
-fn every_op_kind_has_a_generator() {
-    let kinds: Vec<&str> = GENERATORS.iter().map(|(kind, _)| *kind).collect();
-    assert_eq!(kinds, Op::KINDS);
-}
-
-/// Runs the parts of a split of several factors, `(factor, parts)` each, and puts the results together.
+/// Runs the parts of a split of several factors, `(factor, parts)` each, and recombines the results.
 fn run_split(case: &Case, rule: &Rule, values: &[Value], splits: &[(FactorIndex, u64)]) -> Vec<Value> {
     let (inputs, outputs) = (case.input_types(), case.output_types());
     let mut whole: Vec<Value> = outputs.iter().map(Value::zeros).collect();
@@ -44,7 +33,7 @@ fn run_split(case: &Case, rule: &Rule, values: &[Value], splits: &[(FactorIndex,
                 "{case:?} part {part} of {splits:?} as {op:?}"
             );
             let joined = if started[o].contains(&block) {
-                combine(rule.outputs[o].combine, &whole[o].block(&block), &result)
+                combine(rule.outputs[o].reduction, &whole[o].block(&block), &result)
             } else {
                 started[o].push(block.clone());
                 result
@@ -55,25 +44,26 @@ fn run_split(case: &Case, rule: &Rule, values: &[Value], splits: &[(FactorIndex,
     whole
 }
 
-fn combine(how: Combine, a: &Value, b: &Value) -> Value {
+fn combine(how: Reduction, a: &Value, b: &Value) -> Value {
     use shardwright_graph::ops::{Binary, BinaryFn};
     let f = match how {
-        Combine::Sum => BinaryFn::Add,
-        Combine::Max => BinaryFn::Max,
+        Reduction::Sum => BinaryFn::Add,
+        Reduction::Max => BinaryFn::Max,
     };
     evaluate(&Binary { f }.into(), &[a, b], &mut Context::default()).unwrap().remove(0)
 }
 
 #[test]
 fn splitting_any_factor_gives_what_the_whole_op_gives() {
-    for (kind, generate) in GENERATORS.iter().filter(|(kind, _)| *kind != WITHOUT_KERNEL) {
+    for examples in Op::EXAMPLES.iter().filter(|examples| examples.runs) {
+        let kind = examples.kind;
         let mut splits_tried = 0;
         for seed in 0..CASES_PER_KIND {
-            let case = generate(&mut Rng::new(seed));
+            let case = (examples.case)(&mut Rng::new(seed));
             let (inputs, outputs) = (case.input_types(), case.output_types());
             let rule = case.op.rule(&inputs, &outputs);
             rule.check(&inputs, &outputs).unwrap_or_else(|e| panic!("{case:?}: {rule}: {e}"));
-            let values = case.values(seed);
+            let values = values(&case, seed);
             let expected = evaluate(&case.op, &values.iter().collect::<Vec<_>>(), &mut Context::default())
                 .unwrap_or_else(|e| panic!("{case:?}: {e}"));
             let splittable: Vec<(FactorIndex, u64)> = rule

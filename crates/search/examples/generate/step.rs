@@ -1,28 +1,28 @@
-//! Makes cost networks like those of the contest, of any size: the training step of a transformer on a
+//! Generates cost networks of any size like those of the contest: the training step of a transformer on a
 //! two-dimensional mesh.
 //!
-//! The shapes of the real problems are kept: a tensor of rank r has (r+1)² layouts; a matrix product
-//! chooses what each mesh axis splits; edges charge the change of layout; aliases (updates in place,
-//! converts) forbid one; most nodes are such leaves; weights live all the time, forward activations until
-//! their backward use; scalars are hubs with thousands of neighbours; and the memory limit is a little
-//! above the least that the nodes could use. Costs are bytes per link and multiply-adds per device.
+//! They have the features of the real problems. A tensor of rank r has (r+1)² layouts; a matrix product chooses the
+//! factor that each mesh axis splits; edges charge the reshard. Aliases (updates in place, converts) forbid one, and most
+//! nodes are such leaves. Weights live for the whole step, forward activations until their backward use. Scalars are hubs
+//! with thousands of neighbours. The memory limit is a little above the least possible peak. Costs are bytes per link and
+//! multiply-adds per device.
 
 use shardwright_search::{FORBIDDEN, Interval, Network, NetworkBuilder, NetworkError, VarId};
 
-/// What to make.
+/// Parameters of the network.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Transformer blocks; each gives about 120 nodes and 155 edges.
+    /// Transformer blocks of about 120 nodes and 155 edges each.
     pub layers: u32,
     /// Devices along the two axes of the mesh.
     pub mesh: [i64; 2],
-    /// Aliases that hang off every operation.
+    /// Aliases of every operation.
     pub followers: u32,
     /// The memory limit as a percentage of the least peak; `None`: no limit.
     pub memory_percent: Option<i64>,
 }
 
-/// Which dimension of a tensor each mesh axis splits; `NONE`: it holds copies.
+/// The dimension that each mesh axis splits; `NONE`: replicated.
 type Layout = [u8; 2];
 const NONE: u8 = u8::MAX;
 
@@ -47,7 +47,7 @@ struct Edge {
     table: Vec<i64>,
 }
 
-/// The step as it grows; time is the number of operations so far.
+/// The step under construction. Time is the number of operations so far.
 struct Step<'s> {
     settings: &'s Settings,
     nodes: Vec<Node>,
@@ -62,7 +62,7 @@ pub fn network(settings: &Settings) -> Result<Network, NetworkError> {
     step.build()
 }
 
-/// What the backward pass of one block needs from its forward pass.
+/// Tensors of a block's forward pass that its backward pass reads.
 struct Block {
     weights: [usize; 4],
     input: usize,
@@ -133,7 +133,7 @@ impl Step<'_> {
         }
     }
 
-    /// A tensor whose layout is free.
+    /// A tensor with any layout.
     fn value(&mut self, shape: &[i64], always: bool) -> usize {
         let layouts = self.layouts(shape);
         let costs = vec![0; layouts.len()];
@@ -147,7 +147,7 @@ impl Step<'_> {
         self.nodes.len() - 1
     }
 
-    /// All layouts of a shape whose splits come out even.
+    /// All layouts of a shape with even splits.
     fn layouts(&self, shape: &[i64]) -> Vec<Layout> {
         let options = || std::iter::once(NONE).chain(0..shape.len() as u8);
         let all = options().flat_map(|first| options().map(move |second| [first, second]));
@@ -170,7 +170,7 @@ impl Step<'_> {
             .fold(whole, |bytes, axis| bytes / self.settings.mesh[axis])
     }
 
-    /// What it costs to bring a tensor from one layout to another, axis by axis.
+    /// Cost of a reshard, axis by axis.
     fn change(&self, node: usize, from: Layout, to: Layout) -> i64 {
         let local = self.bytes(node, from);
         (0..2)
@@ -183,7 +183,7 @@ impl Step<'_> {
             .sum()
     }
 
-    /// Joins a value to its user: `wanted` is the layout that each choice of the user needs.
+    /// Connects a value to its reader: `wanted` is the layout that each choice of the reader needs.
     fn join(&mut self, from: usize, to: usize, wanted: &[Layout]) {
         let table = self.nodes[from]
             .layouts
@@ -207,7 +207,7 @@ impl Step<'_> {
         out
     }
 
-    /// The same elements in another shape: splits of the batch survive, others are lost.
+    /// A reshape: splits of the batch stay, others are lost.
     fn reshaped(&mut self, operand: usize, shape: &[i64]) -> usize {
         let out = self.value(shape, false);
         let wanted: Vec<Layout> = self.nodes[out]
@@ -220,12 +220,12 @@ impl Step<'_> {
         out
     }
 
-    /// A matrix product: each axis splits the rows (the batch), the columns, the sum, or repeats.
+    /// A matrix product: each axis splits the rows (the batch), the columns or the sum, or replicates.
     fn product(&mut self, a: usize, b: usize, shape: &[i64], inner: i64) -> usize {
         let last = shape.len() as u8 - 1;
         let (a_last, b_rank) = (self.nodes[a].shape.len() as u8 - 1, self.nodes[b].shape.len() as u8);
         let batched = b_rank > 2;
-        // Per use: layouts of a, b and the result, and whether the axis has partial sums to add up.
+        // Per use: layouts of a, b and the result, and whether the axis has partial sums.
         let uses = [
             (0, if batched { 0 } else { NONE }, 0, false),
             (NONE, b_rank - 1, last, false),
@@ -293,7 +293,7 @@ impl Step<'_> {
     fn follow(&mut self, of: usize) {
         for _ in 0..self.settings.followers {
             let alias = self.alias(of);
-            // Converts and broadcasts are fused in reality: they take no memory of their own.
+            // Converts and broadcasts are fused, so they take no memory.
             self.nodes[alias].last_use = 0;
         }
     }

@@ -1,9 +1,9 @@
-//! Moves of the primal search: a block of variables that induce a forest is set to its best values, the
-//! rest fixed, by dynamic programming; rows of time that would overflow get multipliers, moved by
+//! Block moves of the primal search. Dynamic programming sets a block of variables that induce a forest to its
+//! best values, with all other variables fixed. Rows of time that would overflow get multipliers, moved by
 //! subgradients, so that the result fits.
 //!
-//! With multipliers `mu` the program's value minus `mu` times the room is a lower bound on what the block
-//! can cost, so a block is given up as soon as that shows that nothing better fits.
+//! With multipliers `mu`, the program's value minus `mu` times the room is a lower bound on the block's cost. A
+//! block is abandoned as soon as this bound shows that nothing better fits.
 
 use super::core::Core;
 use super::kernel::{argmin, min_plus};
@@ -11,27 +11,27 @@ use super::state::{State, local_cost};
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// How a move is made.
+/// Parameters of a move.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// How many times multipliers may be tried.
+    /// The most multiplier updates.
     pub tries: usize,
-    /// Mean of the noise added to costs, and of the loss that is accepted.
+    /// Mean of the noise added to costs, and mean accepted loss.
     pub temperature: f64,
 }
 
-/// What a move did.
+/// The result of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moved {
-    /// Nothing.
-    No,
-    /// The assignment changed; by how much the cost changed.
-    Yes(i64),
+pub enum MoveOutcome {
+    /// The assignment is the same.
+    Unchanged,
+    /// The assignment changed; the difference in cost.
+    Changed(i64),
 }
 
-/// Buffers for block moves on one core.
+/// Block moves on one core, with their buffers.
 #[derive(Clone, Debug)]
-pub struct Blocks {
+pub struct BlockMoves {
     /// Position in the block plus one, valid where `stamp` is current.
     position: Vec<u32>,
     touching: Vec<u32>,
@@ -51,15 +51,15 @@ pub struct Blocks {
     used: Vec<i64>,
     mu: Vec<f64>,
     prefix: Vec<f64>,
-    /// Elementary steps done so far; a clock that does not depend on the machine.
+    /// Elementary steps so far: a measure of work that does not depend on the machine.
     pub work: u64,
 }
 
-impl Blocks {
+impl BlockMoves {
     /// Buffers for `core`.
     pub fn new(core: &Core) -> Self {
         let n = core.variables() as usize;
-        Blocks {
+        BlockMoves {
             position: vec![0; n],
             touching: vec![0; n],
             stamp: vec![0; n],
@@ -137,7 +137,7 @@ impl Blocks {
         self.work += core.links(v).len() as u64;
     }
 
-    /// Costs of each value given the neighbours outside the block, with noise.
+    /// Computes the cost of each value given the neighbours outside the block, with noise.
     fn prepare(&mut self, core: &Core, x: &[u32], temperature: f64, rng: &mut Xoshiro256PlusPlus) {
         self.at.clear();
         self.base.clear();
@@ -167,8 +167,8 @@ impl Blocks {
         self.at.push(self.base.len());
     }
 
-    /// Best values of the block under prices whose prefix sums over rows `lo..` are in `prefix` (none
-    /// if empty); fills `choice` and returns the value.
+    /// Computes the best values of the block under prices, given as prefix sums over rows `lo..` in `prefix` (empty:
+    /// no prices). Fills `choice` and returns the value.
     fn solve(&mut self, core: &Core, lo: usize) -> f64 {
         self.h.clear();
         self.h.extend_from_slice(&self.base);
@@ -221,8 +221,7 @@ impl Blocks {
         value
     }
 
-    /// Sets the block to its best values under given prices (prefix sums over all rows), whether or not
-    /// the result fits.
+    /// Sets the block to its best values under given prices (prefix sums over all rows). The result may not fit.
     pub fn relax(
         &mut self,
         core: &Core,
@@ -239,8 +238,7 @@ impl Blocks {
         self.apply(core, state);
     }
 
-    /// Improves the block of a feasible state; the result is feasible too. `lambda` are good starting
-    /// multipliers.
+    /// Improves the block of a feasible state; the result is feasible too. `lambda` are the starting multipliers.
     pub fn improve(
         &mut self,
         core: &Core,
@@ -248,13 +246,13 @@ impl Blocks {
         lambda: &[f64],
         effort: Effort,
         rng: &mut Xoshiro256PlusPlus,
-    ) -> Moved {
+    ) -> MoveOutcome {
         let temperature = effort.temperature;
         self.prepare(core, &state.x, temperature, rng);
         self.prefix.clear();
         self.solve(core, 0);
         if self.same(&state.x) {
-            return Moved::No;
+            return MoveOutcome::Unchanged;
         }
         let (lo, hi) = self.rows(core);
         let old = local_cost(core, &self.vars, |v| state.x[v as usize], |v| self.position(v));
@@ -265,7 +263,7 @@ impl Blocks {
             return self.settle(core, state, old, allow);
         }
         if effort.tries == 0 {
-            return Moved::No;
+            return MoveOutcome::Unchanged;
         }
         let current = old.0 as f64;
         self.mu.clear();
@@ -291,14 +289,14 @@ impl Blocks {
                     self.best.extend_from_slice(&self.choice);
                 }
             }
-            // The noise makes this a bound on noisy costs only, which is all that it decides.
+            // With noise this bounds the noisy costs only, which suffices to decide when to stop.
             let target = found.map_or(current + allow as f64, |f| (f as f64).min(current + allow as f64));
             if value >= target - 0.5 || !self.step(target - value) {
                 break;
             }
         }
         if found.is_none() {
-            return Moved::No;
+            return MoveOutcome::Unchanged;
         }
         self.settle(core, state, old, allow)
     }
@@ -327,7 +325,7 @@ impl Blocks {
         if lo >= hi { (0, 0) } else { (lo as usize, hi as usize) }
     }
 
-    /// What the block may use at each of its rows.
+    /// Computes the usage available to the block at each of its rows.
     fn find_room(&mut self, core: &Core, state: &State, lo: usize, hi: usize) {
         self.room.clear();
         self.room.resize(hi - lo + 1, 0);
@@ -401,14 +399,14 @@ impl Blocks {
         }
     }
 
-    /// Takes `best` over if it costs at most `allow` more than before.
-    fn settle(&mut self, core: &Core, state: &mut State, old: (i64, i64), allow: i64) -> Moved {
+    /// Accepts `best` if it costs at most `allow` more than before.
+    fn settle(&mut self, core: &Core, state: &mut State, old: (i64, i64), allow: i64) -> MoveOutcome {
         let new = local_cost(core, &self.vars, |v| self.new_value(&state.x, v, true), |v| self.position(v));
         if new.1 > old.1 || (new.1 == old.1 && new.0 > old.0 + allow) {
-            return Moved::No;
+            return MoveOutcome::Unchanged;
         }
         self.apply(core, state);
-        Moved::Yes(new.0 - old.0)
+        MoveOutcome::Changed(new.0 - old.0)
     }
 
     /// Sets the block to `best`.

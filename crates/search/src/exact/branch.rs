@@ -1,56 +1,62 @@
-//! Branch and bound: proves what the bound at the root cannot.
+//! Branch and bound, for proofs that the bound at the root cannot give.
 //!
-//! Depth first. A node is a stage; its bound is raised briefly, useless values go, an assignment is
-//! tried, and the variable that the bound is least decided about is split into its likeliest value and
-//! the rest. Only assignments better than `limit` are looked for.
+//! The search is depth first, and a node is a subproblem. Visiting a node raises its bound briefly, removes useless
+//! values and tries an assignment. Then it splits the least decided variable into its likeliest value and the rest.
+//! Only assignments cheaper than `limit` are sought.
 
-use super::ascent::Pace;
+use super::ascent::AscentSchedule;
 use super::dual::prefix_sums;
 use super::island::Island;
 use super::model::Model;
 use super::search::Stop;
-use super::stage::Stage;
+use super::subproblem::Subproblem;
 
-/// Work for looking for an assignment at a node, relative to one pass over it.
+/// Work of the primal search at a node, relative to one pass over it.
 const PRIMAL_SHARE: u64 = 20;
 
-/// How many variables are tried at a node.
+/// Branching variables tried at a node.
 const CANDIDATES: usize = 6;
 
 struct Node {
-    stage: Stage,
+    subproblem: Subproblem,
     bound: i64,
 }
 
 /// A tree under search.
 pub struct Branch {
     stack: Vec<Node>,
-    /// Only assignments that cost less are looked for.
+    /// Only cheaper assignments are sought.
     pub limit: i64,
-    /// The best one found and its labels in the model given at the start.
+    /// The best assignment found: its cost and its labels in the original model.
     pub found: Option<(i64, Vec<u32>)>,
-    /// Nodes looked at.
+    /// Nodes visited.
     pub nodes: u64,
     seed: u64,
 }
 
 impl Branch {
-    /// A tree over a model made by [`Model::compact`]; `bound` is known to hold for it.
+    /// A tree over a model made by [`Model::compact`], with a valid lower bound.
     pub fn new(model: Model, limit: i64, bound: i64, seed: u64) -> Self {
-        Branch { stack: vec![Node { stage: Stage::new(model), bound }], limit, found: None, nodes: 0, seed }
+        Branch {
+            stack: vec![Node { subproblem: Subproblem::new(model), bound }],
+            limit,
+            found: None,
+            nodes: 0,
+            seed,
+        }
     }
 
-    /// Whether everything was looked at: nothing costs less than `limit`.
+    /// Whether the tree is exhausted: no assignment costs less than `limit`.
     pub fn done(&self) -> bool {
         self.stack.is_empty()
     }
 
-    /// No assignment that is still to be found costs less.
+    /// A lower bound on the cost of every assignment not yet found.
     pub fn bound(&self) -> i64 {
         self.stack.iter().map(|n| n.bound).min().map_or(self.limit, |b| b.min(self.limit))
     }
 
-    /// About `work` steps.
+    /// Visits nodes for about `work` steps.
     pub fn advance(&mut self, work: u64, stop: Stop<'_>) {
         let mut done = 0;
         while done < work
@@ -64,83 +70,83 @@ impl Branch {
         }
     }
 
-    /// Looks at one node and pushes its children. Returns the work done.
+    /// Visits one node and pushes its children. Returns the work done.
     fn visit(&mut self, node: Node, stop: Stop<'_>) -> u64 {
-        let Node { mut stage, mut bound } = node;
+        let Node { mut subproblem, mut bound } = node;
         let mut work = 1000;
         let mut values;
         loop {
-            if stage.core.variables() == 0 {
-                self.offer(&stage, stage.core.constant, &[]);
+            if subproblem.core.variables() == 0 {
+                self.offer(&subproblem, subproblem.core.constant, &[]);
                 return work;
             }
-            work += stage.ascent.advance(&stage.core, u64::MAX, Some(self.limit), stop);
-            let (b, v) = stage.ascent.best().certify_values(&stage.core);
+            work += subproblem.ascent.advance(&subproblem.core, u64::MAX, Some(self.limit), stop);
+            let (b, v) = subproblem.ascent.best().certify_values(&subproblem.core);
             bound = bound.max(b);
             values = v;
             if bound >= self.limit {
                 return work;
             }
-            let size = stage.core.value_count();
-            match stage.narrow(&values, self.limit - 1, 0.0, Pace::BRIEF) {
+            let size = subproblem.core.value_count();
+            match subproblem.narrow(&values, self.limit - 1, 0.0, AscentSchedule::BRIEF) {
                 Err(_) => return work,
                 Ok(false) => break,
-                Ok(true) if stage.core.value_count() * 10 > size * 9 => {
-                    work += stage.ascent.advance(&stage.core, u64::MAX, Some(self.limit), stop);
-                    if stage.core.variables() > 0 {
-                        values = stage.ascent.best().certify_values(&stage.core).1;
+                Ok(true) if subproblem.core.value_count() * 10 > size * 9 => {
+                    work += subproblem.ascent.advance(&subproblem.core, u64::MAX, Some(self.limit), stop);
+                    if subproblem.core.variables() > 0 {
+                        values = subproblem.ascent.best().certify_values(&subproblem.core).1;
                         break;
                     }
                 }
                 Ok(true) => {}
             }
         }
-        work += self.look(&stage, stop);
+        work += self.look(&subproblem, stop);
         if bound < self.limit {
-            work += self.split(&stage, bound, &values, stop);
+            work += self.split(&subproblem, bound, &values, stop);
         }
         work
     }
 
-    /// Tries to find an assignment at a node.
-    fn look(&mut self, stage: &Stage, stop: Stop<'_>) -> u64 {
-        let cells: usize = stage.core.value_count() + stage.core.slack.len();
+    /// Searches for an assignment at a node.
+    fn look(&mut self, subproblem: &Subproblem, stop: Stop<'_>) -> u64 {
+        let cells: usize = subproblem.core.value_count() + subproblem.core.slack.len();
         let work = cells as u64 * PRIMAL_SHARE;
-        let dual = stage.ascent.best();
-        let mut island = Island::new(&stage.core, dual.decode(&stage.core), self.seed ^ self.nodes);
-        island.advance(&stage.core, work, &dual.lambda, stop);
+        let dual = subproblem.ascent.best();
+        let mut island = Island::new(&subproblem.core, dual.decode(&subproblem.core), self.seed ^ self.nodes);
+        island.advance(&subproblem.core, work, &dual.lambda, stop);
         if let Some(best) = &island.best {
-            self.offer(stage, best.cost, &best.x);
+            self.offer(subproblem, best.cost, &best.x);
         }
         work
     }
 
-    fn offer(&mut self, stage: &Stage, cost: i64, x: &[u32]) {
+    fn offer(&mut self, subproblem: &Subproblem, cost: i64, x: &[u32]) {
         if cost < self.limit {
             self.limit = cost;
-            self.found = Some((cost, stage.lift(x)));
+            self.found = Some((cost, subproblem.lift(x)));
         }
     }
 
-    /// Splits a variable into its likeliest value and the rest. Candidates are those that the bound is
-    /// least decided about, the more so the more their usage is worth; the one that raises the bounds of
-    /// both sides most is taken, and the trials become the children. Returns the work done.
-    fn split(&mut self, stage: &Stage, bound: i64, values: &[i64], stop: Stop<'_>) -> u64 {
+    /// Splits a variable into its likeliest value and the rest. Candidates are the least decided variables, weighted
+    /// by the price of their usage. The candidate that raises the bounds of both sides most is taken, and its trials
+    /// become the children. Returns the work done.
+    fn split(&mut self, subproblem: &Subproblem, bound: i64, values: &[i64], stop: Stop<'_>) -> u64 {
         let mut work = 0;
         let mut best: Option<(f64, [Option<Node>; 2])> = None;
-        for (v, likely) in candidates(stage) {
-            let bounds = &values[stage.core.values(v)];
+        for (v, likely) in candidates(subproblem) {
+            let bounds = &values[subproblem.core.values(v)];
             let mut score = 1.0;
             let mut children = [None, None];
             for (child, keep_likely) in children.iter_mut().zip([false, true]) {
                 let keep: Vec<bool> = (0..bounds.len()).map(|i| (i == likely) == keep_likely).collect();
                 let least = (0..bounds.len()).filter(|&i| keep[i]).map(|i| bounds[i]).min();
                 let known = least.map_or(self.limit, |l| l.max(bound));
-                *child = self.attempt(stage, v, &keep, known, &mut work, stop);
+                *child = self.attempt(subproblem, v, &keep, known, &mut work, stop);
                 let reached = child.as_ref().map_or(self.limit, |c| c.bound.min(self.limit));
                 score *= (reached - bound) as f64 + 1.0;
             }
-            // A side that is closed makes the choice: nothing is lost by taking the other one.
+            // If one side is closed, the other is the only child: no candidate is better.
             let closed = children.iter().any(Option::is_none);
             if best.as_ref().is_none_or(|b| score > b.0) {
                 best = Some((score, children));
@@ -154,10 +160,10 @@ impl Branch {
         work
     }
 
-    /// A child and its bound; none if it holds nothing better than `limit`.
+    /// A child with its bound; `None` if it has no assignment below `limit`.
     fn attempt(
         &self,
-        stage: &Stage,
+        subproblem: &Subproblem,
         v: u32,
         keep: &[bool],
         known: i64,
@@ -167,20 +173,20 @@ impl Branch {
         if known >= self.limit {
             return None;
         }
-        let mut stage = stage.restrict(v, keep, Pace::BRIEF).ok()?;
-        if stage.core.variables() == 0 {
-            return Some(Node { stage, bound: known });
+        let mut subproblem = subproblem.restrict(v, keep, AscentSchedule::BRIEF).ok()?;
+        if subproblem.core.variables() == 0 {
+            return Some(Node { subproblem, bound: known });
         }
-        *work += stage.ascent.advance(&stage.core, u64::MAX, Some(self.limit), stop);
-        let bound = known.max(stage.ascent.best().certify(&stage.core));
-        (bound < self.limit).then_some(Node { stage, bound })
+        *work += subproblem.ascent.advance(&subproblem.core, u64::MAX, Some(self.limit), stop);
+        let bound = known.max(subproblem.ascent.best().certify(&subproblem.core));
+        (bound < self.limit).then_some(Node { subproblem, bound })
     }
 }
 
-/// The variables most worth splitting, each with its likeliest value.
-fn candidates(stage: &Stage) -> Vec<(u32, usize)> {
-    let core = &stage.core;
-    let dual = stage.ascent.best();
+/// The best branching variables, each with its likeliest value.
+fn candidates(subproblem: &Subproblem) -> Vec<(u32, usize)> {
+    let core = &subproblem.core;
+    let dual = subproblem.ascent.best();
     let prefix = prefix_sums(&dual.lambda);
     let mut scored: Vec<(f64, u32, usize)> = Vec::new();
     let mut price = Vec::new();

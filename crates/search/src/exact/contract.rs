@@ -1,11 +1,11 @@
-//! From the network to the working model: forbidden values by arc consistency, variables that follow
-//! one another merged, time reduced to the rows that matter.
+//! Builds the working model of a network: removes forbidden values by arc consistency, merges variables that
+//! determine one another and reduces time to the binding rows.
 //!
 //! Compilers' networks are full of hard equalities: an elementwise operator must be split like its input.
 //! Where a table allows exactly one partner for each value of either side, the two variables are one.
-//! Doing this on the shared tables of the network, before anything is copied, keeps memory small.
+//! Merging works on the network's shared tables before anything is copied, which keeps memory small.
 
-use super::memo::{Memo, Table};
+use super::memo::{Table, TableMemo};
 use super::model::{INF, Model, Variable, add};
 use super::profile::{Profile, Span};
 use crate::network::{FORBIDDEN, Network, VarId};
@@ -20,13 +20,13 @@ pub struct Infeasible;
 const NONE: u32 = u32::MAX;
 
 /// Builds the working model. Model variable `i` is network variable `i`; labels are choices.
-pub fn contract(network: &Network, memo: &mut Memo) -> Result<Model, Infeasible> {
+pub fn contract(network: &Network, memo: &mut TableMemo) -> Result<Model, Infeasible> {
     let allowed = arc_consistent(network)?;
     let merged = merge_followers(network, &allowed);
     build(network, &allowed, &merged, memo)
 }
 
-/// Which choices of each variable are left.
+/// Per variable and choice: whether it is arc consistent.
 fn arc_consistent(network: &Network) -> Result<Vec<Vec<bool>>, Infeasible> {
     let count = network.variables();
     let mut allowed: Vec<Vec<bool>> =
@@ -34,7 +34,7 @@ fn arc_consistent(network: &Network) -> Result<Vec<Vec<bool>>, Infeasible> {
     if allowed.iter().any(|a| !a.contains(&true)) {
         return Err(Infeasible);
     }
-    // Where nothing is forbidden, everything has a partner as long as anything is left.
+    // In a table without forbidden costs every choice has a partner while any choice is left.
     let free: Vec<bool> =
         (0..network.tables() as u32).map(|t| network.table(t).iter().all(|&c| c < FORBIDDEN)).collect();
     let hard = |e: &u32| !free[network.edges()[*e as usize].table as usize];
@@ -88,14 +88,14 @@ fn arc_consistent(network: &Network) -> Result<Vec<Vec<bool>>, Infeasible> {
     Ok(allowed)
 }
 
-/// For each variable the one that it follows (itself, if it leads), and its choice by the leader's.
-struct Merged {
+/// For each variable its leader (itself, if it leads), and its choice as a function of the leader's.
+struct MergeMap {
     root: Vec<u32>,
     map: Vec<Vec<u32>>,
 }
 
 /// Merges variables joined by tables that allow exactly one partner for each choice of either side.
-fn merge_followers(network: &Network, allowed: &[Vec<bool>]) -> Merged {
+fn merge_followers(network: &Network, allowed: &[Vec<bool>]) -> MergeMap {
     let count = network.variables();
     let size: Vec<usize> = allowed.iter().map(|a| a.iter().filter(|&&x| x).count()).collect();
     // partner[e][choice of u] = choice of v, where the edge is a bijection.
@@ -158,18 +158,19 @@ fn merge_followers(network: &Network, allowed: &[Vec<bool>]) -> Merged {
             }
         }
     }
-    Merged { root, map }
+    MergeMap { root, map }
 }
 
 fn build(
     network: &Network,
     allowed: &[Vec<bool>],
-    merged: &Merged,
-    memo: &mut Memo,
+    merged: &MergeMap,
+    memo: &mut TableMemo,
 ) -> Result<Model, Infeasible> {
     let count = network.variables();
     let mut model = Model::default();
     let (rows, row_of) = time_rows(network, allowed);
+    debug_assert!(rows == 0 || network.usage_limit().is_some(), "rows follow from a limit");
     model.slack = vec![network.usage_limit().unwrap_or(0); rows];
     model.row_ids = (0..rows as u32).collect();
     let mut spans: Vec<Vec<Span>> = vec![Vec::new(); count];
@@ -210,7 +211,13 @@ fn build(
     Ok(model)
 }
 
-fn add_edges(network: &Network, merged: &Merged, labels: &[Vec<u32>], model: &mut Model, memo: &mut Memo) {
+fn add_edges(
+    network: &Network,
+    merged: &MergeMap,
+    labels: &[Vec<u32>],
+    model: &mut Model,
+    memo: &mut TableMemo,
+) {
     let root = |v: VarId| merged.root[v.index()];
     let mut order: Vec<(u32, u32, u32)> = Vec::with_capacity(network.edges().len());
     for (e, edge) in network.edges().iter().enumerate() {
@@ -225,7 +232,7 @@ fn add_edges(network: &Network, merged: &Merged, labels: &[Vec<u32>], model: &mu
         let cost = network.pair(edge, cu, cv);
         if cost >= FORBIDDEN { INF } else { cost }
     };
-    // By the network's table.
+    // Model tables by network table.
     let mut copies: FxHashMap<u32, Table> = FxHashMap::default();
     let mut k = 0;
     while k < order.len() {
@@ -244,7 +251,7 @@ fn add_edges(network: &Network, merged: &Merged, labels: &[Vec<u32>], model: &mu
         }
         let whole = |v: VarId| root(v) == v.0 && labels[v.index()].len() == network.choices(v);
         let plain = match group {
-            // The network's table as it is.
+            // The network's table, unchanged.
             &[(_, _, e)] => Some(network.edges()[e as usize]).filter(|edge| whole(edge.u) && whole(edge.v)),
             _ => None,
         };
@@ -278,8 +285,8 @@ fn add_edges(network: &Network, merged: &Merged, labels: &[Vec<u32>], model: &mu
     }
 }
 
-/// The times that matter, numbered: those after some start and before some end, with nothing between.
-/// Every other time has a subset of the usages of one of these. Also gives each variable's rows.
+/// The binding times, numbered: those after a start and before the next end. At every other time a subset of the
+/// usages of a binding time counts. Also returns each variable's rows.
 fn time_rows(network: &Network, allowed: &[Vec<bool>]) -> (usize, impl Fn(usize) -> Option<(u32, u32)>) {
     let uses = |v: usize| {
         let id = VarId(v as u32);

@@ -1,10 +1,10 @@
-//! What is left after the reductions, laid out for the inner loops of search and bounds.
+//! The network after the reductions, in a dense layout for the inner loops of search and bounds.
 //!
-//! Immutable and dense: variables `0..n`, values numbered through all variables, tables as floating-point
-//! numbers in both orientations, equal ones stored once. Exact integers are kept beside for evaluation.
-//! Forbidden costs are a number `big` that exceeds every finite total.
+//! A core is immutable. Variables are `0..n`, and values are numbered across all variables. Tables are floating-point
+//! numbers in both orientations, equal ones stored once; exact integers are kept for evaluation. Forbidden costs are
+//! a number `big` that exceeds every finite total.
 
-use super::memo::Same;
+use super::memo::TableIdentity;
 use super::model::{INF, Model, Pair};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
@@ -16,11 +16,11 @@ pub struct CorePair {
     pub u: u32,
     /// Column variable.
     pub v: u32,
-    /// Where its table with `u` major begins.
+    /// Offset of its table with `u` major.
     at: usize,
-    /// Where its table with `v` major begins.
+    /// Offset of its table with `v` major.
     at_transposed: usize,
-    /// Its largest cost that is not forbidden, whatever the sign.
+    /// The largest absolute value of its finite costs.
     pub largest: i64,
 }
 
@@ -38,7 +38,7 @@ pub struct Link {
 pub struct CoreSpan {
     /// First row.
     pub lo: u32,
-    /// First row after.
+    /// The row after the last.
     pub hi: u32,
     at: usize,
 }
@@ -58,7 +58,7 @@ pub struct Core {
     first_span: Vec<u32>,
     spans: Vec<CoreSpan>,
     usage: Vec<i64>,
-    /// What may be used at each row.
+    /// The usage available at each row.
     pub slack: Vec<i64>,
     /// Cost paid by every assignment.
     pub constant: i64,
@@ -114,7 +114,7 @@ impl Core {
     }
 
     fn add_pairs(&mut self, model: &Model, index: &[u32]) {
-        // Model pairs by where they come here.
+        // Model pairs, sorted by core variables.
         let mut pairs: Vec<(u32, u32, &Pair)> = model
             .pairs
             .iter()
@@ -128,22 +128,22 @@ impl Core {
         let most =
             |costs: &[i64]| costs.iter().copied().filter(|&c| c < INF).max().unwrap_or(0).max(0) as f64;
         let mut total: f64 = (0..self.variables()).map(|v| most(&self.unary[self.values(v)])).sum();
-        // Where each of the model's tables lies, as it is and turned, its largest cost, and that of either sign.
-        let mut known: FxHashMap<(Same, usize), (usize, usize, f64, i64)> = FxHashMap::default();
+        // By model table: its offset, the transposed table's offset, its largest cost and largest absolute cost.
+        let mut known: FxHashMap<(TableIdentity, usize), (usize, usize, f64, i64)> = FxHashMap::default();
         let largest_of =
             |costs: &[i64]| costs.iter().filter(|&&c| c < INF).map(|c| c.abs()).max().unwrap_or(0);
         let mut pool: FxHashMap<Vec<i64>, usize> = FxHashMap::default();
         for (u, v, pair) in pairs {
             let columns = model.size(pair.v);
-            let (straight, turned, most_here, largest) =
-                *known.entry((Same(pair.cost.clone()), columns)).or_insert_with(|| {
-                    let turned = super::model::transpose(&pair.cost, model.size(pair.u), columns);
+            let (straight, transposed, most_here, largest) =
+                *known.entry((TableIdentity(pair.cost.clone()), columns)).or_insert_with(|| {
+                    let transposed = super::model::transpose(&pair.cost, model.size(pair.u), columns);
                     let straight = self.intern(&mut pool, pair.cost.to_vec());
-                    (straight, self.intern(&mut pool, turned), most(&pair.cost), largest_of(&pair.cost))
+                    (straight, self.intern(&mut pool, transposed), most(&pair.cost), largest_of(&pair.cost))
                 });
             total += most_here;
             let in_order = index[pair.u as usize] == u;
-            let (at, at_transposed) = if in_order { (straight, turned) } else { (turned, straight) };
+            let (at, at_transposed) = if in_order { (straight, transposed) } else { (transposed, straight) };
             self.pairs.push(CorePair { u, v, at, at_transposed, largest });
         }
         self.big = 2.0 * total + 1.0;
@@ -170,7 +170,7 @@ impl Core {
         })
     }
 
-    /// How many variables there are.
+    /// Number of variables.
     pub fn variables(&self) -> u32 {
         self.ids.len() as u32
     }
@@ -180,12 +180,12 @@ impl Core {
         self.first[v as usize] as usize..self.first[v as usize + 1] as usize
     }
 
-    /// How many values `v` has.
+    /// Number of values of `v`.
     pub fn size(&self, v: u32) -> usize {
         (self.first[v as usize + 1] - self.first[v as usize]) as usize
     }
 
-    /// How many values there are in all.
+    /// Number of values of all variables.
     pub fn value_count(&self) -> usize {
         self.unary.len()
     }
@@ -219,8 +219,7 @@ impl Core {
         &self.usage[span.at..span.at + self.size(v)]
     }
 
-    /// The assignment with these labels of the model's variables; a label that is gone is replaced by
-    /// the cheapest value.
+    /// The assignment with these labels of the model's variables. The cheapest value replaces a removed label.
     pub fn with_labels(&self, labels: &[u32]) -> Vec<u32> {
         let value = |v: u32| {
             let label = labels[self.ids[v as usize] as usize];
@@ -234,7 +233,7 @@ impl Core {
         (0..self.variables()).map(value).collect()
     }
 
-    /// Adds (`sign` = 1) or takes away (-1) the usage of one choice at every row.
+    /// Adds (`sign` = 1) or subtracts (-1) the usage of one choice at every row.
     pub fn add_load(&self, load: &mut [i64], v: u32, value: u32, sign: i64) {
         for s in self.spans(v) {
             let u = sign * self.usage[s.at + value as usize];
@@ -246,7 +245,7 @@ impl Core {
         }
     }
 
-    /// What an assignment uses at every row.
+    /// The usage of an assignment at every row.
     pub fn load(&self, x: &[u32]) -> Vec<i64> {
         let mut delta = vec![0i64; self.slack.len() + 1];
         for v in 0..self.variables() {
@@ -265,14 +264,13 @@ impl Core {
         delta
     }
 
-    /// By how much the most overfull row is over; zero or less if everything fits.
+    /// The largest excess over all rows; zero or less if the assignment fits.
     pub fn overflow(&self, load: &[i64]) -> i64 {
         load.iter().zip(&self.slack).map(|(l, s)| l - s).max().unwrap_or(0)
     }
 }
 
-/// The order in which variables are laid out: by when they are used, which is the order in which they
-/// were made; messages that sweep along it travel far.
+/// The order of variables: by time of use, which is the order of creation. Messages that sweep along it travel far.
 fn order(model: &Model) -> Vec<u32> {
     model.live()
 }

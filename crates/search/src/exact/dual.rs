@@ -1,32 +1,32 @@
-//! Lower bounds: sequential reweighted message passing on the pairs (Kolmogorov, "A new look at
-//! reweighted message passing", 2015, which is TRW-S for pairwise costs), with one Lagrange multiplier per
-//! row of time, moved along averaged subgradients.
+//! Lower bounds: sequential reweighted message passing on the pairs (Kolmogorov, "A new look at reweighted message
+//! passing", 2015, which is TRW-S for pairwise costs), with one Lagrange multiplier per row of time, moved along
+//! averaged subgradients.
 //!
-//! Any messages and any non-negative multipliers give a valid bound; floating point only decides which
-//! ones. The bound that is reported is recomputed from them in exact integers, see [`Dual::certify`].
+//! Any messages and any non-negative multipliers give a valid bound, so floating-point errors affect only its quality.
+//! The reported bound is recomputed from them in exact integers, see [`Dual::certify`].
 
 use super::core::Core;
 use super::kernel::{argmin, min_plus};
 use super::model::INF;
-use super::remains::{FRACTION, Remains};
+use super::reduced_costs::{FRACTION, PairReducedCosts};
 
 /// Messages and multipliers.
 #[derive(Clone, Debug)]
 pub struct Dual {
-    /// What was moved from each pair to its `u`, then to its `v`.
+    /// The messages from each pair to its `u`, then to its `v`.
     messages: Vec<f64>,
     first: Vec<usize>,
     /// Multiplier of each row.
     pub lambda: Vec<f64>,
-    /// Unary costs with the price of their usage.
+    /// Unary costs plus the price of their usage.
     priced: Vec<f64>,
     /// Average of the subgradients.
     direction: Vec<f64>,
-    /// Which multipliers the last step moved.
+    /// Whether the last step moved each multiplier.
     active: Vec<bool>,
-    /// The assignment that the last pass preferred, variable by variable.
+    /// The best value of each variable in the last pass.
     pub preferred: Vec<u32>,
-    /// How often each value was preferred lately, between zero and one.
+    /// Recent frequency of each value in `preferred`, between zero and one.
     pub occupancy: Vec<f64>,
     /// The bound after the last pass, up to rounding.
     pub bound: f64,
@@ -35,7 +35,7 @@ pub struct Dual {
 }
 
 impl Dual {
-    /// No messages, no prices.
+    /// Zero messages and prices.
     pub fn new(core: &Core) -> Self {
         let mut first = Vec::with_capacity(core.pairs.len());
         let mut len = 0;
@@ -60,8 +60,8 @@ impl Dual {
         dual
     }
 
-    /// Messages and prices for `core`, taken over from `old` where variables, pairs, values and rows are
-    /// still there. Any start is valid; this one is good.
+    /// Messages and prices for `core`, copied from `old` for variables, pairs, values and rows that remain. Any start is
+    /// valid; this one is close to converged.
     pub fn transfer(old: &Dual, old_core: &Core, core: &Core) -> Self {
         let mut dual = Dual::new(core);
         let most = old_core.ids.iter().chain(&core.ids).copied().max().map_or(0, |m| m as usize + 1);
@@ -92,7 +92,7 @@ impl Dual {
                 }
             }
         }
-        // A row that went is implied by one nearby: its price moves there.
+        // A removed row is implied by one nearby, which inherits its price.
         for (t, &id) in old_core.row_ids.iter().enumerate() {
             if core.row_ids.is_empty() || old.lambda[t] <= 0.0 {
                 continue;
@@ -162,7 +162,7 @@ impl Dual {
             let (best, least) = argmin(&theta);
             self.preferred[v as usize] = best as u32;
             let most = before.max(after).max(1);
-            // What stays at the variable; the rest is spread over the pairs ahead.
+            // The share that stays at the variable; the rest goes to the pairs ahead.
             bound += least * ((most - after) as f64 / most as f64);
             if after > 0 {
                 let weight = 1.0 / most as f64;
@@ -180,8 +180,8 @@ impl Dual {
         self.bound = bound - paid + core.constant as f64;
     }
 
-    /// Moves the multipliers along the averaged subgradient at the preferred assignment: Polyak's step
-    /// for a bound that is to rise by `rise`. False if no row asks for it.
+    /// Moves the multipliers along the averaged subgradient at the preferred assignment, by Polyak's step for a rise of
+    /// `rise`. False if no row is active.
     pub fn step(&mut self, core: &Core, rise: f64, keep: f64) -> bool {
         let load = core.load(&self.preferred);
         for (t, d) in self.direction.iter_mut().enumerate() {
@@ -211,8 +211,8 @@ impl Dual {
         true
     }
 
-    /// The rows whose price moves: those that have one, and of each stretch of overfull rows the worst.
-    /// At the best prices few rows have one; spreading a step over a whole stretch would only hide which.
+    /// Marks the rows whose price moves: those with a price, and the worst of each run of overfull rows. At the optimal
+    /// prices few rows have one, and a step over a whole run would hide which.
     fn mark_peaks(&mut self) {
         for (a, &l) in self.active.iter_mut().zip(&self.lambda) {
             *a = l > 0.0;
@@ -232,8 +232,8 @@ impl Dual {
         }
     }
 
-    /// An assignment: variables in order, each given those before it and the messages from those after.
-    /// Best called after a descending pass.
+    /// Decodes an assignment: each variable in order, given those before it and the messages from those after. Best
+    /// after a descending pass.
     pub fn decode(&self, core: &Core) -> Vec<u32> {
         let mut x = vec![0u32; core.variables() as usize];
         let mut theta = Vec::new();
@@ -261,8 +261,8 @@ impl Dual {
         if self.in_range(core) { self.exact(core, false).bound() } else { 0 }
     }
 
-    /// Whether all numbers are small enough that exact sums of them cannot overflow. Only a hostile
-    /// network gets beyond; no bound is claimed there.
+    /// Whether all numbers are small enough that exact sums cannot overflow. Only hostile networks exceed the range, and
+    /// they get the trivial bound zero.
     fn in_range(&self, core: &Core) -> bool {
         const MOST: f64 = (1u128 << 80) as f64;
         let paid: f64 = self.lambda.iter().zip(&core.slack).map(|(l, &s)| l * s as f64).sum();
@@ -270,7 +270,7 @@ impl Dual {
         small(&paid) && self.priced.iter().all(small) && self.messages.iter().all(small)
     }
 
-    /// The same, and for each value of each variable a bound on what any assignment with it costs.
+    /// The certified bound, and for each value of each variable a bound on the assignments with it.
     pub fn certify_values(&self, core: &Core) -> (i64, Vec<i64>) {
         if !self.in_range(core) {
             return (0, vec![0; core.value_count()]);
@@ -279,7 +279,7 @@ impl Dual {
         (exact.bound(), exact.value_bounds(core))
     }
 
-    /// Messages and multipliers as exact numbers, and the terms that they leave; by value only if asked for.
+    /// The terms of the bound as exact numbers; by value only if `by_value`.
     fn exact(&self, core: &Core, by_value: bool) -> Certificate<'_> {
         let one = f64::from(1u32 << FRACTION);
         let fixed = |x: f64| (x * one) as i128;
@@ -314,17 +314,18 @@ impl Dual {
         }
         let mut least_pair = Vec::with_capacity(core.pairs.len());
         let mut along = vec![i128::MAX; if by_value { messages.len() } else { 0 }];
-        let mut remains = Remains::default();
+        let mut reduced = PairReducedCosts::default();
         for (k, p) in core.pairs.iter().enumerate() {
             let (mu, mv) = (self.message(core, k as u32, p.u), self.message(core, k as u32, p.v));
             let table = core.exact_table(k as u32, p.u);
             let (rows, columns) = (&messages[mu.clone()], &messages[mv.clone()]);
-            let least = remains.least(table, p.largest, rows, columns);
+            let least = reduced.least(table, p.largest, rows, columns);
             if by_value {
-                along[mu].copy_from_slice(&remains.rows);
-                along[mv].copy_from_slice(&remains.columns);
+                along[mu].copy_from_slice(&reduced.rows);
+                along[mv].copy_from_slice(&reduced.columns);
             }
-            // Arc consistency leaves every pair something to choose; be safe all the same.
+            debug_assert!(least != i128::MAX, "arc consistency leaves every pair a finite cost");
+            // A pair without finite costs makes the core infeasible, so any term is valid.
             let least = if least == i128::MAX { 0 } else { least };
             total += least;
             least_pair.push(least);
@@ -340,7 +341,7 @@ struct Certificate<'d> {
     theta: Vec<i128>,
     least_unary: Vec<i128>,
     least_pair: Vec<i128>,
-    /// Least remaining cost of each pair, by value of either end; laid out like the messages. Empty if not asked for.
+    /// Least reduced cost of each pair, by value of either end; indexed like the messages. Empty unless by value.
     along: Vec<i128>,
 }
 
@@ -349,7 +350,7 @@ impl Certificate<'_> {
         round_up(self.total)
     }
 
-    /// Bounds by value: the variable and its pairs at the given value, everything else at its least.
+    /// Bounds by value: the variable and its pairs at the given value, all other terms at their least.
     fn value_bounds(&self, core: &Core) -> Vec<i64> {
         let mut out = Vec::with_capacity(core.value_count());
         for v in 0..core.variables() {
@@ -369,13 +370,13 @@ impl Certificate<'_> {
     }
 }
 
-/// The least integer that is no less, within the range of costs.
+/// Rounds up to an integer within the range of costs.
 fn round_up(fixed: i128) -> i64 {
     let up = (fixed.saturating_add((1i128 << FRACTION) - 1)) >> FRACTION;
     up.clamp(0, i128::from(INF)) as i64
 }
 
-/// Sums of all prefixes; one more entry than values.
+/// All prefix sums; one more entry than values.
 pub fn prefix_sums(values: &[f64]) -> Vec<f64> {
     let mut out = Vec::with_capacity(values.len() + 1);
     let mut sum = 0.0;
@@ -391,7 +392,7 @@ pub fn prefix_sums(values: &[f64]) -> Vec<f64> {
 mod tests {
     use super::*;
     use crate::exact::contract::contract;
-    use crate::exact::memo::Memo;
+    use crate::exact::memo::TableMemo;
     use crate::exact::state::State;
     use crate::network::{FORBIDDEN, Interval, NetworkBuilder, VarId};
     use rand::{RngExt, SeedableRng};
@@ -415,7 +416,7 @@ mod tests {
             b.edge(VarId(u as u32), VarId(v as u32), &table).ok()?;
         }
         b.usage_limit(rng.random_range(8..25)).ok()?;
-        Some(Core::new(&contract(&b.build().ok()?, &mut Memo::new()).ok()?))
+        Some(Core::new(&contract(&b.build().ok()?, &mut TableMemo::new()).ok()?))
     }
 
     #[test]

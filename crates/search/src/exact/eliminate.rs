@@ -1,23 +1,23 @@
-//! What is left without memory rows, solved at once by dynamic programming over a tree decomposition, where
-//! its tables are small: elimination in min-degree order, the machinery of [`crate::pase`].
+//! Solves a core without memory rows by dynamic programming over a tree decomposition, if its tables are small:
+//! elimination in min-degree order with the tables of [`crate::pase`].
 //!
-//! The reductions eliminate variables of at most two neighbours, which keeps all tables between pairs; this
-//! goes on past two where that is affordable. Where it is not, bounds and search take over.
+//! The reductions eliminate only variables of at most two neighbours, which keeps all tables pairwise. This module
+//! eliminates variables of more neighbours if that is affordable. Otherwise bounds and search solve the core.
 
 use super::core::Core;
 use super::model::INF;
+use crate::control::Control;
 use crate::minsum::INFINITE;
-use crate::outcome::Control;
 use crate::pairwise::{Pair, Pairwise};
 use crate::pase;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// Additions that are worth spending per round of the search: a few hundredths of a second. Elimination is cheap
-/// where it is tried first, and its turn comes later where bounds and search have not ended it by then.
+/// Additions allowed per round of the search: a few hundredths of a second. Cheap eliminations run first; expensive
+/// ones wait for later rounds, in case bounds and search finish before.
 const WORK_PER_ROUND: f64 = 1e7;
 
-/// A core without rows, and what eliminating it would take.
+/// A core without rows, and the additions that its elimination takes.
 #[derive(Clone, Debug)]
 pub struct Elimination {
     costs: Pairwise,
@@ -39,20 +39,20 @@ impl Elimination {
         Some(Elimination { costs, constant, work })
     }
 
-    /// Whether it is its turn.
+    /// Whether the elimination is affordable in this round.
     pub fn due(&self, round: u64) -> bool {
         self.work <= WORK_PER_ROUND * (round + 1) as f64
     }
 
-    /// The least cost and an assignment that has it, unless time is up before. The cost is [`INF`] where
-    /// everything is forbidden.
+    /// The least cost and its assignment, unless the search must stop first. The cost is [`INF`] if every assignment is
+    /// forbidden.
     pub fn run(&self, control: &Control<'_>) -> Option<(i64, Vec<u32>)> {
         let (optimum, x) = pase::minimise(&self.costs, control).ok()?;
         Some((if optimum >= INFINITE { INF } else { optimum.checked_add(self.constant)? }, x))
     }
 }
 
-/// The core's costs from zero up, and what was taken off to make them so.
+/// The core's costs shifted to be non-negative, and the shift.
 fn costs(core: &Core) -> (Pairwise, i64) {
     let mut constant = core.constant;
     let lift = |costs: &[i64]| -> (Vec<i64>, i64) {
@@ -65,7 +65,7 @@ fn costs(core: &Core) -> (Pairwise, i64) {
         constant += least;
         all.unary.push(unary);
     }
-    // Pairs with one table have one here too.
+    // Pairs that share a table share it here too.
     let mut known: FxHashMap<*const i64, (Arc<[i64]>, i64)> = FxHashMap::default();
     for (i, p) in core.pairs.iter().enumerate() {
         let table = core.exact_table(i as u32, p.u);

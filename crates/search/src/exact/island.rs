@@ -1,6 +1,6 @@
-//! One thread of primal search: a feasible assignment that block moves improve, and the ways to get one.
+//! One chain of the primal search: block moves improve a feasible assignment, and a repair finds one.
 
-use super::block::{Blocks, Effort, Moved};
+use super::block::{BlockMoves, Effort, MoveOutcome};
 use super::core::Core;
 use super::dual::prefix_sums;
 use super::search::Stop;
@@ -10,22 +10,22 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Largest block.
 const MAX_BLOCK: usize = 60;
-/// How often multipliers are tried for a block that does not fit.
+/// Multiplier updates for a block that does not fit.
 const TRIES: usize = 5;
 
-/// One move in so many begins at several variables of the fullest row.
+/// One move in this number starts at several variables of the fullest row.
 const CROWD_ODDS: u32 = 3;
 
-/// A searcher with its own randomness.
+/// A chain of the primal search with its own random generator.
 #[derive(Clone, Debug)]
 pub struct Island {
-    /// Where it is.
+    /// The current assignment.
     pub state: State,
-    /// The best feasible assignment that it saw.
+    /// The best feasible assignment so far.
     pub best: Option<State>,
     /// Mean noise of its moves.
     pub temperature: f64,
-    blocks: Blocks,
+    blocks: BlockMoves,
     rng: Xoshiro256PlusPlus,
 }
 
@@ -36,7 +36,7 @@ impl Island {
             state: State::new(core, x),
             best: None,
             temperature: 0.0,
-            blocks: Blocks::new(core),
+            blocks: BlockMoves::new(core),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
         }
     }
@@ -46,7 +46,7 @@ impl Island {
         self.state = State::new(core, x);
     }
 
-    /// About `work` steps: towards feasibility under rising prices first, then downhill.
+    /// Runs about `work` steps: first towards feasibility under rising prices, then towards lower cost.
     pub fn advance(&mut self, core: &Core, work: u64, lambda: &[f64], stop: Stop<'_>) {
         let end = self.blocks.work + work;
         if !self.state.feasible(core) {
@@ -63,7 +63,7 @@ impl Island {
             let size = self.rng.random_range(1..=MAX_BLOCK);
             seeds.clear();
             if !crowd.is_empty() && self.rng.random_range(0..CROWD_ODDS) == 0 {
-                // Far apart in the network, but sharing the fullest row: one may make room for another.
+                // Variables far apart that share the fullest row: one may make room for another.
                 for _ in 0..self.rng.random_range(2..=4) {
                     seeds.push(crowd[self.rng.random_range(0..crowd.len())]);
                 }
@@ -72,7 +72,7 @@ impl Island {
             }
             self.blocks.grow(core, &seeds, size, &mut self.rng);
             let effort = Effort { tries: TRIES, temperature: self.temperature };
-            if let Moved::Yes(delta) =
+            if let MoveOutcome::Changed(delta) =
                 self.blocks.improve(core, &mut self.state, lambda, effort, &mut self.rng)
                 && delta < 0
             {
@@ -90,7 +90,7 @@ impl Island {
         }
     }
 
-    /// Sets blocks to what is best under prices, and raises the price of every overfull row.
+    /// Sets blocks to their best values under prices and raises the price of every overfull row.
     fn repair(&mut self, core: &Core, end: u64, lambda: &[f64], stop: Stop<'_>) {
         let n = core.variables();
         let mut price = lambda.to_vec();
@@ -121,7 +121,7 @@ impl Island {
     }
 }
 
-/// The variables that can use something at the fullest row.
+/// The variables with usage at the fullest row.
 fn crowd(core: &Core, state: &State) -> Vec<u32> {
     let room = |t: &usize| core.slack[*t] - state.load[*t];
     let Some(row) = (0..core.slack.len()).min_by_key(room) else { return Vec::new() };

@@ -1,43 +1,22 @@
 //! The inner loops: min-plus products of small dense tables with vectors.
 //!
-//! Compiled for any processor and for those with 256- and 512-bit vectors, and chosen at run time; all
+//! Each loop is compiled for the widest vectors of the processor ([`shardwright_simd`]). All versions
 //! give the same numbers, since a minimum of sums does not depend on the order of its terms.
 
 use super::model::{INF, add};
 use rayon::prelude::*;
+use shardwright_simd::vectorised_fn;
 
-/// `out[j] = min(out[j], left[i] + table[i][j])` over all rows `i`; `table` has `out.len()` columns.
-pub fn min_plus(out: &mut [f64], left: &[f64], table: &[f64]) {
-    debug_assert_eq!(table.len(), left.len() * out.len());
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has just been asked whether it has these instructions.
-        unsafe { min_plus_avx512(out, left, table) };
-        return;
+vectorised_fn! {
+    /// `out[j] = min(out[j], left[i] + table[i][j])` over all rows `i`; `table` has `out.len()` columns.
+    pub fn min_plus[][](out: &mut [f64], left: &[f64], table: &[f64]) {
+        debug_assert_eq!(table.len(), left.len() * out.len());
+        min_plus_body(out, left, table);
     }
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has just been asked whether it has these instructions.
-        unsafe { min_plus_avx2(out, left, table) };
-        return;
-    }
-    min_plus_body(out, left, table);
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn min_plus_avx512(out: &mut [f64], left: &[f64], table: &[f64]) {
-    min_plus_body(out, left, table);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn min_plus_avx2(out: &mut [f64], left: &[f64], table: &[f64]) {
-    min_plus_body(out, left, table);
-}
-
-/// Columns in groups whose results stay in registers over all rows. The last group overlaps the one
-/// before it where the width is no multiple: taking a minimum twice does no harm.
+/// Works on groups of columns whose results stay in registers over all rows. If the width is no multiple, the last group
+/// overlaps the one before: a repeated minimum changes nothing.
 #[inline(always)]
 fn min_plus_body(out: &mut [f64], left: &[f64], table: &[f64]) {
     let width = out.len();
@@ -76,7 +55,7 @@ fn columns<const N: usize>(out: &mut [f64], left: &[f64], table: &[f64], at: usi
         cells.copy_from_slice(&row[at..at + N]);
         for k in 0..N {
             let c = l + cells[k];
-            // Not `f64::min`: its rule for NaN costs a second instruction, and there are none here.
+            // Not `f64::min`: its rule for NaN costs a second instruction, and no cost is NaN.
             best[k] = if c < best[k] { c } else { best[k] };
         }
     }
@@ -85,8 +64,8 @@ fn columns<const N: usize>(out: &mut [f64], left: &[f64], table: &[f64], at: usi
 
 /// `out[x][y]`, the least `unary[i] + a[i][x] + b[i][y]` over `i`, exactly, in integers.
 ///
-/// Where every finite sum is below 2^53 it is computed in floating point, which is exact there and has
-/// faster minima; long tables are spread over the threads.
+/// If every finite sum is below 2^53, it is computed in floating point, which is exact there and has faster minima. Long
+/// tables are divided among the threads.
 pub fn min_sum(unary: &[i64], a: &[i64], b: &[i64]) -> Vec<i64> {
     let (wa, wb) = (a.len() / unary.len(), b.len() / unary.len());
     let mut out = vec![INF; wa * wb];
@@ -122,7 +101,7 @@ pub fn min_sum(unary: &[i64], a: &[i64], b: &[i64]) -> Vec<i64> {
 /// Integers below this are exact in floating point.
 const EXACT: i128 = 1 << 53;
 
-/// The position and value of the least element; the first one where several are equal.
+/// The position and value of the least element; of equal ones the first.
 pub fn argmin(values: &[f64]) -> (usize, f64) {
     let mut best = (0, f64::INFINITY);
     for (i, &v) in values.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! Tables that are shared, and answers that are kept.
+//! Shared tables and cached results of table operations.
 //!
-//! Networks of deep models repeat themselves: a hundred equal blocks have equal tables, and the reductions would ask
-//! every question about them a hundred times. A [`Memo`] makes equal tables one and remembers what came of turning,
-//! cutting, adding and eliminating with them, so that what repeats is worked out once. It never changes an answer.
+//! Networks of deep models repeat themselves: a hundred equal blocks have equal tables. A [`TableMemo`] stores equal tables
+//! once and caches their transposes, restrictions, sums and eliminations, so that repeated operations run once. It never
+//! changes a result.
 
 use super::kernel::min_sum;
 use super::model::{INF, add, transpose};
@@ -13,83 +13,83 @@ use std::sync::Arc;
 /// The cells of a pairwise table, row-major; `INF` where forbidden.
 pub type Table = Arc<Vec<i64>>;
 
-/// Cells that a memo may hold on to, 8 bytes each; beyond it everything is forgotten.
+/// The most cells of a memo, 8 bytes each. Beyond it the memo is emptied.
 const MOST_CELLS: usize = 1 << 25;
-/// The part of a solver's memory that a memo may have.
+/// A memo may take one part in this number of a solver's memory.
 const SHARE: u64 = 4;
 
-/// A table as a key: the same one, not an equal one. Holds on to it, so that no other gets its address.
+/// A table as a key, compared by address. Keeps the table alive, so that no other gets its address.
 #[derive(Clone, Debug)]
-pub struct Same(pub Table);
+pub struct TableIdentity(pub Table);
 
-impl PartialEq for Same {
+impl PartialEq for TableIdentity {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Same {}
+impl Eq for TableIdentity {}
 
-impl Hash for Same {
+impl Hash for TableIdentity {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_usize(Arc::as_ptr(&self.0).addr());
     }
 }
 
-/// What a table is like.
+/// Properties of a table.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts {
+pub struct TableProperties {
     /// Nothing is forbidden.
     pub finite: bool,
     /// Every cell is the sum of a term of its row and a term of its column.
     pub separable: bool,
 }
 
-/// A variable's cost and its tables, its own values major: what says which of its values are dominated.
-type Surroundings = (Vec<i64>, Vec<Same>);
+/// A variable's costs and its tables, its own values major. They determine which of its values are dominated.
+type VariableCosts = (Vec<i64>, Vec<TableIdentity>);
 
-/// Remembers tables and answers; see the module's text.
+/// Shared tables and cached results; see the module's documentation.
 #[derive(Debug)]
-pub struct Memo {
-    /// Cells that are held on to at most; none if nothing is remembered.
+pub struct TableMemo {
+    /// The most cells; zero if nothing is cached.
     most: usize,
     cells: usize,
     /// By a hash of the cells.
     tables: FxHashMap<u64, Vec<Table>>,
     /// By table and number of columns, here and below.
-    turned: FxHashMap<(Same, usize), Table>,
-    facts: FxHashMap<(Same, usize), Facts>,
+    transposed: FxHashMap<(TableIdentity, usize), Table>,
+    properties: FxHashMap<(TableIdentity, usize), TableProperties>,
     /// Rows (true) or columns taken out.
-    kept: FxHashMap<(Same, usize, bool, Vec<bool>), Table>,
-    sums: FxHashMap<(Same, Same), Table>,
-    eliminated: FxHashMap<(Vec<i64>, Same, Same), Table>,
-    undominated: FxHashMap<Surroundings, Option<Vec<bool>>>,
+    restricted: FxHashMap<(TableIdentity, usize, bool, Vec<bool>), Table>,
+    sums: FxHashMap<(TableIdentity, TableIdentity), Table>,
+    eliminated: FxHashMap<(Vec<i64>, TableIdentity, TableIdentity), Table>,
+    undominated: FxHashMap<VariableCosts, Option<Vec<bool>>>,
 }
 
-impl Memo {
-    /// One that knows nothing yet.
+impl TableMemo {
+    /// An empty memo.
     pub fn new() -> Self {
         Self::of(MOST_CELLS)
     }
 
-    /// The same, for a solver that may hold so many bytes.
+    /// An empty memo for a solver with this memory limit.
     pub fn within(memory_bytes: u64) -> Self {
         Self::of(MOST_CELLS.min((memory_bytes / (8 * SHARE)) as usize))
     }
 
-    /// One that remembers nothing: for small changes, which it would not pay for.
+    /// A memo without cache, for small changes that do not repay its cost.
     pub fn off() -> Self {
         Self::of(0)
     }
 
     fn of(most: usize) -> Self {
-        Memo {
+        TableMemo {
             most,
             cells: 0,
             tables: FxHashMap::default(),
-            turned: FxHashMap::default(),
-            facts: FxHashMap::default(),
-            kept: FxHashMap::default(),
+            transposed: FxHashMap::default(),
+            properties: FxHashMap::default(),
+            restricted: FxHashMap::default(),
             sums: FxHashMap::default(),
             eliminated: FxHashMap::default(),
             undominated: FxHashMap::default(),
@@ -100,10 +100,10 @@ impl Memo {
         self.most == 0
     }
 
-    fn forget_if_full(&mut self, more: usize) {
+    fn clear_if_full(&mut self, more: usize) {
         self.cells += more;
         if self.cells > self.most {
-            *self = Memo { cells: more, ..Self::of(self.most) };
+            *self = TableMemo { cells: more, ..Self::of(self.most) };
         }
     }
 
@@ -118,29 +118,29 @@ impl Memo {
         if let Some(known) = self.tables.get(&hash).into_iter().flatten().find(|known| ***known == cells) {
             return known.clone();
         }
-        self.forget_if_full(cells.len());
+        self.clear_if_full(cells.len());
         let table = Arc::new(cells);
         self.tables.entry(hash).or_default().push(table.clone());
         table
     }
 
-    /// The transpose of a table of so many columns.
-    pub fn turned(&mut self, table: &Table, columns: usize) -> Table {
-        let key = (Same(table.clone()), columns);
-        if let Some(known) = self.turned.get(&key) {
+    /// The transpose of a table of `columns` columns.
+    pub fn transposed(&mut self, table: &Table, columns: usize) -> Table {
+        let key = (TableIdentity(table.clone()), columns);
+        if let Some(known) = self.transposed.get(&key) {
             return known.clone();
         }
-        let turned = self.table(transpose(table, table.len() / columns.max(1), columns));
+        let transposed = self.table(transpose(table, table.len() / columns.max(1), columns));
         if !self.is_off() {
-            self.turned.insert(key, turned.clone());
+            self.transposed.insert(key, transposed.clone());
         }
-        turned
+        transposed
     }
 
     /// A table with only some of its rows, or columns.
-    pub fn kept(&mut self, table: &Table, columns: usize, rows: bool, keep: &[bool]) -> Table {
-        let key = (Same(table.clone()), columns, rows, keep.to_vec());
-        if let Some(known) = self.kept.get(&key) {
+    pub fn restricted(&mut self, table: &Table, columns: usize, rows: bool, keep: &[bool]) -> Table {
+        let key = (TableIdentity(table.clone()), columns, rows, keep.to_vec());
+        if let Some(known) = self.restricted.get(&key) {
             return known.clone();
         }
         let lines = table.chunks_exact(columns.max(1));
@@ -149,16 +149,16 @@ impl Memo {
         } else {
             lines.flat_map(|row| row.iter().zip(keep).filter(|(_, keep)| **keep)).map(|(&c, _)| c).collect()
         };
-        let kept = self.table(cells);
+        let restricted = self.table(cells);
         if !self.is_off() {
-            self.kept.insert(key, kept.clone());
+            self.restricted.insert(key, restricted.clone());
         }
-        kept
+        restricted
     }
 
-    /// Two tables added up cell by cell.
+    /// The sum of two tables, cell by cell.
     pub fn sum(&mut self, a: &Table, b: &Table) -> Table {
-        let key = (Same(a.clone()), Same(b.clone()));
+        let key = (TableIdentity(a.clone()), TableIdentity(b.clone()));
         if let Some(known) = self.sums.get(&key) {
             return known.clone();
         }
@@ -169,10 +169,10 @@ impl Memo {
         sum
     }
 
-    /// What eliminating a variable leaves between its two neighbours, given its costs and its tables with them, its own
-    /// values major.
+    /// The table between a variable's two neighbours after its elimination, given its costs and its tables with them, its
+    /// own values major.
     pub fn eliminated(&mut self, unary: &[i64], a: &Table, b: &Table) -> Table {
-        let key = (unary.to_vec(), Same(a.clone()), Same(b.clone()));
+        let key = (unary.to_vec(), TableIdentity(a.clone()), TableIdentity(b.clone()));
         if let Some(known) = self.eliminated.get(&key) {
             return known.clone();
         }
@@ -183,32 +183,32 @@ impl Memo {
         left
     }
 
-    /// What a table of so many columns is like.
-    pub fn facts(&mut self, table: &Table, columns: usize) -> Facts {
-        let key = (Same(table.clone()), columns);
-        if let Some(&known) = self.facts.get(&key) {
+    /// The properties of a table of `columns` columns.
+    pub fn properties(&mut self, table: &Table, columns: usize) -> TableProperties {
+        let key = (TableIdentity(table.clone()), columns);
+        if let Some(&known) = self.properties.get(&key) {
             return known;
         }
         let finite = table.iter().all(|&c| c < INF);
-        let facts = Facts { finite, separable: finite && separable(table, columns) };
+        let properties = TableProperties { finite, separable: finite && separable(table, columns) };
         if !self.is_off() {
-            self.facts.insert(key, facts);
+            self.properties.insert(key, properties);
         }
-        facts
+        properties
     }
 
-    /// Which values of a variable are not dominated, `None` if all: worked out unless its costs and tables are known.
+    /// Which values of a variable are not dominated, `None` if all. Calls `compute` unless the result is cached.
     pub fn undominated(
         &mut self,
         unary: &[i64],
         tables: &[Table],
-        work_out: impl FnOnce() -> Option<Vec<bool>>,
+        compute: impl FnOnce() -> Option<Vec<bool>>,
     ) -> Option<Vec<bool>> {
         if self.is_off() {
-            return work_out();
+            return compute();
         }
-        let key = (unary.to_vec(), tables.iter().cloned().map(Same).collect());
-        self.undominated.entry(key).or_insert_with(work_out).clone()
+        let key = (unary.to_vec(), tables.iter().cloned().map(TableIdentity).collect());
+        self.undominated.entry(key).or_insert_with(compute).clone()
     }
 }
 
@@ -224,20 +224,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_tables_are_one_and_questions_are_asked_once() {
-        let mut memo = Memo::new();
+    fn equal_tables_are_shared_and_results_cached() {
+        let mut memo = TableMemo::new();
         let table = memo.table(vec![1, 2, 3, 4, 5, 7]);
         assert!(Arc::ptr_eq(&table, &memo.table(vec![1, 2, 3, 4, 5, 7])));
-        let turned = memo.turned(&table, 3);
-        assert_eq!(*turned, [1, 4, 2, 5, 3, 7]);
-        assert!(Arc::ptr_eq(&turned, &memo.turned(&table, 3)));
-        // The same cells in another shape are another question.
-        assert_eq!(*memo.turned(&table, 2), [1, 3, 5, 2, 4, 7]);
-        assert_eq!(*memo.kept(&table, 3, true, &[false, true]), [4, 5, 7]);
-        assert_eq!(*memo.kept(&table, 3, false, &[true, false, true]), [1, 3, 4, 7]);
-        assert!(!memo.facts(&table, 3).separable && memo.facts(&table, 3).finite);
+        let transposed = memo.transposed(&table, 3);
+        assert_eq!(*transposed, [1, 4, 2, 5, 3, 7]);
+        assert!(Arc::ptr_eq(&transposed, &memo.transposed(&table, 3)));
+        // The same cells in another shape have another transpose.
+        assert_eq!(*memo.transposed(&table, 2), [1, 3, 5, 2, 4, 7]);
+        assert_eq!(*memo.restricted(&table, 3, true, &[false, true]), [4, 5, 7]);
+        assert_eq!(*memo.restricted(&table, 3, false, &[true, false, true]), [1, 3, 4, 7]);
+        assert!(!memo.properties(&table, 3).separable && memo.properties(&table, 3).finite);
         let sums = memo.table(vec![1, 2, 11, 12]);
-        assert!(memo.facts(&sums, 2).separable);
+        assert!(memo.properties(&sums, 2).separable);
         let mut asked = 0;
         for _ in 0..2 {
             memo.undominated(&[0, 0], std::slice::from_ref(&table), || {
@@ -249,8 +249,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_memo_forgets_and_goes_on() {
-        let mut memo = Memo::of(10);
+    fn a_full_memo_is_emptied() {
+        let mut memo = TableMemo::of(10);
         let table = memo.table(vec![7; 9]);
         assert!(Arc::ptr_eq(&table, &memo.table(vec![7; 9])));
         assert_eq!(*memo.table(vec![7; 2]), [7, 7]);

@@ -1,11 +1,10 @@
 //! The working network of the exact solver: mutable, compact, with an undo trail.
 //!
-//! Reductions shrink it; [`Model::lift`] turns an assignment of what is left into one of the original
-//! network. Values keep the label they had when their variable was made, so that domains may shrink
-//! without renaming anything in the trail. This module holds the state and the few primitive changes;
-//! which change to make is decided in `reduce`.
+//! Reductions shrink it. [`Model::lift`] extends an assignment of the remaining variables to the original network.
+//! Values keep their original labels, so that domains may shrink without changes to the trail. This module holds the
+//! state and the primitive changes; `reduce` decides which changes to make.
 
-use super::memo::{Memo, Same, Table};
+use super::memo::{Table, TableIdentity, TableMemo};
 use super::profile::Profile;
 use rustc_hash::FxHashSet;
 
@@ -39,13 +38,13 @@ impl Pair {
 /// One variable.
 #[derive(Clone, Debug)]
 pub struct Variable {
-    /// The label of each value left.
+    /// The label of each remaining value.
     pub labels: Vec<u32>,
-    /// How many labels there were at the start.
+    /// The original number of labels.
     pub label_count: u32,
-    /// The cost of each value left.
+    /// The cost of each remaining value.
     pub unary: Vec<i64>,
-    /// Usage over time of each value left, least value zero at every time.
+    /// Usage over time of each remaining value; the least is zero at every time.
     pub profile: Profile,
     /// Incident pairs.
     pub pairs: Vec<u32>,
@@ -57,28 +56,28 @@ pub struct Variable {
 #[derive(Clone, Debug)]
 struct Parent {
     var: u32,
-    /// How many values it had at the time.
+    /// Its number of values at the removal.
     width: usize,
     /// The row of each of its labels.
     row: Vec<u32>,
 }
 
-/// How to recover a removed variable from others: its label, given theirs.
+/// How to recover a removed variable: its label, given those of its parents.
 #[derive(Clone, Debug)]
-struct Undo {
+struct RemovedVariable {
     var: u32,
     /// The variables it depends on.
     parents: Vec<Parent>,
-    label: Rule,
+    label: LabelRule,
 }
 
 /// A removed variable's label, given the rows of its parents.
 #[derive(Clone, Debug)]
-enum Rule {
-    /// By the row of the only parent, or the same always.
+enum LabelRule {
+    /// By the row of the only parent, or a constant.
     Map(Vec<u32>),
-    /// The label of the value that is cheapest: its own cost and, per parent, a table with the removed
-    /// variable's values as rows. Kept instead of all answers, since only one will be asked for.
+    /// The label of the cheapest value: its own cost plus, per parent, a table with the removed variable's values as
+    /// rows. Stored instead of all results, since only one is needed.
     Cheapest { labels: Vec<u32>, unary: Vec<i64>, tables: Vec<Table> },
 }
 
@@ -91,15 +90,15 @@ pub struct Model {
     pub pairs: Vec<Option<Pair>>,
     /// Cost that every assignment pays.
     pub constant: i64,
-    /// What may still be used at each row of time, after the least usages of all variables.
+    /// The usage available at each row of time, above the least usages of all variables.
     pub slack: Vec<i64>,
-    /// Which of the first rows each row is; ascending.
+    /// The original number of each row, ascending.
     pub row_ids: Vec<u32>,
-    trail: Vec<Undo>,
+    trail: Vec<RemovedVariable>,
 }
 
 impl Model {
-    /// How many values `v` has left.
+    /// Number of remaining values of `v`.
     pub fn size(&self, v: u32) -> usize {
         self.vars[v as usize].unary.len()
     }
@@ -112,14 +111,17 @@ impl Model {
     /// Cells of all live tables, shared ones once.
     pub fn distinct_cells(&self) -> u64 {
         let mut seen = FxHashSet::default();
-        let fresh = self.pairs.iter().flatten().filter(|pair| seen.insert(Same(pair.cost.clone())));
+        let fresh = self.pairs.iter().flatten().filter(|pair| seen.insert(TableIdentity(pair.cost.clone())));
         fresh.map(|pair| pair.cost.len() as u64).sum()
     }
 
     /// The table of `pair` with `x` as the row variable.
-    pub fn oriented(&self, pair: u32, x: u32, memo: &mut Memo) -> Table {
-        let Some(p) = &self.pairs[pair as usize] else { return Table::default() };
-        if p.u == x { p.cost.clone() } else { memo.turned(&p.cost, self.size(p.v)) }
+    pub fn oriented(&self, pair: u32, x: u32, memo: &mut TableMemo) -> Table {
+        let Some(p) = &self.pairs[pair as usize] else {
+            debug_assert!(false, "a live variable lists live pairs only");
+            return Table::default();
+        };
+        if p.u == x { p.cost.clone() } else { memo.transposed(&p.cost, self.size(p.v)) }
     }
 
     /// The pair between two variables.
@@ -136,12 +138,12 @@ impl Model {
             .find(|&p| self.pairs[p as usize].as_ref().is_some_and(|p| p.other(x) == y))
     }
 
-    /// Adds a table between `a` (rows) and `b`, on top of what is there.
-    pub fn add_pair(&mut self, a: u32, b: u32, cost: Table, memo: &mut Memo) {
+    /// Adds a table between `a` (rows) and `b` to the present one, if any.
+    pub fn add_pair(&mut self, a: u32, b: u32, cost: Table, memo: &mut TableMemo) {
         if let Some(p) = self.between(a, b) {
             let cols = self.size(b);
             if let Some(pair) = &mut self.pairs[p as usize] {
-                let cost = if pair.u == a { cost } else { memo.turned(&cost, cols) };
+                let cost = if pair.u == a { cost } else { memo.transposed(&cost, cols) };
                 pair.cost = memo.sum(&pair.cost, &cost);
             }
             return;
@@ -152,7 +154,7 @@ impl Model {
         self.vars[b as usize].pairs.push(id);
     }
 
-    /// Takes a pair out and returns it.
+    /// Removes a pair and returns it.
     pub fn take_pair(&mut self, pair: u32) -> Option<Pair> {
         let p = self.pairs[pair as usize].take()?;
         for x in [p.u, p.v] {
@@ -162,7 +164,7 @@ impl Model {
     }
 
     /// Keeps only the values of `v` for which `keep` holds.
-    pub fn keep(&mut self, v: u32, keep: &[bool], memo: &mut Memo) {
+    pub fn keep(&mut self, v: u32, keep: &[bool], memo: &mut TableMemo) {
         let var = &mut self.vars[v as usize];
         let size = var.unary.len();
         retain(&mut var.labels, keep);
@@ -173,7 +175,7 @@ impl Model {
             let other_size = self.size(other);
             let Some(pair) = &mut self.pairs[p as usize] else { continue };
             let (rows, columns) = if pair.u == v { (true, other_size) } else { (false, size) };
-            pair.cost = memo.kept(&pair.cost, columns, rows, keep);
+            pair.cost = memo.restricted(&pair.cost, columns, rows, keep);
         }
     }
 
@@ -182,9 +184,9 @@ impl Model {
     pub fn remove(&mut self, v: u32, parent: Option<u32>, choose: &[u32]) {
         debug_assert!(self.vars[v as usize].pairs.is_empty());
         let labels = &self.vars[v as usize].labels;
-        let label = Rule::Map(choose.iter().map(|&c| labels[c as usize]).collect());
+        let label = LabelRule::Map(choose.iter().map(|&c| labels[c as usize]).collect());
         let parents = parent.iter().map(|&p| self.parent(p)).collect();
-        self.trail.push(Undo { var: v, parents, label });
+        self.trail.push(RemovedVariable { var: v, parents, label });
         self.bury(v);
     }
 
@@ -196,7 +198,11 @@ impl Model {
         let var = &mut self.vars[v as usize];
         let labels = std::mem::take(&mut var.labels);
         let unary = std::mem::take(&mut var.unary);
-        self.trail.push(Undo { var: v, parents, label: Rule::Cheapest { labels, unary, tables } });
+        self.trail.push(RemovedVariable {
+            var: v,
+            parents,
+            label: LabelRule::Cheapest { labels, unary, tables },
+        });
         self.bury(v);
     }
 
@@ -220,11 +226,11 @@ impl Model {
     pub fn follow(&mut self, v: u32, root: u32, map: Vec<u32>) {
         let row = (0..map.len() as u32).collect();
         let parents = vec![Parent { var: root, width: map.len(), row }];
-        self.trail.push(Undo { var: v, parents, label: Rule::Map(map) });
+        self.trail.push(RemovedVariable { var: v, parents, label: LabelRule::Map(map) });
         self.vars[v as usize].alive = false;
     }
 
-    /// Only what is alive, renumbered in order, values labelled by their position here, no trail.
+    /// The live part, renumbered in order, with values labelled by position and without trail.
     pub fn compact(&self) -> Self {
         let live = self.live();
         let mut index = vec![u32::MAX; self.vars.len()];
@@ -262,8 +268,8 @@ impl Model {
         for undo in self.trail.iter().rev() {
             let row = |p: &Parent| p.row[labels[p.var as usize] as usize] as usize;
             labels[undo.var as usize] = match &undo.label {
-                Rule::Map(map) => map[undo.parents.first().map_or(0, row)],
-                Rule::Cheapest { labels: own, unary, tables } => {
+                LabelRule::Map(map) => map[undo.parents.first().map_or(0, row)],
+                LabelRule::Cheapest { labels: own, unary, tables } => {
                     let cost = |i: usize| {
                         undo.parents
                             .iter()

@@ -1,15 +1,16 @@
-//! Where no assignment fits the limit: one that overflows as little as can be found.
+//! Finds an assignment of small overflow if none fits the limit.
 //!
-//! Bisects over raised limits, each searched briefly; every assignment found lowers the upper end to its
-//! own peak. A proof that a limit cannot be kept raises the lower end, and so does failing to find one.
+//! A bisection over higher limits searches each limit briefly. Every assignment found lowers the upper end to its peak.
+//! A proof of infeasibility, or a search without result, raises the lower end.
 
 use super::solve;
+use crate::control::Control;
 use crate::network::Network;
-use crate::outcome::{Control, Recorder, StopReason};
+use crate::outcome::{Recorder, StopReason};
 
 /// Rounds of search at each limit.
 const ROUNDS: u64 = 4;
-/// Most limits tried.
+/// The most limits tried.
 const TRIES: usize = 24;
 
 /// Reports the least overflow found to `recorder`.
@@ -25,7 +26,7 @@ pub fn least_overflow(network: &Network, control: &Control<'_>, recorder: &mut R
     };
     let Some((first, choice)) = attempt(None) else { return };
     if let (true, Ok(cost)) = (first.feasible(), i64::try_from(first.cost)) {
-        // The search was stopped before it found anything, and luck did.
+        // The limited search was stopped too early; the unlimited result happens to fit.
         recorder.offer(cost, &choice, 0, "without limit");
         return;
     }

@@ -1,14 +1,13 @@
 //! Usage over time of each value of a variable: disjoint spans of rows, one usage per value.
 //!
-//! A plain network variable has one span; merging variables adds spans up. Rows are indices into the
-//! model's `slack`.
+//! A network variable has one span; merging variables adds their spans. Rows are indices into the model's `slack`.
 
 /// Usages of all values over the rows `lo..hi`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// First row.
     pub lo: u32,
-    /// First row after.
+    /// The row after the last.
     pub hi: u32,
     /// Usage by value.
     pub usage: Vec<i64>,
@@ -22,7 +21,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Whether no value uses anything.
+    /// Whether all usages are zero.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
@@ -75,7 +74,7 @@ impl Profile {
         Profile { spans }
     }
 
-    /// The usages as seen by another variable: value `i` there means value `map[i]` here.
+    /// The usages as a function of another variable: its value `i` selects value `map[i]` here.
     pub fn mapped(&self, map: &[u32]) -> Vec<Span> {
         self.spans
             .iter()

@@ -1,12 +1,11 @@
 //! Reductions that keep at least one optimal assignment: forbidden and dominated values, fixed
 //! variables, functional and separable pairs, and elimination of variables with at most two neighbours.
 //!
-//! A variable whose usage could matter at some row is never eliminated, only fixed or merged; a value is
-//! dominated only by one that uses no more at any row. Runs to a fixpoint, over a queue of variables
-//! whose surroundings changed.
+//! A variable with usage at some row is never eliminated, only fixed or merged. A value is dominated only by one with no
+//! more usage at any row. The reductions run to a fixpoint, over a queue of variables whose neighbourhood changed.
 
 use super::contract::Infeasible;
-use super::memo::{Memo, Table};
+use super::memo::{Table, TableMemo};
 use super::model::{INF, Model, add};
 use super::profile::Profile;
 use super::rows;
@@ -14,29 +13,38 @@ use std::collections::VecDeque;
 
 /// Largest table, in cells, that an elimination may create.
 const MAX_ELIMINATION: usize = 1 << 22;
-/// Most cells that a merge may add.
+/// The most cells that a merge may add.
 const MAX_GROWTH: usize = 1 << 16;
-/// Most elementary steps spent on the dominance check of one variable: on comparing values where it
-/// matters most, and, should none of that tell, on whole tables.
+/// The most elementary steps of the dominance check of one variable: first at the most telling entries, then over whole
+/// tables.
 const MAX_PROBES: usize = 100_000_000;
 const MAX_COMPARISONS: usize = 2_000_000_000;
 
-/// Reduces until nothing changes, with what is known about the model's tables.
-pub fn reduce(model: &mut Model, memo: Memo) -> Result<(), Infeasible> {
+/// Variables that are visited before the first look at the clock: small models are always reduced.
+const UNTIMED_VISITS: usize = 256;
+
+/// Reduces to a fixpoint, with a memo of the model's tables. False where `stop` ended that before the fixpoint.
+pub fn reduce(model: &mut Model, memo: TableMemo, stop: &dyn Fn() -> bool) -> Result<bool, Infeasible> {
     let start = model.live();
-    run(model, &start, memo)
+    run(model, &start, memo, stop)
 }
 
-/// Reduces a model in which only the values of `v` changed since the last time.
+/// Reduces a model in which only the values of `v` changed since the last fixpoint.
 pub fn reduce_around(model: &mut Model, v: u32) -> Result<(), Infeasible> {
     let mut start = vec![v];
     start.extend(
         model.vars[v as usize].pairs.iter().filter_map(|&p| Some(model.pairs[p as usize].as_ref()?.other(v))),
     );
-    run(model, &start, Memo::off())
+    run(model, &start, TableMemo::off(), &|| false).map(drop)
 }
 
-fn run(model: &mut Model, start: &[u32], memo: Memo) -> Result<(), Infeasible> {
+fn run(
+    model: &mut Model,
+    start: &[u32],
+    memo: TableMemo,
+    stop: &dyn Fn() -> bool,
+) -> Result<bool, Infeasible> {
+    let mut visits = 0;
     let mut reducer = Reducer { queued: vec![false; model.vars.len()], queue: VecDeque::new(), memo };
     for &v in start {
         reducer.push(v);
@@ -46,10 +54,14 @@ fn run(model: &mut Model, start: &[u32], memo: Memo) -> Result<(), Infeasible> {
             reducer.keep(model, v, &keep)?;
         }
         if reducer.queue.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         while let Some(v) = reducer.queue.pop_front() {
             reducer.queued[v as usize] = false;
+            visits += 1;
+            if visits > UNTIMED_VISITS && stop() {
+                return Ok(false);
+            }
             if model.vars[v as usize].alive {
                 reducer.visit(model, v)?;
             }
@@ -60,7 +72,7 @@ fn run(model: &mut Model, start: &[u32], memo: Memo) -> Result<(), Infeasible> {
 struct Reducer {
     queued: Vec<bool>,
     queue: VecDeque<u32>,
-    memo: Memo,
+    memo: TableMemo,
 }
 
 impl Reducer {
@@ -108,8 +120,8 @@ impl Reducer {
         Ok(())
     }
 
-    /// Folds a variable with one value into its neighbours. Its usage is in the slack already, or will
-    /// be: a profile with one value is all "least usage", so rows take it before it goes.
+    /// Folds a variable with one value into its neighbours. `rows` subtracts its usage from the slack, since all of a
+    /// single value's usage is its least usage.
     fn fix(&mut self, model: &mut Model, v: u32) {
         for s in std::mem::take(&mut model.vars[v as usize].profile.spans) {
             for slack in &mut model.slack[s.lo as usize..s.hi as usize] {
@@ -133,13 +145,13 @@ impl Reducer {
         for p in model.vars[v as usize].pairs.clone() {
             let Some(pair) = &model.pairs[p as usize] else { continue };
             let cols = model.size(pair.v);
-            if !self.memo.facts(&pair.cost, cols).separable {
+            if !self.memo.properties(&pair.cost, cols).separable {
                 continue;
             }
             let Some(pair) = model.take_pair(p) else { continue };
             let base = pair.cost[0];
-            // The first column carries the row's term, which keeps it non-negative; the column's term may
-            // be negative, so its least value moves to the constant first.
+            // The first column carries the row's term, which stays non-negative. The column's term may be negative, so
+            // its least value moves to the constant first.
             let shift = pair.cost[..cols].iter().map(|&c| c - base).min().unwrap_or(0);
             for (i, u) in model.vars[pair.u as usize].unary.iter_mut().enumerate() {
                 *u = add(*u, pair.cost[i * cols] + shift);
@@ -152,7 +164,7 @@ impl Reducer {
         }
     }
 
-    /// Merges `v` into a neighbour that determines it, or a neighbour into `v`. True if `v` is gone or changed.
+    /// Merges `v` into a neighbour that determines it, or a neighbour into `v`. True if `v` was removed or changed.
     fn contract_functional(&mut self, model: &mut Model, v: u32) -> bool {
         for p in model.vars[v as usize].pairs.clone() {
             let Some(other) = model.pairs[p as usize].as_ref().map(|p| p.other(v)) else { continue };
@@ -212,7 +224,7 @@ impl Reducer {
                 let Some(pair) = model.take_pair(p) else { return };
                 let other = pair.other(v);
                 let cols = model.size(other);
-                // For every value there: the first of the cheapest here, and its cost.
+                // For every value of the neighbour: the first cheapest value of `v`, and its cost.
                 let (mut choose, mut least) = (vec![0; cols], vec![i64::MAX; cols]);
                 for (i, (row, &own)) in
                     table.chunks_exact(cols).zip(&model.vars[v as usize].unary).enumerate()
@@ -254,14 +266,14 @@ impl Reducer {
     }
 }
 
-/// Which values of `v` are not forbidden by themselves and have a partner in every pair.
-fn supported_values(model: &Model, v: u32, memo: &mut Memo) -> Vec<bool> {
+/// Which values of `v` have a finite cost and a partner in every pair.
+fn supported_values(model: &Model, v: u32, memo: &mut TableMemo) -> Vec<bool> {
     let var = &model.vars[v as usize];
     let mut keep: Vec<bool> = var.unary.iter().map(|&c| c < INF).collect();
     for &p in &var.pairs {
         let Some(pair) = &model.pairs[p as usize] else { continue };
         let cols = model.size(pair.v);
-        if memo.facts(&pair.cost, cols).finite {
+        if memo.properties(&pair.cost, cols).finite {
             continue;
         }
         if pair.u == v {
@@ -283,9 +295,9 @@ fn supported_values(model: &Model, v: u32, memo: &mut Memo) -> Vec<bool> {
     keep
 }
 
-/// Which values of `v` are not dominated: no other value is at most as expensive whatever the
-/// neighbours choose, and uses no more at any row. `None` if all stay.
-fn undominated_values(model: &Model, v: u32, memo: &mut Memo) -> Option<Vec<bool>> {
+/// Which values of `v` are not dominated: no other value costs at most as much for every choice of the neighbours and
+/// uses no more at any row. `None` if all stay.
+fn undominated_values(model: &Model, v: u32, memo: &mut TableMemo) -> Option<Vec<bool>> {
     let var = &model.vars[v as usize];
     let size = var.unary.len();
     let cells: usize = var
@@ -311,7 +323,7 @@ fn undominated_values(model: &Model, v: u32, memo: &mut Memo) -> Option<Vec<bool
 fn compare_values(unary: &[i64], tables: &[Table], profile: &Profile) -> Option<Vec<bool>> {
     let size = unary.len();
     let tables: Vec<(&[i64], usize)> = tables.iter().map(|t| (&t[..], t.len() / size)).collect();
-    // The neighbours' values that suit value `i` best: a value that is dearer there dominates nothing.
+    // The neighbours' cheapest values for value `i`. A value that costs more there does not dominate `i`.
     let suits: Vec<Vec<usize>> = (0..size)
         .map(|i| {
             tables
@@ -348,7 +360,7 @@ fn compare_values(unary: &[i64], tables: &[Table], profile: &Profile) -> Option<
     keep.contains(&false).then_some(keep)
 }
 
-/// Whether value `j` is at most as expensive as value `i` whatever the neighbours choose.
+/// Whether value `j` costs at most as much as value `i` for every choice of the neighbours.
 fn dominates(unary_j: i64, unary_i: i64, tables: &[(&[i64], usize)], j: usize, i: usize) -> bool {
     let mut worst = i128::from(unary_j) - i128::from(unary_i);
     for (t, w) in tables {
@@ -363,7 +375,7 @@ fn dominates(unary_j: i64, unary_i: i64, tables: &[(&[i64], usize)], j: usize, i
             most = most.max(cj - ci);
         }
         if most == i64::MIN {
-            // Value `i` has no partner here at all; arc consistency will remove it.
+            // Value `i` has no partner here; arc consistency will remove it.
             return false;
         }
         worst += i128::from(most);
@@ -371,11 +383,11 @@ fn dominates(unary_j: i64, unary_i: i64, tables: &[(&[i64], usize)], j: usize, i
     worst <= 0
 }
 
-/// Where each value of `leader` allows exactly one value of `follower`: that value.
-fn function(model: &Model, pair: u32, leader: u32, follower: u32, memo: &mut Memo) -> Option<Vec<u32>> {
+/// The value of `follower` for each value of `leader`, if each allows exactly one.
+fn function(model: &Model, pair: u32, leader: u32, follower: u32, memo: &mut TableMemo) -> Option<Vec<u32>> {
     let p = model.pairs[pair as usize].as_ref()?;
     let (rows, cols) = (model.size(leader), model.size(follower));
-    if rows < cols || (cols > 1 && memo.facts(&p.cost, model.size(p.v)).finite) {
+    if rows < cols || (cols > 1 && memo.properties(&p.cost, model.size(p.v)).finite) {
         return None;
     }
     let cost = model.oriented(pair, leader, memo);
@@ -391,7 +403,7 @@ fn function(model: &Model, pair: u32, leader: u32, follower: u32, memo: &mut Mem
     Some(map)
 }
 
-/// How many cells the tables gain if `follower` is merged into `leader`.
+/// Table cells added by merging `follower` into `leader`.
 fn growth(model: &Model, leader: u32, follower: u32) -> usize {
     let more = model.size(leader) - model.size(follower);
     let around: usize = model.vars[follower as usize]

@@ -1,5 +1,5 @@
-//! The rows of time: what is used whatever is chosen goes into the slack, rows that cannot overflow or
-//! that another row implies are dropped, and values that fit nowhere are reported.
+//! Tightens the rows of time: subtracts the least usages from the slack, drops rows that cannot overflow or that another
+//! row implies, and reports values that cannot fit.
 
 use super::contract::Infeasible;
 use super::model::Model;
@@ -74,7 +74,7 @@ fn drop_rows(model: &mut Model) {
         starts[s.lo as usize] = true;
         ends[s.hi as usize] = true;
     }
-    // A kept row with whether some span starts (ends) between the kept row before and it.
+    // For each kept row: whether a span starts (ends) between the previous kept row and it.
     let mut kept: Vec<usize> = Vec::new();
     let mut start_before: Vec<bool> = Vec::new();
     let mut end_before: Vec<bool> = Vec::new();
@@ -87,7 +87,7 @@ fn drop_rows(model: &mut Model) {
         if now <= model.slack[r] {
             continue;
         }
-        // Rows before that are implied by this one: nothing of theirs ended, and their slack is no less.
+        // Drop previous rows that this one implies: none of their spans ended, and their slack is no less.
         while let Some(&last) = kept.last() {
             if ended || model.slack[last] < model.slack[r] {
                 break;
@@ -96,7 +96,7 @@ fn drop_rows(model: &mut Model) {
             started |= start_before.pop().unwrap_or(false);
             ended |= end_before.pop().unwrap_or(false);
         }
-        // This row is implied by the one before if nothing started since and the slack is no less.
+        // The previous row implies this one if no span started since and the slack is no less.
         if let Some(&last) = kept.last()
             && !started
             && model.slack[r] >= model.slack[last]
@@ -128,7 +128,7 @@ fn drop_rows(model: &mut Model) {
     model.row_ids = kept.iter().map(|&r| model.row_ids[r]).collect();
 }
 
-/// Least values of ranges in constant time.
+/// Range minima in constant time (a sparse table).
 struct RangeMin {
     levels: Vec<Vec<i64>>,
 }

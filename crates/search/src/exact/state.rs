@@ -1,23 +1,23 @@
-//! An assignment of the core with its cost and load kept up to date.
+//! An assignment of the core with its current cost and load.
 
 use super::core::Core;
 use super::model::INF;
 
-/// An assignment, what it costs and what it uses.
+/// An assignment with its cost and usage.
 #[derive(Clone, Debug)]
 pub struct State {
     /// The value of each variable.
     pub x: Vec<u32>,
-    /// What is used at each row.
+    /// The usage at each row.
     pub load: Vec<i64>,
-    /// Cost without what is forbidden.
+    /// The sum of finite costs.
     pub cost: i64,
-    /// How many forbidden costs are paid.
+    /// Number of forbidden costs.
     pub forbidden: i64,
 }
 
 impl State {
-    /// Evaluates an assignment from nothing.
+    /// Evaluates an assignment.
     pub fn new(core: &Core, x: Vec<u32>) -> Self {
         let load = core.load(&x);
         let mut state = State { x, load, cost: core.constant, forbidden: 0 };
@@ -41,14 +41,14 @@ impl State {
         }
     }
 
-    /// Whether nothing is forbidden and everything fits.
+    /// Whether no cost is forbidden and every row fits.
     pub fn feasible(&self, core: &Core) -> bool {
         self.forbidden == 0 && core.overflow(&self.load) <= 0
     }
 }
 
-/// The finite cost and the number of forbidden costs of `vars` and the pairs that touch them, where
-/// `inside` gives the new value of a variable of the set, or none.
+/// The finite cost and the number of forbidden costs of `vars` and their pairs. `x` gives a variable's value, `position`
+/// its position in `vars`, if any.
 pub fn local_cost(
     core: &Core,
     vars: &[u32],

@@ -1,18 +1,17 @@
 //! Writes a network as a cost function network for toulbar2 (`cfn`), memory limits included.
 //!
-//! Costs become tables as they are. Forbidden ones become the upper bound of the file, which is one more
-//! than the largest cost that any assignment can have.
+//! Finite costs are written unchanged. Forbidden costs become the upper bound of the file, which is one more than the
+//! largest finite cost of any assignment.
 //!
-//! Memory needs helpers, because the linear constraint that every version of toulbar2 has since 1.1
-//! (`knapsack`) counts 0/1 variables only. Where the usages of a variable take the values
-//! `u0 < u1 < ... < uk`, a 0/1 variable for each step says whether the usage is at least `uj`, and weighs
-//! `uj - u(j-1)`; a hard table ties it to the choice. One constraint is written for each time at which
-//! the usage can be both largest and above the limit: all other times are implied.
+//! Memory needs auxiliary variables, because toulbar2's linear constraint (`knapsack`, since version 1.1) takes 0/1
+//! variables only. If the usages of a variable are `u0 < u1 < ... < uk`, a 0/1 variable for each step j means that the
+//! usage is at least `uj`, and has weight `uj - u(j-1)`. A hard table ties it to the choice. One constraint is written
+//! for each time of maximal usage above the limit: these imply all other times.
 //!
 //! The first variables of the file are the network's, in order, so the first values of a solution are
 //! the choices.
 
-use super::write::Text;
+use super::write::JsonText;
 use crate::network::{Network, VarId, is_forbidden};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -22,15 +21,15 @@ const LARGEST_BOUND: i64 = 500_000_000_000_000_000;
 
 /// Writes `network` under `name`.
 ///
-/// An assignment that costs 5e17 or more counts as forbidden there; toulbar2 knows no larger costs.
+/// An assignment that costs 5e17 or more counts as forbidden in the file, since toulbar2 has no larger costs.
 ///
 /// # Errors
 /// Where `out` fails.
 pub fn write_cfn(network: &Network, name: &str, out: impl Write) -> io::Result<()> {
     let top = upper_bound(network);
     let rows = binding_rows(network);
-    let mut text = Text::new(out);
-    // The format forbids spaces, brackets and more in strings; nothing but decoration is lost.
+    let mut text = JsonText::new(out);
+    // The format forbids spaces, brackets and other characters in names.
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = name.chars().map(plain).collect();
     text.put(&format!("{{\"problem\":{{\"name\":\"n_{name}\",\"mustbe\":\"<{top}\"}},\n\"variables\":{{"))?;
@@ -43,7 +42,7 @@ pub fn write_cfn(network: &Network, name: &str, out: impl Write) -> io::Result<(
             text.put(&format!(",\"m{}_{step}\":2", v.0))?;
         }
     }
-    // A constant, so that no later function needs to know whether it is the first.
+    // A constant function first, so that all others begin with a comma.
     text.put("},\n\"functions\":{\"constant\":{\"scope\":[],\"costs\":[0]}")?;
     let cost = |cost: &i64| if is_forbidden(*cost) { top } else { (*cost).min(top) }.unsigned_abs();
     for v in vars(network) {
@@ -73,9 +72,9 @@ pub fn write_cfn(network: &Network, name: &str, out: impl Write) -> io::Result<(
     text.finish()
 }
 
-/// One memory row: the sum of usages above their least is at most what the least ones leave.
+/// One memory row: the sum of usages above their minima is at most the limit minus the sum of the minima.
 fn write_row<W: Write>(
-    text: &mut Text<W>,
+    text: &mut JsonText<W>,
     network: &Network,
     index: usize,
     row: &[VarId],
@@ -96,7 +95,7 @@ fn write_row<W: Write>(
         .collect();
     text.put(&format!(",\n\"r{index}\":{{\"scope\":["))?;
     text.separated(&steps, |text, (v, step, _)| text.put(&format!("\"m{}_{step}\"", v.0)))?;
-    // toulbar2's constraint says "at least": both sides change sign.
+    // toulbar2's constraint is "at least", so both sides change sign.
     text.put(&format!("],\"type\":\"knapsack\",\"params\":{{\"capacity\":{},\"weights\":[", -room))?;
     text.separated(&steps, |text, (_, _, weight)| text.put(&format!("{}", -weight)))?;
     text.put("]}}")
@@ -123,8 +122,8 @@ fn upper_bound(network: &Network) -> i64 {
     (unary + pairs + 1).min(i128::from(LARGEST_BOUND)) as i64
 }
 
-/// The variables alive at each time that matters: where a usage begins last before another one ends,
-/// and the largest usages together pass the limit.
+/// The variables alive at each binding time: after a start, before the next end, with the largest usages together above
+/// the limit.
 fn binding_rows(network: &Network) -> Vec<Vec<VarId>> {
     let Some(limit) = network.usage_limit() else { return Vec::new() };
     let most = |v: VarId| network.usage(v).iter().copied().max().unwrap_or(0);

@@ -7,37 +7,35 @@
 //!   "usage_limit": 50}}
 //! ```
 //!
-//! A node's usage counts at times `lo <= t < hi` of its interval; an edge's costs are row-major, its
-//! first node's choice major; parallel edges add up. Keys may come in any order (the contest's files name
-//! the edges first), unknown ones are passed over, and a key given twice is an error. Without
-//! `usage_limit` (or with `null`) memory is unlimited; without any memory, `intervals` and `usages` may be
-//! left out together.
+//! A node's usage counts at times `lo <= t < hi` of its interval. An edge's costs are row-major, its first node's choice
+//! major; parallel edges add up. Keys may come in any order (the contest's files have the edges first). Unknown keys are
+//! skipped, and a duplicate key is an error. Without `usage_limit`, or with `null`, memory is unlimited; then `intervals`
+//! and `usages` may be left out together.
 //!
-//! The text is parsed as it streams in, plain or gzip, and every count is checked before it is used.
-//! Errors name the place: `edges.costs[17]: 12 entries, but nodes 3 and 8 have 4 and 5 choices`.
+//! The text is parsed as a stream, plain or gzip, and every count is checked before use. Errors name the location: `edges.costs[17]: 12 entries, but nodes 3 and 8 have 4 and 5 choices`.
 
 use super::lexer::{Fault, Lexer};
 use crate::network::{Interval, Limits, Network, NetworkBuilder, NetworkError, VarId};
 use flate2::bufread::MultiGzDecoder;
 use std::io::{self, BufRead, BufReader, Read};
 
-/// A network and the name its file gives it.
+/// A network and its name.
 #[derive(Clone, Debug)]
-pub struct Problem {
-    /// The file's `name`; empty where it gives none.
+pub struct NamedNetwork {
+    /// The file's `name`; empty if it has none.
     pub name: String,
     /// The network.
     pub network: Network,
 }
 
-/// How much a reader may take in before it refuses: protects against hostile and compressed input.
+/// Size limits of a file, which protect against hostile and compressed input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
-    /// Most bytes of (decompressed) text.
+    /// The most bytes of (decompressed) text.
     pub text_bytes: u64,
-    /// Most numbers in the file; each takes 8 bytes while it is read.
+    /// The most numbers in the file, 8 bytes each during reading.
     pub numbers: usize,
-    /// How large the network may get.
+    /// Limits of the network.
     pub network: Limits,
 }
 
@@ -57,23 +55,23 @@ pub enum ReadError {
     /// The compressed data is damaged or ends early.
     #[error("damaged or truncated gzip data after {after} bytes of text: {source}")]
     Gzip {
-        /// How much text came out of it before.
+        /// Bytes of text decompressed before the error.
         after: u64,
-        /// What the decompressor said.
+        /// The decompressor's error.
         #[source]
         source: io::Error,
     },
-    /// The text is not the JSON that was expected there.
+    /// The text is not the expected JSON.
     #[error("{place}: {problem} (at byte {offset})")]
     Syntax {
         /// Where in the structure, e.g. `edges.costs[17]`.
         place: String,
-        /// Where in the text.
+        /// Byte offset in the text.
         offset: u64,
         /// What is wrong.
         problem: String,
     },
-    /// The numbers do not fit together.
+    /// The parts of the file do not match.
     #[error("{place}: {problem}")]
     Shape {
         /// Where in the structure, e.g. `edges.costs[17]`.
@@ -98,7 +96,7 @@ pub enum ReadError {
 ///
 /// # Errors
 /// Where the source fails, the text is malformed or the numbers do not fit together; see [`ReadError`].
-pub fn read_iopddl(source: impl Read) -> Result<Problem, ReadError> {
+pub fn read_iopddl(source: impl Read) -> Result<NamedNetwork, ReadError> {
     read_iopddl_with(source, &ReadLimits::default())
 }
 
@@ -106,7 +104,7 @@ pub fn read_iopddl(source: impl Read) -> Result<Problem, ReadError> {
 ///
 /// # Errors
 /// As [`read_iopddl`].
-pub fn read_iopddl_with(source: impl Read, limits: &ReadLimits) -> Result<Problem, ReadError> {
+pub fn read_iopddl_with(source: impl Read, limits: &ReadLimits) -> Result<NamedNetwork, ReadError> {
     let mut source = BufReader::with_capacity(1 << 16, source);
     let gzip = source.fill_buf().map_err(ReadError::Io)?.starts_with(&[0x1f, 0x8b]);
     if gzip {
@@ -116,14 +114,14 @@ pub fn read_iopddl_with(source: impl Read, limits: &ReadLimits) -> Result<Proble
     }
 }
 
-/// Lists of lists, flat.
+/// A list of lists of numbers, stored flat.
 #[derive(Default)]
-struct Ragged {
+struct NumberLists {
     values: Vec<i64>,
     ends: Vec<usize>,
 }
 
-impl Ragged {
+impl NumberLists {
     fn len(&self) -> usize {
         self.ends.len()
     }
@@ -134,34 +132,34 @@ impl Ragged {
     }
 }
 
-/// What the file holds, as far as it was read.
+/// The parts of the file read so far.
 #[derive(Default)]
-struct Raw {
+struct FileParts {
     name: Option<String>,
     usage_limit: Option<Option<i64>>,
-    intervals: Option<Ragged>,
-    costs: Option<Ragged>,
-    usages: Option<Ragged>,
-    ends: Option<Ragged>,
-    tables: Option<Ragged>,
+    intervals: Option<NumberLists>,
+    costs: Option<NumberLists>,
+    usages: Option<NumberLists>,
+    ends: Option<NumberLists>,
+    tables: Option<NumberLists>,
 }
 
 struct Reader<'l, R> {
     lexer: Lexer<R>,
     limits: &'l ReadLimits,
     gzip: bool,
-    /// How many more numbers may be read.
+    /// Numbers that may still be read.
     room: usize,
-    raw: Raw,
+    raw: FileParts,
 }
 
 impl<'l, R: Read> Reader<'l, R> {
     fn new(source: R, limits: &'l ReadLimits, gzip: bool) -> Self {
         let lexer = Lexer::new(source, limits.text_bytes);
-        Reader { lexer, limits, gzip, room: limits.numbers, raw: Raw::default() }
+        Reader { lexer, limits, gzip, room: limits.numbers, raw: FileParts::default() }
     }
 
-    /// Adds the place to what the lexer found.
+    /// Adds the location to a lexer fault.
     fn at(&self, place: &str, fault: Fault) -> ReadError {
         match fault {
             Fault::Source(source) if self.gzip => ReadError::Gzip { after: self.lexer.offset(), source },
@@ -173,7 +171,7 @@ impl<'l, R: Read> Reader<'l, R> {
         }
     }
 
-    fn problem(mut self) -> Result<Problem, ReadError> {
+    fn problem(mut self) -> Result<NamedNetwork, ReadError> {
         let mut seen = false;
         self.object("the file", |reader, key| {
             if key != "problem" {
@@ -247,7 +245,7 @@ impl<'l, R: Read> Reader<'l, R> {
         Ok(true)
     }
 
-    /// Walks an object; `visit` consumes a key's value, or leaves it (false) to be passed over.
+    /// Reads an object. `visit` consumes a key's value, or returns false to skip it.
     fn object(
         &mut self,
         place: &str,
@@ -270,14 +268,14 @@ impl<'l, R: Read> Reader<'l, R> {
     }
 
     /// A list of lists of naturals.
-    fn lists(&mut self, place: &str) -> Result<Ragged, ReadError> {
-        let mut lists = Ragged::default();
+    fn lists(&mut self, place: &str) -> Result<NumberLists, ReadError> {
+        let mut lists = NumberLists::default();
         self.lexer.expect(b'[').map_err(|fault| self.at(place, fault))?;
         if self.lexer.closes_at_once(b']').map_err(|fault| self.at(place, fault))? {
             return Ok(lists);
         }
         loop {
-            // An empty list takes no number, but its row does take room.
+            // An empty list has no number but counts as one, since its row takes memory.
             let Some(room) = self.room.checked_sub(lists.values.len() + lists.len()).filter(|&room| room > 0)
             else {
                 let problem = format!("more than the limit of {} numbers", self.limits.numbers);
@@ -311,7 +309,7 @@ fn set<T>(slot: &mut Option<T>, value: T, place: &str) -> Result<(), ReadError> 
 }
 
 /// Checks that the parts fit together and builds the network.
-fn build(raw: Raw, limits: &ReadLimits) -> Result<Problem, ReadError> {
+fn build(raw: FileParts, limits: &ReadLimits) -> Result<NamedNetwork, ReadError> {
     let missing = |place| move || shape(place, "missing");
     let costs = raw.costs.ok_or_else(missing("nodes.costs"))?;
     let usage_limit = raw.usage_limit.flatten();
@@ -319,11 +317,11 @@ fn build(raw: Raw, limits: &ReadLimits) -> Result<Problem, ReadError> {
         && (raw.intervals.is_some() || raw.usages.is_some() || usage_limit.is_some())
     {
         let place = if raw.intervals.is_none() { "nodes.intervals" } else { "nodes.usages" };
-        return Err(shape(place, "missing, but other parts of the file speak of memory"));
+        return Err(shape(place, "missing, but other parts of the file describe memory"));
     }
     let nodes = costs.len();
     for (place, list) in [("nodes.intervals", &raw.intervals), ("nodes.usages", &raw.usages)] {
-        if let Some(count) = list.as_ref().map(Ragged::len).filter(|&count| count != nodes) {
+        if let Some(count) = list.as_ref().map(NumberLists::len).filter(|&count| count != nodes) {
             return Err(shape(place, format!("{count} entries, but nodes.costs has {nodes}")));
         }
     }
@@ -340,7 +338,7 @@ fn build(raw: Raw, limits: &ReadLimits) -> Result<Problem, ReadError> {
         }
         let interval = match raw.intervals.as_ref().map(|intervals| intervals.row(node)) {
             None => Interval::default(),
-            // The lexer lets no negative number through.
+            // The lexer accepts no negative numbers here.
             Some(&[lo, hi]) => Interval { lo: lo.unsigned_abs(), hi: hi.unsigned_abs() },
             Some(other) => {
                 let problem = format!("{} numbers, expected two: [from, to]", other.len());
@@ -350,7 +348,7 @@ fn build(raw: Raw, limits: &ReadLimits) -> Result<Problem, ReadError> {
         builder.variable(costs.row(node), usages, interval)?;
     }
     let (ends, tables) = match (raw.ends, raw.tables) {
-        (None, None) => (Ragged::default(), Ragged::default()),
+        (None, None) => (NumberLists::default(), NumberLists::default()),
         (Some(ends), Some(tables)) => (ends, tables),
         (None, _) => return Err(shape("edges.nodes", "missing")),
         (_, None) => return Err(shape("edges.costs", "missing")),
@@ -383,7 +381,7 @@ fn build(raw: Raw, limits: &ReadLimits) -> Result<Problem, ReadError> {
     if let Some(limit) = usage_limit {
         builder.usage_limit(limit)?;
     }
-    Ok(Problem { name: raw.name.unwrap_or_default(), network: builder.build()? })
+    Ok(NamedNetwork { name: raw.name.unwrap_or_default(), network: builder.build()? })
 }
 
 #[cfg(test)]
@@ -432,7 +430,7 @@ mod tests {
         assert_eq!(read_iopddl(null.as_bytes()).unwrap().network.usage_limit(), None);
         assert_eq!(
             fails(r#"{"problem":{"nodes":{"costs":[[1]]},"usage_limit":5}}"#),
-            "nodes.intervals: missing, but other parts of the file speak of memory"
+            "nodes.intervals: missing, but other parts of the file describe memory"
         );
     }
 

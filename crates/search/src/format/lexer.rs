@@ -1,21 +1,21 @@
 //! A pull lexer for JSON over a bounded buffer, made for files that are almost only integers.
 //!
-//! It reads any `Read` through one fixed buffer, so that memory does not grow with the text, and has a
-//! fast path for lists of integers. It knows JSON's tokens and nothing of networks. It is not a
-//! general JSON library: numbers must be whole, and values that nobody asked for are skipped, not built.
+//! It reads any `Read` through one fixed buffer, so that memory does not grow with the text, and has a fast path for
+//! lists of integers. It is not a general JSON library: numbers must be whole, and unneeded values are skipped without
+//! being built.
 
 use super::number::{BadNumber, LONGEST_NUMBER, parse_integer};
 use std::io::{self, Read};
 
-/// Nesting beyond which a value that is being skipped is refused. The formats here need five levels.
+/// The deepest nesting of a skipped value. The formats here need five levels.
 const DEEPEST: u32 = 128;
 
-/// Longest string that is kept (names and keys); longer ones are refused.
+/// The longest string (names and keys); longer ones are refused.
 const LONGEST_STRING: usize = 1 << 16;
 
 const BUFFER: usize = 1 << 18;
 
-/// What is wrong at one byte of the text; the caller knows what stands there and adds the place.
+/// An error at one byte of the text. The caller adds the location in the structure.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The source failed: a read error, or damaged compressed data.
@@ -37,9 +37,9 @@ pub(crate) struct Lexer<R> {
     buffer: Box<[u8]>,
     at: usize,
     end: usize,
-    /// Bytes of text that were in the buffer before its current content.
+    /// Bytes of text before the buffer's current content.
     passed: u64,
-    /// Text beyond this many bytes is refused (compressed input can be tiny and its text endless).
+    /// The most bytes of text: small compressed input can have an endless text.
     text_limit: u64,
 }
 
@@ -57,7 +57,7 @@ impl<R: Read> Lexer<R> {
         Err(Fault::Text { offset: self.offset(), problem: problem.into() })
     }
 
-    /// Moves what is left to the front of the buffer and reads on. False at the end of the text.
+    /// Moves the unread bytes to the front of the buffer and reads more. False at the end of the text.
     #[cold]
     fn refill(&mut self) -> Result<bool, Fault> {
         self.buffer.copy_within(self.at..self.end, 0);
@@ -101,7 +101,7 @@ impl<R: Read> Lexer<R> {
         Ok(None)
     }
 
-    /// Consumes `wanted`, or says what stands there instead.
+    /// Consumes `wanted`; the error names the byte found instead.
     pub fn expect(&mut self, wanted: u8) -> Result<(), Fault> {
         match self.peek_token()? {
             Some(byte) if byte == wanted => {
@@ -155,7 +155,7 @@ impl<R: Read> Lexer<R> {
         }
     }
 
-    /// Walks a quoted string, handing each byte of its text to `take`, which may refuse more.
+    /// Reads a quoted string and passes each byte to `take`, which may refuse it.
     fn quoted(&mut self, mut take: impl FnMut(u8) -> bool) -> Result<(), Fault> {
         self.expect(b'"')?;
         let mut give = |lexer: &Self, bytes: &[u8]| match bytes.iter().all(|&byte| take(byte)) {
@@ -226,7 +226,7 @@ impl<R: Read> Lexer<R> {
     /// A whole number that fits 64 bits.
     pub fn integer(&mut self) -> Result<i64, Fault> {
         self.peek_token()?;
-        // A number at the edge of the buffer is made whole first: then it can be parsed as a slice.
+        // A number at the end of the buffer is completed first, so that it can be parsed as a slice.
         if self.end - self.at < LONGEST_NUMBER {
             self.refill()?;
         }
@@ -260,8 +260,8 @@ impl<R: Read> Lexer<R> {
         }
     }
 
-    /// A bracketed list of whole numbers that are not negative, appended to `out`. On a fault, says at
-    /// which element of the list it happened. No more than `room` numbers are taken.
+    /// A bracketed list of non-negative whole numbers, appended to `out`; at most `room` numbers. An error has the index of
+    /// its element.
     pub fn naturals(&mut self, out: &mut Vec<i64>, room: usize) -> Result<(), (usize, Fault)> {
         let first = out.len();
         self.expect(b'[').map_err(|fault| (0, fault))?;
@@ -294,9 +294,9 @@ impl<R: Read> Lexer<R> {
         }
     }
 
-    /// The fast path of [`Lexer::naturals`]: as many numbers as lie safely inside the buffer, one after
-    /// the other. `Some(true)`: the list is closed; `Some(false)`: some were taken, the next needs a new
-    /// look; `None`: the next one needs the slow path.
+    /// The fast path of [`Lexer::naturals`], for numbers that are completely inside the buffer. `Some(true)`: the list is
+    /// closed. `Some(false)`: some numbers were read, and the buffer must be refilled. `None`: the next number needs the
+    /// slow path.
     #[inline]
     fn fast_naturals(&mut self, out: &mut Vec<i64>, most: usize) -> Option<bool> {
         let text = &self.buffer[..self.end];
@@ -340,7 +340,7 @@ impl<R: Read> Lexer<R> {
         (at > start).then_some(false)
     }
 
-    /// Passes over one value of any kind. Iterative: depth is a counter, not the machine's stack.
+    /// Skips one value of any kind. Iterative: depth is a counter, not the call stack.
     pub fn skip_value(&mut self) -> Result<(), Fault> {
         let mut closers: Vec<u8> = Vec::new();
         loop {
@@ -382,7 +382,7 @@ impl<R: Read> Lexer<R> {
         }
     }
 
-    /// Consumes `null` if it stands next.
+    /// Consumes `null` if it is next.
     pub fn takes_null(&mut self) -> Result<bool, Fault> {
         if self.peek_token()? != Some(b'n') {
             return Ok(false);

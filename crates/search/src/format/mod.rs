@@ -1,7 +1,7 @@
-//! Networks as files: the contest's JSON, read and written, and toulbar2's `cfn`, written.
+//! File formats of networks: reads and writes the contest's JSON, and writes toulbar2's `cfn`.
 //!
-//! Nothing here opens a file: readers take any [`std::io::Read`], writers any [`std::io::Write`]. What is
-//! compressed is found out from the content, never from a name.
+//! Readers take any [`std::io::Read`] and writers any [`std::io::Write`]; no file is opened here. Compression is detected
+//! by content, not by name.
 
 mod cfn;
 mod iopddl;
@@ -10,5 +10,5 @@ mod number;
 mod write;
 
 pub use cfn::write_cfn;
-pub use iopddl::{Problem, ReadError, ReadLimits, read_iopddl, read_iopddl_with};
+pub use iopddl::{NamedNetwork, ReadError, ReadLimits, read_iopddl, read_iopddl_with};
 pub use write::write_iopddl;

@@ -1,6 +1,6 @@
-//! Whole numbers in all the spellings that JSON has for them.
+//! Whole numbers in all of JSON's notations.
 
-/// What may stop a number from being a 64-bit integer.
+/// Why a number is not a 64-bit integer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BadNumber {
     Malformed,
@@ -11,8 +11,8 @@ pub(super) enum BadNumber {
 /// Numbers longer than this are refused as malformed, so that one always fits the buffer.
 pub(super) const LONGEST_NUMBER: usize = 64;
 
-/// The whole number at the start of `text`, and its length. Fractions and exponents are taken where the
-/// value is whole (`1e3`, `5.0`).
+/// The whole number at the start of `text`, and its length. Fractions and exponents are accepted if the value is whole
+/// (`1e3`, `5.0`).
 pub(super) fn parse_integer(text: &[u8]) -> Result<(i64, usize), BadNumber> {
     let digits_from = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     let negative = text.first() == Some(&b'-');
@@ -49,7 +49,7 @@ pub(super) fn parse_integer(text: &[u8]) -> Result<(i64, usize), BadNumber> {
     if at > LONGEST_NUMBER {
         return Err(BadNumber::Huge);
     }
-    // Letters glued to the number, as in `1nan` or `0x10`.
+    // Letters directly after the number, as in `1nan` or `0x10`.
     if text.get(at).is_some_and(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'+' | b'-')) {
         return Err(BadNumber::Malformed);
     }

@@ -1,7 +1,7 @@
 //! Writes a network in the contest's JSON, the form that [`super::read_iopddl`] reads.
 //!
-//! What is written is the network as built: parallel edges are one edge, forbidden costs are
-//! [`crate::FORBIDDEN`], and edges run from the lower to the higher variable.
+//! The file has the network as built: parallel edges are one edge, forbidden costs are [`crate::FORBIDDEN`], and edges
+//! run from the lower to the higher variable.
 
 use crate::network::{Network, VarId};
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use std::io::{self, Write};
 /// # Errors
 /// Where `out` fails.
 pub fn write_iopddl(network: &Network, name: &str, out: impl Write) -> io::Result<()> {
-    let mut text = Text::new(out);
+    let mut text = JsonText::new(out);
     let vars = || (0..network.variables()).map(|v| VarId(v as u32));
     text.put("{\"problem\":{\"name\":")?;
     text.quoted(name)?;
@@ -39,17 +39,17 @@ pub fn write_iopddl(network: &Network, name: &str, out: impl Write) -> io::Resul
     text.finish()
 }
 
-/// JSON text, buffered; integers without the formatting machinery, since they are all there is.
-pub(super) struct Text<W: Write> {
+/// Buffered JSON text. Integers, nearly all of the output, bypass the formatting machinery.
+pub(super) struct JsonText<W: Write> {
     out: W,
     buffer: Vec<u8>,
 }
 
 const FLUSH_AT: usize = 1 << 16;
 
-impl<W: Write> Text<W> {
+impl<W: Write> JsonText<W> {
     pub fn new(out: W) -> Self {
-        Text { out, buffer: Vec::with_capacity(FLUSH_AT + 64) }
+        JsonText { out, buffer: Vec::with_capacity(FLUSH_AT + 64) }
     }
 
     pub fn put(&mut self, text: &str) -> io::Result<()> {
@@ -80,14 +80,14 @@ impl<W: Write> Text<W> {
         self.flush_if_full()
     }
 
-    /// A bracketed list of numbers that are not negative.
+    /// A bracketed list of non-negative numbers.
     pub fn naturals(&mut self, values: impl IntoIterator<Item = u64>) -> io::Result<()> {
         self.put("[")?;
         self.separated(values, Self::natural)?;
         self.put("]")
     }
 
-    /// A bracketed list of costs or usages, none of which a network lets be negative.
+    /// A bracketed list of costs or usages, which are never negative in a network.
     pub fn integers(&mut self, values: &[i64]) -> io::Result<()> {
         self.naturals(values.iter().map(|value| value.unsigned_abs()))
     }

@@ -1,7 +1,6 @@
-//! Building a network: the one place where input is checked.
+//! Builds a network and checks its input.
 //!
-//! Nothing here searches or reads files. Errors name the variable or edge (by its number in the order of
-//! adding) and say what was expected.
+//! Errors name the variable or edge, numbered in the order of adding, and the expected input.
 
 use super::{Edge, FORBIDDEN, Interval, MAX_TOTAL, Network, TableSpan, VarId, is_forbidden};
 use rustc_hash::{FxHashMap, FxHasher};
@@ -45,16 +44,16 @@ pub enum NetworkError {
     NoSuchChoice { variable: usize, choice: u64, have: usize },
 }
 
-/// How large a network may get before the builder refuses it; protects against hostile input.
+/// Size limits of a network, which protect against hostile input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most variables.
+    /// The most variables.
     pub variables: usize,
-    /// Most choices of one variable.
+    /// The most choices of one variable.
     pub choices: usize,
-    /// Most edges, parallel ones counted.
+    /// The most edges, including parallel ones.
     pub edges: usize,
-    /// Most cells of all different tables together (8 bytes each).
+    /// The most cells of all distinct tables together (8 bytes each).
     pub cells: usize,
 }
 
@@ -64,7 +63,7 @@ impl Default for Limits {
     }
 }
 
-/// A table that was kept for several edges of the builder that made it.
+/// A table that several edges of one builder share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedTable(u32);
 
@@ -109,18 +108,18 @@ impl NetworkBuilder {
         }
     }
 
-    /// How many variables were added so far.
+    /// Number of variables so far.
     pub fn variables(&self) -> usize {
         self.intervals.len()
     }
 
-    /// How many choices a variable added before has.
+    /// Number of choices of a variable; `None` if it does not exist.
     pub fn choices(&self, v: VarId) -> Option<usize> {
         let (a, b) = (self.first_choice.get(v.index())?, self.first_choice.get(v.index() + 1)?);
         Some((b - a) as usize)
     }
 
-    /// Sets the most that may be used at any time.
+    /// Sets the limit of the total usage at any time.
     ///
     /// # Errors
     /// Where the limit is negative.
@@ -132,7 +131,7 @@ impl NetworkBuilder {
         Ok(self)
     }
 
-    /// Adds a variable: one cost per choice, one usage per choice (or none at all), and when they count.
+    /// Adds a variable: one cost per choice, one usage per choice (or none), and the time during which usage counts.
     ///
     /// # Errors
     /// Where a number is negative, counts differ or a limit is passed.
@@ -205,7 +204,7 @@ impl NetworkBuilder {
         Ok(self)
     }
 
-    /// Keeps a table that several edges share; see [`NetworkBuilder::join`].
+    /// Adds a table for several edges; see [`NetworkBuilder::join`].
     ///
     /// # Errors
     /// Where a cost is negative or a limit is passed; both name the next edge.
@@ -221,11 +220,12 @@ impl NetworkBuilder {
         Ok(SharedTable(table))
     }
 
-    /// Adds an edge with a table that was kept before, row-major with the choices of `a` major.
+    /// Adds an edge with a shared table, row-major with the choices of `a` major.
     ///
     /// # Errors
     /// As [`NetworkBuilder::edge`].
     pub fn join(&mut self, a: VarId, b: VarId, table: SharedTable) -> Result<&mut Self, NetworkError> {
+        // A table of another builder has no cells here and fails the check of sizes.
         let cells = self.pool.spans.get(table.0 as usize).map_or(0, |span| span.len);
         self.check_edge(a, b, cells)?;
         if a >= b {
@@ -237,7 +237,7 @@ impl NetworkBuilder {
         Ok(self)
     }
 
-    /// Rows and columns of a table between two variables that shall have so many cells.
+    /// Checks an edge whose table has `got` cells, and returns its rows and columns.
     fn check_edge(&self, a: VarId, b: VarId, got: usize) -> Result<(usize, usize), NetworkError> {
         let edge = self.edges_seen;
         if edge >= self.limits.edges.min(u32::MAX as usize / 4) {
@@ -298,7 +298,7 @@ impl NetworkBuilder {
     }
 
     fn sum_parallel_edges(&mut self) {
-        // A stable sort by pair only, so that sums are made in the order of adding.
+        // A stable sort by pair, so that tables are summed in the order of adding.
         self.edges.sort_by_key(|e| (e.u, e.v));
         let mut merged: Vec<Edge> = Vec::with_capacity(self.edges.len());
         for &e in &self.edges {
@@ -345,12 +345,12 @@ impl NetworkBuilder {
 /// The sum of two costs, forbidden where either is.
 fn add_costs(a: i64, b: i64) -> i64 {
     let (a, b) = (a.min(FORBIDDEN), b.min(FORBIDDEN));
-    // Two finite costs may sum past the threshold without either meaning "forbidden"; the total check
-    // in `build` cannot see that, so it is treated as forbidden here: such a sum is a quintillion.
+    // The sum of two finite costs may pass the threshold, which the check of totals in `build` cannot see. It counts as
+    // forbidden: such a sum is a quintillion.
     (a + b).min(FORBIDDEN)
 }
 
-/// Tables stored once each.
+/// A pool that stores equal tables once.
 #[derive(Clone, Debug, Default)]
 struct TablePool {
     cells: Vec<i64>,
@@ -364,7 +364,7 @@ impl TablePool {
         &self.cells[s.offset..s.offset + s.len]
     }
 
-    /// The number of the table with these cells, added if new.
+    /// The number of the table with these cells, which is added if new.
     fn intern(&mut self, costs: impl Iterator<Item = i64>) -> u32 {
         let offset = self.cells.len();
         let mut hasher = FxHasher::default();

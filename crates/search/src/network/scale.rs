@@ -1,6 +1,6 @@
 //! Floating-point costs as exact integers: one power of two for the whole network.
 //!
-//! This is a helper for callers that have seconds rather than counts; it builds no network itself.
+//! This serves callers whose costs are seconds rather than counts.
 
 use super::{FORBIDDEN, MAX_TOTAL};
 
@@ -14,9 +14,9 @@ pub enum ScaleError {
 
 /// Multiplies costs by a power of two so that they become integers.
 ///
-/// Where all costs are multiples of one power of two within about 60 bits of their total, the integers
-/// are exact and so is every sum; otherwise costs are rounded to the nearest, each by at most half a unit
-/// of `2^-exponent`, and [`FloatScale::exact`] is false.
+/// If all costs are multiples of one power of two within about 60 bits of their total, the integers and all sums are
+/// exact. Otherwise each cost is rounded to the nearest integer, by at most half a unit of `2^-exponent`, and
+/// [`FloatScale::exact`] is false.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloatScale {
     exponent: i32,
@@ -24,8 +24,8 @@ pub struct FloatScale {
 }
 
 impl FloatScale {
-    /// The scale for a network with these costs: `costs` are all values, `total` is a bound on the sum
-    /// of any assignment (say, the sum of the largest finite value of each variable and edge).
+    /// The scale for a network: `costs` are all values, `total` is an upper bound on the cost of any assignment (say, the
+    /// sum of the largest finite value of each variable and edge).
     ///
     /// # Errors
     /// Where a cost is negative or not a number.
@@ -45,7 +45,7 @@ impl FloatScale {
             return Ok(FloatScale { exponent: 0, exact: true });
         }
         let total = if total.is_finite() { total.max(largest) } else { largest * 1e6 };
-        // Both a single cost and the total must stay under their ceilings, with room for rounding.
+        // A single cost and the total must both stay below their limits, with room for rounding.
         let room = |ceiling: i64, value: f64| ((ceiling as f64) / value).log2().floor() as i32 - 1;
         let most = room(MAX_TOTAL, total).min(room(FORBIDDEN, largest));
         Ok(FloatScale { exponent: needed.min(most), exact: needed <= most })
@@ -61,13 +61,13 @@ impl FloatScale {
         self.exact
     }
 
-    /// The integer for a cost; infinity and costs that were not part of the fit become forbidden.
+    /// The integer of a cost. Infinity and costs above the fitted range become forbidden.
     pub fn to_integer(self, cost: f64) -> i64 {
         let scaled = scale_by(cost, self.exponent).round();
         if scaled >= FORBIDDEN as f64 { FORBIDDEN } else { scaled as i64 }
     }
 
-    /// The cost that an integer (a sum, too) stands for.
+    /// The cost of an integer or of a sum of integers.
     pub fn to_float(self, cost: i128) -> f64 {
         scale_by(cost as f64, -self.exponent)
     }
@@ -82,7 +82,7 @@ fn lowest_bit(value: f64) -> i32 {
     exponent + mantissa.trailing_zeros() as i32
 }
 
-/// `value * 2^exponent`, in steps that cannot overflow on the way to a result that fits.
+/// `value * 2^exponent`, in steps without intermediate overflow.
 fn scale_by(value: f64, exponent: i32) -> f64 {
     let mut value = value;
     let mut left = exponent;

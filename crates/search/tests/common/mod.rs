@@ -1,10 +1,11 @@
-//! What the integration tests share: random networks and the larger data.
+//! Helpers of the integration tests: random networks, solvers and round trips.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use proptest::prelude::*;
-use shardwright_search::format::{Problem, read_iopddl};
-use shardwright_search::{FORBIDDEN, Interval, Network, NetworkBuilder, VarId};
-use std::path::PathBuf;
+use shardwright_search::format::write_iopddl;
+use shardwright_search::optcnn::OptCnn;
+use shardwright_search::pase::Pase;
+use shardwright_search::{FORBIDDEN, Interval, Network, NetworkBuilder, Solver, VarId};
 
 /// A network in the form that proptest shrinks well.
 #[derive(Clone, Debug)]
@@ -65,19 +66,30 @@ pub fn recipes(nodes: usize, choices: usize, memory: bool) -> impl Strategy<Valu
     })
 }
 
-/// The folder with the larger data: `SHARDWRIGHT_SHARED`, or `shared` beside the checkout.
-pub fn shared() -> Option<PathBuf> {
-    let beside = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let folder = std::env::var_os("SHARDWRIGHT_SHARED").map_or(beside, PathBuf::from);
-    folder.join("pase").is_dir().then_some(folder)
+/// The solvers of the papers. OptCNN comes three times: its kernel is enumerated, enumerated after leaf elimination, and
+/// solved by tables.
+pub const PAPERS: [&dyn Solver; 4] = [
+    &Pase,
+    &OptCnn { most_strategies: 1 << 20 },
+    &OptCnn { most_strategies: 8 },
+    &OptCnn { most_strategies: 0 },
+];
+
+/// The contest's JSON of a network.
+pub fn written(network: &Network) -> Vec<u8> {
+    let mut text = Vec::new();
+    write_iopddl(network, "name", &mut text).unwrap();
+    text
 }
 
-/// Reads a file of the shared data; `None`, with a printed reason, where it is not there.
-pub fn shared_problem(path: &str) -> Option<Problem> {
-    let Some(folder) = shared() else {
-        println!("skipped: no shared data (set SHARDWRIGHT_SHARED to the folder that holds {path})");
-        return None;
-    };
-    let file = std::fs::File::open(folder.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
-    Some(read_iopddl(file).unwrap_or_else(|error| panic!("{path}: {error}")))
+/// Checks that two networks are equal.
+pub fn assert_same(a: &Network, b: &Network) {
+    assert_eq!((a.variables(), a.usage_limit()), (b.variables(), b.usage_limit()));
+    for v in (0..a.variables()).map(|v| VarId(v as u32)) {
+        assert_eq!((a.unary(v), a.usage(v), a.interval(v)), (b.unary(v), b.usage(v), b.interval(v)));
+    }
+    assert_eq!(a.edges().len(), b.edges().len());
+    for (x, y) in a.edges().iter().zip(b.edges()) {
+        assert_eq!((x.u, x.v, a.table(x.table)), (y.u, y.v, b.table(y.table)));
+    }
 }

@@ -1,26 +1,26 @@
-//! One step with assistants: devices with queues, counters and links that what is moved takes up.
+//! One step with assistants: the devices' queues, their forecasts, and the links that stolen work occupies.
 
-use super::{Assisted, Reality, Rule};
+use super::{AssistOutcome, Reality, StealRule};
 use crate::{
     schedule::{Schedule, Stream},
     timeline::readers,
 };
+use shardwright_assist::{DeviceStatus, Forecast, PlannedTask};
 use shardwright_cost::{Collective, Comm, Placement};
 use shardwright_lower::{ParallelGraph, ValueId, Work};
 use shardwright_machine::{AxisSet, Bytes};
-use shardwright_place::{Forecast, Planned, Standing};
 use shardwright_plan::picoseconds;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-/// The plan, as far as the rule needs it.
+/// The parts of the plan that the forecasts and the stealing rule read.
 pub(super) struct Plan {
-    /// Per device: its work, in the order of its starts.
-    pieces: Vec<Vec<Planned>>,
-    /// Per task that computes: its place in that order.
-    place: Vec<u32>,
-    /// Per task: who waits for it, as one flat list.
-    followers: (Vec<u32>, Vec<u32>),
+    /// Per device: its compute tasks, in the order of their starts.
+    tasks: Vec<Vec<PlannedTask>>,
+    /// Per compute task: its position among its device's tasks.
+    position: Vec<u32>,
+    /// Per task: its successors, as offsets into one flat list.
+    successors: (Vec<u32>, Vec<u32>),
 }
 
 impl Plan {
@@ -28,86 +28,86 @@ impl Plan {
         let (tasks, line) = (&schedule.tasks, schedule.simulate());
         let mut order: Vec<u32> = tasks.ids().map(|task| task as u32).collect();
         order.sort_unstable_by_key(|&task| (line.start[task as usize], task));
-        let mut pieces = vec![Vec::new(); schedule.classes.len()];
-        let mut place = vec![0; tasks.len()];
+        let mut planned = vec![Vec::new(); schedule.classes.len()];
+        let mut position = vec![0; tasks.len()];
         for &task in &order {
             if let Some(owner) = schedule.owner(task as usize) {
-                let pieces: &mut Vec<Planned> = &mut pieces[owner as usize];
-                place[task as usize] = pieces.len() as u32;
+                let planned: &mut Vec<PlannedTask> = &mut planned[owner as usize];
+                position[task as usize] = planned.len() as u32;
                 let duration = tasks.duration(task as usize);
-                pieces.push(Planned { start: line.start[task as usize], duration });
+                planned.push(PlannedTask { start: line.start[task as usize], duration });
             }
         }
-        Self { pieces, place, followers: readers(tasks) }
+        Self { tasks: planned, position, successors: readers(tasks) }
     }
 
-    fn followers(&self, task: u32) -> &[u32] {
-        let (first, list) = &self.followers;
+    fn successors(&self, task: u32) -> &[u32] {
+        let (first, list) = &self.successors;
         &list[first[task as usize] as usize..first[task as usize + 1] as usize]
     }
 }
 
-/// What may happen. Of what happens at one time, work becomes ready first.
+/// An event of the simulation. Among events of one time, tasks become ready first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// All that a task waits for is over.
+    /// All predecessors of a task have ended.
     Ready(u32),
-    /// A helper has all that a task needs which it took over.
-    Brought { task: u32, helper: u32 },
+    /// All operands of a stolen task have arrived at the thief.
+    Arrival { task: u32, thief: u32 },
     /// A device has become free.
     Free,
-    /// A helper is done with a task that it took over.
-    Helped { task: u32, helper: u32 },
+    /// The thief has finished a stolen task.
+    Done { task: u32, thief: u32 },
 }
 
-/// The simulation under way.
+/// The state of the simulation.
 struct Assistants<'s> {
     schedule: &'s Schedule,
     plan: &'s Plan,
     program: &'s ParallelGraph,
     comm: &'s Comm,
-    rule: Rule,
+    rule: StealRule,
     reality: Reality<'s>,
     now: u64,
-    /// Per stream: until when it is taken.
+    /// Per stream: when it becomes free.
     free: Vec<u64>,
-    /// Per device: ready work, the first that became ready first.
+    /// Per device: ready tasks with the times at which they became ready, earliest first.
     queues: Vec<BTreeSet<(u64, u32)>>,
-    /// Per device: until when its present task was predicted to take.
+    /// Per device: the predicted end of its current task.
     expected: Vec<u64>,
-    /// Per device: when it will be through.
+    /// Per device: its lateness forecast.
     forecasts: Vec<Forecast>,
-    /// Per device: picoseconds of work that is on its way to it.
+    /// Per device: planned picoseconds of stolen tasks whose operands are on their way to it.
     coming: Vec<u64>,
-    /// Per task: what it waits for still, and when the last of it was over.
+    /// Per task: number of unfinished predecessors, and the latest end of the finished ones.
     missing: Vec<u32>,
     ready: Vec<u64>,
-    /// Values that devices were brought, or made, for work that they took over, and still have.
+    /// Values that thieves hold, per thief: operands that were sent to it and results that it computed.
     fetched: BTreeSet<(ValueId, u32)>,
-    /// Per task: when it is over, as far as that is known.
+    /// Per task: its end; `u64::MAX` until it is known.
     ends: Vec<u64>,
-    /// Per task: whether a helper went on with it before it was ready where it belongs.
+    /// Per task: whether a thief took it as a successor, before it was ready on its owner.
     taken: Vec<bool>,
     events: BinaryHeap<Reverse<(u64, Event)>>,
-    outcome: Assisted,
+    outcome: AssistOutcome,
 }
 
-/// The second of two steps under a rule.
+/// Simulates two steps under a rule and returns the second.
 pub(super) fn second_step(
     schedule: &Schedule,
     plan: &Plan,
     program: &ParallelGraph,
     comm: &Comm,
-    rule: Rule,
+    rule: StealRule,
     reality: Reality<'_>,
-) -> Assisted {
+) -> AssistOutcome {
     let tasks = &schedule.tasks;
     let devices = schedule.classes.len();
-    let mut forecasts: Vec<Forecast> = plan.pieces.iter().map(|pieces| Forecast::new(pieces)).collect();
-    let mut outcome = Assisted::default();
+    let mut forecasts: Vec<Forecast> = plan.tasks.iter().map(|tasks| Forecast::new(tasks)).collect();
+    let mut outcome = AssistOutcome::default();
     for _ in 0..2 {
-        for (forecast, pieces) in forecasts.iter_mut().zip(&plan.pieces) {
-            forecast.restart(pieces);
+        for (forecast, tasks) in forecasts.iter_mut().zip(&plan.tasks) {
+            forecast.restart(tasks);
         }
         let missing: Vec<u32> = tasks.ids().map(|task| tasks.waits_for(task).len() as u32).collect();
         let first = tasks.ids().filter(|&task| missing[task] == 0);
@@ -130,7 +130,7 @@ pub(super) fn second_step(
             taken: vec![false; tasks.len()],
             events: first.map(|task| Reverse((0, Event::Ready(task as u32)))).collect(),
             missing,
-            outcome: Assisted::default(),
+            outcome: AssistOutcome::default(),
         };
         step.run();
         (forecasts, outcome) = (step.forecasts, step.outcome);
@@ -140,7 +140,7 @@ pub(super) fn second_step(
 
 impl Assistants<'_> {
     fn run(&mut self) {
-        let mut helped = Vec::new();
+        let mut stolen = Vec::new();
         while let Some(&Reverse((time, _))) = self.events.peek() {
             self.now = time;
             while let Some(&Reverse((at, event))) = self.events.peek() {
@@ -150,18 +150,18 @@ impl Assistants<'_> {
                 self.events.pop();
                 match event {
                     Event::Ready(task) => self.arrive(task),
-                    Event::Brought { task, helper } => {
-                        self.coming[helper as usize] -= self.planned(task);
-                        self.queues[helper as usize].insert((time, task));
+                    Event::Arrival { task, thief } => {
+                        self.coming[thief as usize] -= self.planned(task);
+                        self.queues[thief as usize].insert((time, task));
                     }
                     Event::Free => {}
-                    Event::Helped { task, helper } => helped.push((task, helper)),
+                    Event::Done { task, thief } => stolen.push((task, thief)),
                 }
             }
-            for (task, helper) in helped.drain(..) {
-                self.go_on(task, helper);
+            for (task, thief) in stolen.drain(..) {
+                self.finish_stolen(task, thief);
             }
-            // Help first: what a slow device is about to begin may be better off elsewhere.
+            // Stealing first: a task that a slow device is about to begin may finish earlier on a thief.
             if self.rule.window > 0 {
                 for owner in 0..self.queues.len() as u32 {
                     while self.hand_over(owner) {}
@@ -186,7 +186,7 @@ impl Assistants<'_> {
         self.schedule.tasks.duration(task as usize)
     }
 
-    /// A task is ready: computing waits for its device, everything else takes its streams.
+    /// Handles a task that became ready: compute tasks are queued at their device, transfers occupy their streams at once.
     fn arrive(&mut self, task: u32) {
         let streams = self.schedule.tasks.streams(task as usize);
         match streams.first().map(|&stream| self.schedule.stream(stream)) {
@@ -205,11 +205,11 @@ impl Assistants<'_> {
         }
     }
 
-    /// Tells those who wait for a task when it is over.
+    /// Records a task's end and makes its successors ready.
     fn finish(&mut self, task: u32, end: u64) {
         self.outcome.makespan = self.outcome.makespan.max(end);
         self.ends[task as usize] = end;
-        for &next in self.plan.followers(task) {
+        for &next in self.plan.successors(task) {
             let next = next as usize;
             self.ready[next] = self.ready[next].max(end);
             self.missing[next] -= 1;
@@ -219,7 +219,7 @@ impl Assistants<'_> {
         }
     }
 
-    /// A device that is free takes the work that became ready first.
+    /// Lets a free device begin the task that became ready first.
     fn begin(&mut self, device: u32) {
         if !self.idle(device) {
             return;
@@ -235,40 +235,40 @@ impl Assistants<'_> {
         self.expected[device as usize] = self.now + forecast.scaled(planned);
         forecast.done(planned, took);
         if own {
-            forecast.begin(self.plan.place[task as usize] as usize, planned);
+            forecast.begin(self.plan.position[task as usize] as usize, planned);
             self.events.push(Reverse((end, Event::Free)));
             self.finish(task, end);
         } else {
             forecast.redeem(planned);
-            self.events.push(Reverse((end, Event::Helped { task, helper: device })));
+            self.events.push(Reverse((end, Event::Done { task, thief: device })));
         }
     }
 
-    /// When a device is predicted to be done with its present task.
+    /// The predicted end of a device's current task.
     fn present(&self, device: u32) -> u64 {
         if self.idle(device) { self.now } else { self.expected[device as usize].max(self.now) }
     }
 
-    /// How a device stands.
-    fn standing(&self, device: u32) -> Standing {
-        self.forecasts[device as usize].standing(self.present(device))
+    /// A device's status.
+    fn status(&self, device: u32) -> DeviceStatus {
+        self.forecasts[device as usize].status(self.present(device))
     }
 
-    /// When a device is predicted to be done with all that waits for it now.
+    /// When a device is predicted to finish everything that is queued for it now.
     fn available(&self, device: u32) -> u64 {
         let waiting = self.queues[device as usize].iter().map(|&(_, task)| self.planned(task)).sum::<u64>();
         let waiting = waiting + self.coming[device as usize];
         self.present(device).saturating_add(self.forecasts[device as usize].scaled(waiting))
     }
 
-    /// Whether a device has the part of a value that another has, by now.
-    fn has(&self, id: ValueId, owner: u32, helper: u32) -> bool {
+    /// Whether the thief holds the owner's block of a value by now.
+    fn has(&self, id: ValueId, owner: u32, thief: u32) -> bool {
         let (value, mesh) = (self.program.value(id), &self.program.mesh);
-        let [a, b] = [owner, helper].map(|class| self.schedule.classes.device(class));
+        let [a, b] = [owner, thief].map(|class| self.schedule.classes.device(class));
         let layout = value.at.layout();
-        let maker = value.made_by.and_then(|made_by| self.schedule.task(made_by, helper));
-        let made = maker.is_none_or(|task| self.ends[task as usize] <= self.now);
-        if self.fetched.contains(&(id, helper)) {
+        let producer = value.made_by.and_then(|made_by| self.schedule.task(made_by, thief));
+        let made = producer.is_none_or(|task| self.ends[task as usize] <= self.now);
+        if self.fetched.contains(&(id, thief)) {
             return true;
         }
         made && value.is_on(mesh, b)
@@ -285,7 +285,7 @@ impl Assistants<'_> {
         own.map_or(0, |ty| ty.bytes())
     }
 
-    /// Bytes there and back if a device takes over a task of another; none if it may not.
+    /// Bytes sent to the thief and back if it steals a task; none if it may not.
     fn moving(&self, task: u32, from: u32, to: u32) -> Option<(u64, u64)> {
         let instruction = self.program.instruction(self.schedule.instructions[task as usize]);
         if !matches!(instruction.work, Work::Compute { .. }) {
@@ -305,27 +305,31 @@ impl Assistants<'_> {
     }
 
     fn transfer(&self, bytes: u64, axes: AxisSet) -> u64 {
-        let seconds = self.comm.seconds(Collective::Send, axes, Bytes(bytes));
-        if bytes == 0 { 0 } else { u64::try_from(picoseconds(seconds)).unwrap_or(0) }
+        if bytes == 0 {
+            return 0;
+        }
+        let time = picoseconds(self.comm.seconds(Collective::Send, axes, Bytes(bytes)));
+        debug_assert!(time >= 0, "{bytes} bytes take {time} ps");
+        time.max(0) as u64
     }
 
-    /// How much earlier a task is done by a helper than where it belongs, where it would begin at some time; none if it is to stay.
-    fn gain(&self, task: u32, owner: u32, helper: u32, begin: u64) -> Option<u64> {
+    /// Picoseconds by which a task ends earlier on a thief than on its owner, which would begin it at `begin`; none if it stays.
+    fn gain(&self, task: u32, owner: u32, thief: u32, begin: u64) -> Option<u64> {
         let planned = self.planned(task);
-        let [here, there] = [owner, helper].map(|device| self.forecasts[device as usize].scaled(planned));
-        if !self.standing(helper).should_help(&self.standing(owner), there) {
+        let [here, there] = [owner, thief].map(|device| self.forecasts[device as usize].scaled(planned));
+        if !self.status(thief).should_steal_from(&self.status(owner), there) {
             return None;
         }
-        let (bring, back) = self.moving(task, owner, helper)?;
-        let arrives = self.arrival(bring, owner, helper, self.now + self.rule.latency);
-        let done = arrives.max(self.available(helper)).saturating_add(there);
-        let returns = self.arrival(back, helper, owner, done);
+        let (bring, back) = self.moving(task, owner, thief)?;
+        let arrives = self.arrival(bring, owner, thief, self.now + self.rule.latency);
+        let done = arrives.max(self.available(thief)).saturating_add(there);
+        let returns = self.arrival(back, thief, owner, done);
         begin.saturating_add(here).checked_sub(returns).filter(|gain| *gain > 0)
     }
 
-    /// A device that is late hands over one of the tasks that wait for it, the one that gains most; whether there was one.
+    /// Moves the queued task with the largest gain from a late device to a thief; returns whether there was one.
     fn hand_over(&mut self, owner: u32) -> bool {
-        if self.queues[owner as usize].is_empty() || self.standing(owner).lateness <= 0 {
+        if self.queues[owner as usize].is_empty() || self.status(owner).lateness <= 0 {
             return false;
         }
         let mut begin = self.present(owner);
@@ -334,65 +338,65 @@ impl Assistants<'_> {
             if self.schedule.owner(task as usize) != Some(owner) {
                 continue;
             }
-            for helper in (0..self.queues.len() as u32).filter(|&helper| helper != owner) {
-                if let Some(gain) = self.gain(task, owner, helper, begin)
+            for thief in (0..self.queues.len() as u32).filter(|&thief| thief != owner) {
+                if let Some(gain) = self.gain(task, owner, thief, begin)
                     && best.is_none_or(|(known, ..)| gain > known)
                 {
-                    best = Some((gain, (ready, task), helper));
+                    best = Some((gain, (ready, task), thief));
                 }
             }
             begin = begin.saturating_add(self.forecasts[owner as usize].scaled(self.planned(task)));
         }
-        let Some((_, entry, helper)) = best else { return false };
+        let Some((_, entry, thief)) = best else { return false };
         self.queues[owner as usize].remove(&entry);
-        self.take_over(entry.1, owner, helper);
+        self.steal(entry.1, owner, thief);
         true
     }
 
-    /// A helper takes over a task.
-    fn take_over(&mut self, task: u32, owner: u32, helper: u32) {
-        let Some((bring, _)) = self.moving(task, owner, helper) else { return };
+    /// Gives a task to a thief and sends it the operands that it lacks.
+    fn steal(&mut self, task: u32, owner: u32, thief: u32) {
+        let Some((bring, _)) = self.moving(task, owner, thief) else { return };
         let planned = self.planned(task);
-        self.forecasts[owner as usize].begin(self.plan.place[task as usize] as usize, planned);
-        self.forecasts[helper as usize].promise(planned);
-        self.coming[helper as usize] += planned;
+        self.forecasts[owner as usize].begin(self.plan.position[task as usize] as usize, planned);
+        self.forecasts[thief as usize].promise(planned);
+        self.coming[thief as usize] += planned;
         let instruction = self.program.instruction(self.schedule.instructions[task as usize]);
-        self.fetched.extend(instruction.reads.iter().map(|&value| (value, helper)));
+        self.fetched.extend(instruction.reads.iter().map(|&value| (value, thief)));
         self.outcome.moved += 1;
         self.outcome.moved_bytes += bring;
-        let arrived = self.carry(bring, owner, helper, self.now + self.rule.latency);
-        self.events.push(Reverse((arrived, Event::Brought { task, helper })));
+        let arrived = self.carry(bring, owner, thief, self.now + self.rule.latency);
+        self.events.push(Reverse((arrived, Event::Arrival { task, thief })));
     }
 
-    /// A helper is done with a task. Its results go back, and it goes on with what follows from them if that is better than
-    /// waiting until they are back.
-    fn go_on(&mut self, task: u32, helper: u32) {
+    /// Handles the end of a stolen task. Its results go back to the owner. The thief also steals the successor with the
+    /// largest gain, if its queue is empty.
+    fn finish_stolen(&mut self, task: u32, thief: u32) {
         let Some(owner) = self.schedule.owner(task as usize) else { return };
         let instruction = self.program.instruction(self.schedule.instructions[task as usize]);
-        self.fetched.extend(instruction.writes.iter().map(|&value| (value, helper)));
+        self.fetched.extend(instruction.writes.iter().map(|&value| (value, thief)));
         let back: u64 = instruction.writes.iter().map(|&value| self.bytes(value, owner)).sum();
         let kept = instruction.writes.iter().any(|&value| self.program.value(value).kept);
-        let begin = self.present(owner).max(self.arrival(back, helper, owner, self.now));
-        let followers = self.plan.followers(task);
+        let begin = self.present(owner).max(self.arrival(back, thief, owner, self.now));
+        let successors = self.plan.successors(task);
         let may = |next: &&u32| {
             self.missing[**next as usize] == 1 && self.schedule.owner(**next as usize) == Some(owner)
         };
-        let gains = followers
+        let gains = successors
             .iter()
             .filter(may)
-            .filter_map(|&next| Some((self.gain(next, owner, helper, begin)?, Reverse(next))));
-        let next = if self.queues[helper as usize].is_empty() { gains.max() } else { None };
-        let only = followers.len() == 1 && !kept;
+            .filter_map(|&next| Some((self.gain(next, owner, thief, begin)?, Reverse(next))));
+        let next = if self.queues[thief as usize].is_empty() { gains.max() } else { None };
+        let only = successors.len() == 1 && !kept;
         if let Some((_, Reverse(next))) = next {
             self.taken[next as usize] = true;
-            self.take_over(next, owner, helper);
+            self.steal(next, owner, thief);
             if only {
                 self.finish(task, self.now);
                 return;
             }
         }
         self.outcome.moved_bytes += back;
-        let returned = self.carry(back, helper, owner, self.now);
+        let returned = self.carry(back, thief, owner, self.now);
         self.finish(task, returned);
     }
 
@@ -408,7 +412,7 @@ impl Assistants<'_> {
         })
     }
 
-    /// When bytes would be there that are sent from some time on.
+    /// When bytes arrive that are sent at `ready` or as soon as the ports are free.
     fn arrival(&self, bytes: u64, from: u32, to: u32, ready: u64) -> u64 {
         let time = self.transfer(bytes, self.apart(from, to));
         if time == 0 {
@@ -417,7 +421,7 @@ impl Assistants<'_> {
         self.ports(from, to).map(|port| self.free[port]).fold(ready, u64::max).saturating_add(time)
     }
 
-    /// Sends bytes from one device to another over their ports; when they are there.
+    /// Sends bytes from one device to another over their ports; returns when they arrive.
     fn carry(&mut self, bytes: u64, from: u32, to: u32, ready: u64) -> u64 {
         let end = self.arrival(bytes, from, to, ready);
         if bytes > 0 {

@@ -1,8 +1,9 @@
-//! Who waits for whom: slots that each hold a task to wait for, linked by that task so that its readers can be told.
+//! Dependencies of tasks. Each slot holds a predecessor; slots with the same predecessor are linked, which lists its
+//! successors.
 
 use crate::delta::NONE;
 
-/// Whose slot it is, and its neighbours among those that wait for the same task.
+/// The owner of a slot, and its neighbours among the slots of the same predecessor.
 #[derive(Clone, Copy, Debug)]
 struct Links {
     owner: u32,
@@ -10,18 +11,18 @@ struct Links {
     previous: u32,
 }
 
-/// All slots. Those of one task lie side by side.
+/// All slots. The slots of one task are contiguous.
 #[derive(Clone, Debug, Default)]
 pub struct Edges {
-    /// Per slot: the task that is waited for, or [`NONE`].
+    /// Per slot: the predecessor, or [`NONE`].
     sources: Vec<u32>,
     links: Vec<Links>,
-    /// Per task: the first slot that waits for it.
+    /// Per task: the first slot with it as predecessor.
     first: Vec<u32>,
 }
 
 impl Edges {
-    /// Adds a task that others may wait for.
+    /// Adds a task.
     pub fn add_task(&mut self) {
         self.first.push(NONE);
     }
@@ -33,25 +34,25 @@ impl Edges {
         self.sources.len() as u32 - 1
     }
 
-    /// What the slots of a range wait for.
+    /// The predecessors in a range of slots.
     #[inline]
     pub fn sources(&self, slots: std::ops::Range<usize>) -> &[u32] {
         &self.sources[slots]
     }
 
-    /// What a slot waits for.
+    /// The predecessor in a slot.
     #[inline]
     pub fn source(&self, slot: u32) -> u32 {
         self.sources[slot as usize]
     }
 
-    /// The task whose slot it is.
+    /// The task that owns a slot.
     #[inline]
     pub fn owner(&self, slot: u32) -> u32 {
         self.links[slot as usize].owner
     }
 
-    /// Makes a slot wait for another task, or for none.
+    /// Sets or clears the predecessor in a slot.
     pub fn set(&mut self, slot: u32, source: u32) {
         let old = std::mem::replace(&mut self.sources[slot as usize], source);
         if old != NONE {
@@ -74,7 +75,7 @@ impl Edges {
         }
     }
 
-    /// The tasks that wait for a task, once per slot.
+    /// The successors of a task, once per slot.
     #[inline]
     pub fn readers(&self, task: u32) -> impl Iterator<Item = u32> + '_ {
         let mut at = self.first[task as usize];

@@ -1,29 +1,32 @@
-//! Delta simulation: what one op's change of config does to the step, without simulating everything anew.
+//! Delta simulation: the step's new makespan after a change of configs, without simulating the whole step.
 //!
-//! FlexFlow's idea (arXiv 1807.05358, section 5.3): after a change, rebuild only the tasks that it concerns and
-//! time only what comes after them. What [`Delta`]
-//! finds is what [`crate::Timeline`] finds for the lowered program without joined all-reduces, to the bit, which
-//! property tests hold it to. `network` keeps the tasks, `walk` the times, `line` a timeline by position; `parts` and `ways` remember what configs and
-//! re-layouts mean, so that a proposal neither hashes nor allocates once everything has been met.
+//! FlexFlow's idea (arXiv 1807.05358, section 5.3): a change rebuilds only the tasks that it affects, and times only
+//! the tasks after them. The result of [`Delta`] equals [`crate::Timeline`]'s for the lowered program without joined
+//! all-reduces, to the bit. Property tests check this.
+//!
+//! `task_graph` holds the tasks, `delta_timeline` their times, `ordered_timeline` a timeline by position.
+//! `configured_ops` and `reshard_paths` cache the tasks of configs and reshards. So a proposal neither hashes nor
+//! allocates once all its configs are cached.
 //!
 //! ```
-//! use shardwright_frontend::zoo::{BuildOptions, build};
 //! use shardwright_machine::builtin;
-//! use shardwright_plan::{Problem, strategy};
+//! use shardwright_plan::Context;
 //! use shardwright_sim::Delta;
+//! use shardwright_space::{Assignment, AxisUse, Config};
+//! use shardwright_zoo::{BuildOptions, build};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let graph = build("mlp:batch=64,hidden=1024,layers=3", &BuildOptions::default())?;
 //! let machine = builtin("flat:4")?;
-//! let problem = Problem::new(&graph, &machine, None)?;
-//! let last = |choices: &shardwright_plan::Choices| choices.len() as u32 - 1;
-//! let repeated = problem.configs(&problem.choices.iter().map(last).collect::<Vec<_>>());
-//! let mut delta = Delta::new(&problem, &repeated)?;
+//! let context = Context::new(&graph, &machine, None, machine.mesh().clone(), false)?;
+//! let mut delta = Delta::new(&context, &Assignment::replicated(&graph, machine.mesh()))?;
 //! let before = delta.makespan();
-//! // The first layer's ops, split in the first way that there is.
-//! let ops = &problem.variables.splits[0].ops;
-//! let configs = ops.iter().zip(&problem.choices[0][0].configs);
-//! let change: Vec<_> = configs.map(|(op, config)| (op.0, delta.number(op.index(), config))).collect();
+//! // The first layer's ops, split along the batch.
+//! let layer = &context.layers.members[0];
+//! let batch = Config::new([AxisUse::Split(0); 2]);
+//! let configs = layer.configs(&context.shapes, context.mesh(), &batch);
+//! let ops = layer.ops.iter().zip(&configs);
+//! let change: Vec<_> = ops.map(|(op, config)| (op.0, delta.number(op.index(), config))).collect();
 //! let after = delta.propose(&change)?;
 //! assert_eq!(after, delta.simulate_anew());
 //! delta.reject();
@@ -32,23 +35,23 @@
 //! # }
 //! ```
 
+mod configured_ops;
+mod delta_timeline;
+mod device_classes;
 mod edges;
-mod lanes;
-mod line;
-mod network;
-mod parts;
+mod ordered_timeline;
+mod reshard_paths;
 mod structure;
-mod walk;
-mod ways;
+mod task_graph;
 
 use crate::{Tasks, Timeline};
-use lanes::Lanes;
-use network::Network;
+use delta_timeline::{DeltaTimeline, to_tasks};
+use device_classes::DeviceClasses;
 use shardwright_cost::LayoutError;
 use shardwright_machine::AxisSet;
-use shardwright_plan::{PlanError, Problem};
-use shardwright_space::Config;
-use walk::{Walk, to_tasks};
+use shardwright_plan::{Context, PlanError};
+use shardwright_space::{Assignment, Config};
+use task_graph::TaskGraph;
 
 /// No task, no number.
 const NONE: u32 = u32::MAX;
@@ -56,11 +59,11 @@ const NONE: u32 = u32::MAX;
 /// Why a step cannot be simulated change by change.
 #[derive(Debug, thiserror::Error)]
 pub enum DeltaError {
-    /// Too many levels, or too many devices that pins tell apart.
+    /// Too many levels, or too many device classes.
     #[error(
-        "{levels} levels and the axes that ops may be pinned along are more than delta simulation tells apart"
+        "{levels} levels and the axes that ops may be pinned along are more than delta simulation tells pinned"
     )]
-    Lanes {
+    DeviceClasses {
         /// Levels of the machine.
         levels: usize,
     },
@@ -78,148 +81,151 @@ pub enum DeltaError {
         /// The op.
         op: String,
     },
-    /// A tensor that cannot be laid out as a config says.
+    /// A tensor that cannot be laid out under a config.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Operator times cannot be had.
+    /// Operator times are not available.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-/// The step of a problem under one config per op, simulated change by change.
+/// The step of a context under one config per op, simulated change by change.
 pub struct Delta<'p> {
-    network: Network<'p>,
-    walk: Walk,
+    task_graph: TaskGraph<'p>,
+    timeline: DeltaTimeline,
 }
 
 impl<'p> Delta<'p> {
-    /// Simulates a step without pins from nothing.
+    /// Simulates a step without pins from scratch.
     ///
     /// # Errors
-    /// Where the machine or the configs are beyond it.
-    pub fn new(problem: &'p Problem<'p>, configs: &[Config]) -> Result<Self, DeltaError> {
-        Self::with_pins(problem, configs, AxisSet::EMPTY)
+    /// Where delta simulation does not support the machine or the configs.
+    pub fn new(context: &'p Context<'p>, assignment: &Assignment) -> Result<Self, DeltaError> {
+        Self::with_pins(context, assignment, AxisSet::EMPTY)
     }
 
-    /// Simulates a step from nothing whose ops may be pinned along some axes; every digit of those is then simulated for
-    /// itself.
+    /// Simulates a step from scratch whose ops may be pinned along some axes. Every digit of these axes is simulated
+    /// separately.
     ///
     /// # Errors
-    /// Where the machine or the configs are beyond it.
+    /// Where delta simulation does not support the machine or the configs.
     pub fn with_pins(
-        problem: &'p Problem<'p>,
-        configs: &[Config],
-        apart: AxisSet,
+        context: &'p Context<'p>,
+        assignment: &Assignment,
+        pinned: AxisSet,
     ) -> Result<Self, DeltaError> {
-        let levels = problem.machine.levels().len();
-        let lanes = Lanes::new(problem.mesh(), levels, apart).ok_or(DeltaError::Lanes { levels })?;
-        let ops = problem.graph.ops.len();
-        if configs.len() != ops || configs.iter().any(|config| lanes.of_config(config).is_none()) {
+        let levels = context.machine.levels().len();
+        let device_classes =
+            DeviceClasses::new(context.mesh(), levels, pinned).ok_or(DeltaError::DeviceClasses { levels })?;
+        let ops = context.graph.ops.len();
+        let configs = &assignment.configs;
+        if configs.len() != ops || configs.iter().any(|config| device_classes.of_config(config).is_none()) {
             return Err(DeltaError::Configs { ops });
         }
         if let Some(node) =
-            problem.graph.ops.iter().find(|n| n.inputs.len() > 50_000 || n.outputs.len() > 2000)
+            context.graph.ops.iter().find(|n| n.inputs.len() > 50_000 || n.outputs.len() > 2000)
         {
             return Err(DeltaError::TooWide { op: node.name.clone() });
         }
-        let mut network = Network::new(problem, problem.times()?, configs, lanes)?;
-        let walk = Walk::new(&network);
-        network.settle();
-        Ok(Self { network, walk })
+        let mut task_graph = TaskGraph::new(context, context.times()?, assignment, device_classes)?;
+        let timeline = DeltaTimeline::new(&task_graph);
+        task_graph.commit();
+        Ok(Self { task_graph, timeline })
     }
 
-    /// The number by which a proposal names a config of an op.
+    /// The number that identifies a config of an op in proposals.
     pub fn number(&mut self, op: usize, config: &Config) -> u32 {
-        if self.network.lanes().of_config(config).is_none() {
+        if self.task_graph.device_classes().of_config(config).is_none() {
             return NONE;
         }
-        self.network.number(op, config)
+        self.task_graph.number(op, config)
     }
 
-    /// Picoseconds of the step, with the proposal that is pending.
+    /// Picoseconds of the step, including a pending proposal.
     pub fn makespan(&self) -> u64 {
-        self.walk.makespan()
+        self.timeline.makespan()
     }
 
-    /// Gives ops other configs, as pairs of op and the config's number; the new makespan. [`Delta::accept`] or
-    /// [`Delta::reject`] it before the next.
+    /// Changes the configs of ops, given as pairs of op and config number; returns the new makespan. Call
+    /// [`Delta::accept`] or [`Delta::reject`] before the next proposal.
     ///
     /// # Errors
-    /// Where a tensor cannot be laid out so.
+    /// Where a tensor cannot be laid out.
     pub fn propose(&mut self, changes: &[(u32, u32)]) -> Result<u64, DeltaError> {
         if changes.iter().any(|&(_, number)| number == NONE) {
-            return Err(DeltaError::Configs { ops: self.network.ops() });
+            return Err(DeltaError::Configs { ops: self.task_graph.ops() });
         }
-        if let Err(error) = self.network.change(changes) {
-            self.network.undo();
+        if let Err(error) = self.task_graph.change(changes) {
+            self.task_graph.undo();
             return Err(error.into());
         }
-        Ok(self.walk.weigh(&self.network))
+        Ok(self.timeline.retime(&self.task_graph))
     }
 
-    /// The proposal stays.
+    /// Accepts the proposal.
     pub fn accept(&mut self) {
-        self.walk.keep(&self.network);
-        self.network.settle();
+        self.timeline.accept(&self.task_graph);
+        self.task_graph.commit();
     }
 
-    /// The proposal is undone.
+    /// Undoes the proposal.
     pub fn reject(&mut self) {
-        self.network.undo();
-        self.walk.go_back();
+        self.task_graph.undo();
+        self.timeline.reject();
     }
 
-    /// The config of every op, in the graph's order, with the proposal that is pending.
-    pub fn configs(&self) -> Vec<Config> {
-        (0..self.network.ops()).map(|op| self.network.config(op).clone()).collect()
+    /// The assignment, including a pending proposal.
+    pub fn assignment(&self) -> Assignment {
+        Assignment::new((0..self.task_graph.ops()).map(|op| self.task_graph.config(op).clone()).collect())
     }
 
-    /// The number of the config that an op has, with the proposal that is pending.
+    /// The number of an op's config, including a pending proposal.
     pub fn chosen(&self, op: usize) -> u32 {
-        self.network.chosen(op)
+        self.task_graph.chosen(op)
     }
 
     /// The numbers of all ops' configs.
     pub fn numbers(&self, out: &mut Vec<u32>) {
         out.clear();
-        out.extend((0..self.network.ops()).map(|op| self.network.chosen(op)));
+        out.extend((0..self.task_graph.ops()).map(|op| self.task_graph.chosen(op)));
     }
 
-    /// The config of an op that a number stands for.
+    /// The op's config with a number.
     pub fn config(&self, op: usize, number: u32) -> &Config {
-        self.network.config_of(op, number)
+        self.task_graph.config_of(op, number)
     }
 
-    /// The ops that the critical path consists of: those that compute on it, and those that it fetches something for.
+    /// The ops on the critical path: those that compute on it, and those that it fetches operands for.
     pub fn critical_ops(&self) -> Vec<usize> {
-        self.walk.critical_path(&self.network).map(|task| self.network.op_of(task)).collect()
+        self.timeline.critical_path(&self.task_graph).map(|task| self.task_graph.op_of(task)).collect()
     }
 
-    /// All tasks as the full simulation takes them.
+    /// All tasks, in the form of the full simulation.
     pub fn tasks(&self) -> Tasks {
-        to_tasks(&self.network, &self.network.tasks()).0
+        to_tasks(&self.task_graph, &self.task_graph.tasks()).0
     }
 
-    /// Makes all tasks anew and simulates all of them: what a proposal costs without delta simulation.
+    /// Rebuilds and simulates all tasks: the cost of a proposal without delta simulation.
     pub fn simulate_anew(&mut self) -> u64 {
-        // What could be made once can be made again.
-        let _ = self.network.rebuild_all();
+        // All layouts have been valid before, so rebuilding cannot fail.
+        let rebuilt = self.task_graph.rebuild_all();
+        debug_assert!(rebuilt.is_ok(), "every layout has been valid before");
         Timeline::of(&self.tasks()).makespan()
     }
 
-    /// When each op ends everywhere, in the graph's order.
+    /// Per op, in the graph's order: its end on the last device.
     pub fn op_ends(&self) -> Vec<u64> {
-        let end = |op| self.network.tasks_of(op).map(|task| self.walk.end(task)).max().unwrap_or(0);
-        (0..self.network.ops()).map(end).collect()
+        let end = |op| self.task_graph.tasks_of(op).map(|task| self.timeline.end(task)).max().unwrap_or(0);
+        (0..self.task_graph.ops()).map(end).collect()
     }
 
-    /// How many tasks there are, without the proposal that is pending.
+    /// Number of tasks, without a pending proposal.
     pub fn task_count(&self) -> usize {
-        self.walk.len()
+        self.timeline.len()
     }
 
-    /// How many tasks all proposals together have timed.
+    /// Number of tasks that all proposals together have timed.
     pub fn steps(&self) -> u64 {
-        self.walk.steps
+        self.timeline.steps
     }
 }

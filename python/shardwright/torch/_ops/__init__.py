@@ -1,6 +1,6 @@
-"""How ATen's ops become the planner's: one table, one file per family of ops."""
+"""Translations of ATen ops to the planner's ops: one table, one file per family of ops."""
 
-from . import _attention, _elementwise, _loss, _matrix, _norm, _shape, _window  # noqa: F401: they fill the table.
+from . import _attention, _elementwise, _loss, _matrix, _norm, _shape, _window  # noqa: F401: they fill `TABLE`.
 from ._table import TABLE, Unsupported
 
 __all__ = ["TABLE", "Unsupported"]

@@ -1,12 +1,13 @@
-"""Ops that work element by element, and dropout."""
+"""Element-wise ops, and dropout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._table import TABLE, Translation, affine, aten, binary, require, translates
+from ._table import TABLE, X, affine, aten, calls, require, translates
 
 if TYPE_CHECKING:
     from .._translate import Translator
@@ -34,8 +35,8 @@ _UNARY = {
 }
 
 
-def _unary(f: str) -> Translation:
-    return Translation(lambda t, x: t.emit("", "unary", [t.tensor(x)], t.shape(t.tensor(x)), f=f), whole=False)
+def _unary(f: str) -> Callable[..., int]:
+    return lambda t, x: t.emit("", "unary", [t.tensor(x)], t.shape(t.tensor(x)), f=f)
 
 
 TABLE.update({target: _unary(f) for target, f in _UNARY.items()})
@@ -58,15 +59,20 @@ def power(t: Translator, x: Any, exponent: float) -> int:
     return t.emit("", "unary", [t.tensor(x)], t.shape(t.tensor(x)), f=f)
 
 
+def _with_number(t: Translator, x: Any, scale: float, shift: float) -> int:
+    x = t.tensor(x, t.result_dtype())
+    return t.emit("", "unary", [x], t.shape(x), f=affine(scale, shift))
+
+
 def _two(t: Translator, f: str, x: Any, y: Any) -> int:
     dtype = t.result_dtype()
-    return binary(t, "", f, t.tensor(x, dtype), t.tensor(y, dtype))
+    return t.emit("", "binary", [t.tensor(x, dtype), t.tensor(y, dtype)], t.result_shape(), f=f)
 
 
 @translates(aten.add.Tensor, aten.add.Scalar)
 def add(t: Translator, x: Any, y: Any, alpha: float = 1) -> int:
     if isinstance(y, (int, float)):
-        return affine(t, "", t.tensor(x, t.result_dtype()), 1.0, y * alpha)
+        return _with_number(t, x, 1.0, y * alpha)
     require(alpha == 1, f"alpha={alpha}")
     return _two(t, "add", x, y)
 
@@ -74,28 +80,24 @@ def add(t: Translator, x: Any, y: Any, alpha: float = 1) -> int:
 @translates(aten.sub.Tensor, aten.sub.Scalar)
 def sub(t: Translator, x: Any, y: Any, alpha: float = 1) -> int:
     if isinstance(y, (int, float)):
-        return affine(t, "", t.tensor(x, t.result_dtype()), 1.0, -y * alpha)
+        return _with_number(t, x, 1.0, -y * alpha)
     require(alpha == 1, f"alpha={alpha}")
     return _two(t, "sub", x, y)
 
 
 @translates(aten.rsub.Scalar)
 def rsub(t: Translator, x: Any, y: float, alpha: float = 1) -> int:
-    return affine(t, "", t.tensor(x, t.result_dtype()), -alpha, y)
+    return _with_number(t, x, -alpha, y)
 
 
 @translates(aten.mul.Tensor, aten.mul.Scalar)
 def mul(t: Translator, x: Any, y: Any) -> int:
-    if isinstance(y, (int, float)):
-        return affine(t, "", t.tensor(x, t.result_dtype()), y)
-    return _two(t, "mul", x, y)
+    return _with_number(t, x, y, 0.0) if isinstance(y, (int, float)) else _two(t, "mul", x, y)
 
 
 @translates(aten.div.Tensor, aten.div.Scalar)
 def div(t: Translator, x: Any, y: Any) -> int:
-    if isinstance(y, (int, float)):
-        return affine(t, "", t.tensor(x, t.result_dtype()), 1.0 / y)
-    return _two(t, "div", x, y)
+    return _with_number(t, x, 1.0 / y, 0.0) if isinstance(y, (int, float)) else _two(t, "div", x, y)
 
 
 @translates(aten.maximum.default)
@@ -108,58 +110,47 @@ def minimum(t: Translator, x: Any, y: Any) -> int:
     return _two(t, "min", x, y)
 
 
-_COMPARED = {"eq": aten.eq, "ne": aten.ne, "lt": aten.lt, "le": aten.le, "gt": aten.gt, "ge": aten.ge}
+_COMPARISONS = {"eq": aten.eq, "ne": aten.ne, "lt": aten.lt, "le": aten.le, "gt": aten.gt, "ge": aten.ge}
 
 
-def _compare(f: str) -> Translation:
-    def make(t: Translator, x: Any, y: Any) -> int:
+def _compare(f: str) -> Callable[..., int]:
+    def compare(t: Translator, x: Any, y: Any) -> int:
         x = t.tensor(x)
         y = t.tensor(y, t.dtype(x))
-        shape = tuple(torch.broadcast_shapes(t.shape(x), t.shape(y)))
-        return t.emit("", "compare", [x, y], shape, f=f, result=torch.bool)
+        return t.emit("", "compare", [x, y], t.result_shape(), f=f, result=torch.bool)
 
-    return Translation(make, whole=False)
-
-
-TABLE.update({op.Tensor: _compare(f) for f, op in _COMPARED.items()})
-TABLE.update({op.Scalar: _compare(f) for f, op in _COMPARED.items()})
+    return compare
 
 
-def select(t: Translator, name: str, condition: int, x: int, y: int) -> int:
-    """One of two tensors by a truth value, with broadcasting."""
-    shape = torch.broadcast_shapes(t.shape(condition), t.shape(x), t.shape(y))
-    return t.emit(name, "select", [condition, x, y], tuple(shape))
+TABLE.update({op.Tensor: _compare(f) for f, op in _COMPARISONS.items()})
+TABLE.update({op.Scalar: _compare(f) for f, op in _COMPARISONS.items()})
+
+
+def _select(t: Translator, condition: int, x: int, y: int) -> int:
+    return t.emit("", "select", [condition, x, y], t.result_shape())
 
 
 @translates(aten.where.self)
 def where(t: Translator, condition: Any, x: Any, y: Any) -> int:
     dtype = t.result_dtype()
-    return select(t, "", t.tensor(condition), t.tensor(x, dtype), t.tensor(y, dtype))
+    return _select(t, t.tensor(condition), t.tensor(x, dtype), t.tensor(y, dtype))
 
 
 @translates(aten.where.ScalarOther)
 def where_scalar(t: Translator, condition: Any, x: Any, y: float) -> int:
     dtype = t.result_dtype()
-    return select(t, "", t.tensor(condition), t.tensor(x, dtype), t.scalar(y, dtype))
+    return _select(t, t.tensor(condition), t.tensor(x, dtype), t.scalar(y, dtype))
 
 
 @translates(aten.masked_fill.Scalar)
 def masked_fill(t: Translator, x: Any, mask: Any, value: float) -> int:
     dtype = t.result_dtype()
-    return select(t, "", t.tensor(mask), t.scalar(value, dtype), t.tensor(x, dtype))
+    return _select(t, t.tensor(mask), t.scalar(value, dtype), t.tensor(x, dtype))
 
 
 @translates(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.to.device)
 def convert(t: Translator, x: Any, *_: Any, **__: Any) -> int:
-    return cast(t, t.tensor(x), t.result_dtype())
-
-
-def cast(t: Translator, x: int, dtype: torch.dtype) -> int:
-    """The same numbers as another type."""
-    if t.dtype(x) == dtype:
-        return x
-    name = t.type_name(dtype)
-    return t.emit("cast", "cast", [x], t.shape(x), dtype=name, result=dtype)
+    return t.tensor(x, t.result_dtype())
 
 
 @translates(aten.native_dropout.default)
@@ -173,11 +164,18 @@ def dropout(t: Translator, x: Any, rate: float, train: bool) -> int:
 
 
 def dropped(t: Translator, name: str, x: int, rate: float) -> int:
-    """Some of the elements, scaled."""
+    """Zeroes elements at random and scales the others."""
     if rate == 0:
         return x
     shape = t.shape(x)
-    seed = len(t.graph.ops)
     return t.emit(
-        name, "dropout", [x], shape, rate=float(rate), seed=seed, origin=[0] * len(shape), whole=list(shape)
+        name,
+        "dropout",
+        [x],
+        shape,
+        call=calls(aten.dropout.default, X, float(rate), True),
+        rate=float(rate),
+        seed=len(t.graph.ops),
+        origin=[0] * len(shape),
+        whole=list(shape),
     )

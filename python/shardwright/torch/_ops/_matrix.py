@@ -1,26 +1,27 @@
-"""Products of matrices, and tables of rows."""
+"""Matrix products, and embedding tables."""
 
 from __future__ import annotations
 
 import string
 from typing import TYPE_CHECKING, Any
 
-from ._table import aten, binary, require, translates
+from .._graph import AtenCall
+from ._table import X, Y, aten, binary, calls, require, translates
 
 if TYPE_CHECKING:
     from .._translate import Translator
 
-#: What leading dimensions are called, by how many there are: samples, then positions.
+#: Letters of the leading dimensions, by their number: samples, then positions.
 _LEADING = ["", "n", "ns", "nst", "nstu", "nstuv"]
 
 
-def product(t: Translator, name: str, spec: str, x: int, y: int) -> int:
+def product(t: Translator, name: str, spec: str, x: int, y: int, call: AtenCall | None = None) -> int:
     """An einsum of two tensors."""
     operands, result = spec.split("->")
     sizes: dict[str, int] = {}
     for letters, tensor in zip(operands.split(","), (x, y), strict=True):
         sizes.update(zip(letters, t.shape(tensor), strict=True))
-    return t.emit(name, "contract", [x, y], tuple(sizes[letter] for letter in result), spec=spec)
+    return t.emit(name, "contract", [x, y], tuple(sizes[letter] for letter in result), call=call, spec=spec)
 
 
 def _leading(t: Translator, x: int) -> str:
@@ -29,18 +30,18 @@ def _leading(t: Translator, x: int) -> str:
     return _LEADING[rank]
 
 
-@translates(aten.linear.default, whole=True)
+@translates(aten.linear.default)
 def linear(t: Translator, x: Any, weight: Any, bias: Any = None) -> int:
     x, weight = t.tensor(x), t.tensor(weight)
     lead = _leading(t, x)
-    y = product(t, "", f"{lead}c,oc->{lead}o", x, weight)
+    y = product(t, "", f"{lead}c,oc->{lead}o", x, weight, calls(aten.linear.default, X, Y))
     return y if bias is None else binary(t, "add_bias", "add", y, t.tensor(bias))
 
 
-@translates(aten.addmm.default, whole=True)
+@translates(aten.addmm.default)
 def addmm(t: Translator, bias: Any, x: Any, weight: Any, beta: float = 1, alpha: float = 1) -> int:
     require(alpha == 1 and beta == 1, f"alpha={alpha}, beta={beta}")
-    y = product(t, "", "nc,co->no", t.tensor(x), t.tensor(weight))
+    y = product(t, "", "nc,co->no", t.tensor(x), t.tensor(weight), calls(aten.mm.default, X, Y))
     return binary(t, "add_bias", "add", y, t.tensor(bias))
 
 
@@ -70,6 +71,4 @@ def embedding(
     require(not scale_grad_by_freq and not sparse, "gradients that are sparse or scaled by frequency")
     table, ids = t.tensor(table), t.tensor(ids)
     rows, *width = t.shape(table)
-    return t.emit(
-        "", "gather", [table, ids], (*t.shape(ids), *width), axis=0, base=0, extent=rows, extra={"padding": padding_idx}
-    )
+    return t.emit("", "gather", [table, ids], (*t.shape(ids), *width), axis=0, base=0, extent=rows)

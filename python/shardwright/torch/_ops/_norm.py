@@ -1,23 +1,25 @@
-"""Norms: statistics are ops of their own, so that a split of what they run over stays exact (and is synchronised)."""
+"""Norms. Their statistics are separate ops, so that they are synchronised where their dimensions are split."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from ._table import aten, reduced, require, translates
+from .._graph import Input
+from ._table import X, Y, Z, aten, calls, reduced, require, translates
 
 if TYPE_CHECKING:
     from .._translate import Translator
 
 
 def _statistics(t: Translator, x: int, axes: list[int]) -> tuple[int, int, int]:
-    """Mean and variance over dimensions, and over how many elements."""
+    """Mean and variance over dimensions, and the number of elements of each."""
     shape = t.shape(x)
     count = math.prod(shape[d] for d in axes)
-    mean = reduced(t, "mean", x, axes, 1.0 / count)
+    mean = reduced(t, "mean", x, axes, "mean")
     kept = t.shape(mean)
-    variance = t.emit("variance", "variance", [x, mean], kept, axes=axes, centered=True, scale=1.0 / count)
+    call = calls("variance", X, Y, axes, count)
+    variance = t.emit("variance", "variance", [x, mean], kept, call=call, axes=axes, centered=True, scale=1.0 / count)
     return mean, variance, count
 
 
@@ -26,11 +28,13 @@ def _normalize(
 ) -> int:
     require(bias is None or weight is not None, "a norm with a bias and no weight")
     given = [t.tensor(p) for p in (weight, bias) if p is not None]
+    scale, shift = None if weight is None else Input(3), None if bias is None else Input(4)
     return t.emit(
         "",
         "normalize",
         [x, *stats, *given],
         t.shape(x),
+        call=calls("normalize", X, Y, Z, scale, shift, axes, params, float(eps)),
         axes=axes,
         params=params,
         centered=True,
@@ -41,7 +45,7 @@ def _normalize(
     )
 
 
-@translates(aten.layer_norm.default, whole=True)
+@translates(aten.layer_norm.default)
 def layer_norm(
     t: Translator, x: Any, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, _: bool = False
 ) -> int:
@@ -66,9 +70,9 @@ def batch_norm(
 
     # Buffers keep the unbiased variance.
     unbiased = momentum * count / max(count - 1, 1)
-    running = t.blend(mean, batch_mean, 1 - momentum, momentum)
-    spread = t.blend(variance, batch_variance, 1 - momentum, unbiased)
-    return y, None, None, running, spread
+    running_mean = t.blend(mean, batch_mean, 1 - momentum, momentum)
+    running_variance = t.blend(variance, batch_variance, 1 - momentum, unbiased)
+    return y, None, None, running_mean, running_variance
 
 
 @translates(aten._native_batch_norm_legit.no_stats)
@@ -86,7 +90,7 @@ def batch_norm_in_evaluation(
     t: Translator, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *options: Any
 ) -> Any:
     training = options[0] if isinstance(options[0], bool) else False
-    require(not training, "batch norm that was not made functional")
+    require(not training, "batch norm in training that was not made functional")
     eps = options[2] if isinstance(options[0], bool) else options[1]
     x = t.tensor(x)
     axes = [d for d in range(len(t.shape(x))) if d != 1]

@@ -1,11 +1,12 @@
-"""Ops that move elements or take some of them, and sums and means."""
+"""Views, transposes, slices, concatenation and padding, and sums and means."""
 
 from __future__ import annotations
 
 import operator
 from typing import TYPE_CHECKING, Any
 
-from ._table import aten, positive, reduced, require, reshaped, translates
+from .._graph import AtenCall, Input
+from ._table import X, aten, calls, positive, reduced, require, reshaped, translates
 
 if TYPE_CHECKING:
     from .._translate import Translator
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     aten.flatten.using_ints,
 )
 def reshape(t: Translator, x: Any, *_: Any, **__: Any) -> int:
-    return reshaped(t, "", t.tensor(x), t.result_shape())
+    x, shape = t.tensor(x), t.result_shape()
+    return x if t.shape(x) == shape else t.emit("", "reshape", [x], shape, shape=list(shape))
 
 
 @translates(
@@ -38,9 +40,9 @@ def same(t: Translator, x: Any, **_: Any) -> int:
 
 @translates(aten.detach.default, aten.detach_.default)
 def detach(t: Translator, x: Any) -> int:
-    # The planner has no word for it; backward costs of what is cut off here are counted in vain.
+    # The planner has no such op: it prices a backward pass that does not run.
     x = t.tensor(x)
-    return t.emit("", "reshape", [x], t.shape(x), shape=list(t.shape(x)), extra={"detach": True})
+    return t.emit("", "reshape", [x], t.shape(x), shape=list(t.shape(x)))
 
 
 @translates(operator.getitem)
@@ -48,12 +50,12 @@ def getitem(t: Translator, x: Any, at: int) -> Any:
     return t.value(x)[at]
 
 
-def transposed(t: Translator, name: str, x: int, order: list[int]) -> int:
+def transposed(t: Translator, name: str, x: int, order: list[int], call: AtenCall | None = None) -> int:
     """The dimensions in another order."""
     if order == list(range(len(order))):
         return x
     shape = t.shape(x)
-    return t.emit(name, "transpose", [x], tuple(shape[d] for d in order), perm=order)
+    return t.emit(name, "transpose", [x], tuple(shape[d] for d in order), call=call, perm=order)
 
 
 @translates(aten.permute.default)
@@ -78,34 +80,36 @@ def t_(t: Translator, x: Any) -> int:
 
 @translates(aten.expand.default)
 def expand(t: Translator, x: Any, *_: Any, **__: Any) -> int:
-    return broadcast(t, "", t.tensor(x), t.result_shape())
+    return _broadcast(t, "", t.tensor(x), t.result_shape())
 
 
-def broadcast(t: Translator, name: str, x: int, shape: tuple[int, ...]) -> int:
+def _broadcast(t: Translator, name: str, x: int, shape: tuple[int, ...]) -> int:
     """A tensor repeated to a shape, aligned at the last dimension."""
     if t.shape(x) == shape:
         return x
-    first = len(shape) - len(t.shape(x))
-    return t.emit(name, "broadcast", [x], shape, shape=list(shape), dims=list(range(first, len(shape))))
+    dims = list(range(len(shape) - len(t.shape(x)), len(shape)))
+    call = calls(aten.expand.default, X, list(shape))
+    return t.emit(name, "broadcast", [x], shape, call=call, shape=list(shape), dims=dims)
 
 
 @translates(aten.broadcast_tensors.default)
 def broadcast_tensors(t: Translator, parts: list[Any]) -> tuple[int, ...]:
     shapes = t.result_shapes()
-    return tuple(broadcast(t, f"part{i}", t.tensor(part), shapes[i]) for i, part in enumerate(parts))
+    return tuple(_broadcast(t, f"part{i}", t.tensor(part), shapes[i]) for i, part in enumerate(parts))
 
 
-def along(t: Translator, name: str, x: int, dim: int, start: int, limit: int, stride: int = 1) -> int:
-    """Positions of one dimension."""
+def _slice(t: Translator, name: str, x: int, dim: int, start: int, limit: int, stride: int = 1) -> int:
+    """Every `stride`-th position of one dimension. The planner splits other dimensions only."""
     shape = t.shape(x)
     if (start, limit, stride) == (0, shape[dim], 1):
         return x
     starts, limits, strides = [0] * len(shape), list(shape), [1] * len(shape)
     starts[dim], limits[dim], strides[dim] = start, limit, stride
     size = -(-(limit - start) // stride)
-    require(size > 0, "a slice of nothing")
+    require(size > 0, "an empty slice")
     result = (*shape[:dim], size, *shape[dim + 1 :])
-    return t.emit(name, "slice", [x], result, start=starts, limit=limits, stride=strides)
+    call = calls(aten.slice.Tensor, X, dim, start, limit, stride)
+    return t.emit(name, "slice", [x], result, call=call, start=starts, limit=limits, stride=strides)
 
 
 @translates(aten.slice.Tensor)
@@ -113,7 +117,7 @@ def slice_(t: Translator, x: Any, dim: int = 0, start: int | None = None, end: i
     x = t.tensor(x)
     dim = positive(dim, len(t.shape(x)))
     first, last, _ = slice(start, end).indices(t.shape(x)[dim])
-    return along(t, "", x, dim, first, last, step)
+    return _slice(t, "", x, dim, first, last, step)
 
 
 @translates(aten.select.int)
@@ -121,13 +125,13 @@ def select(t: Translator, x: Any, dim: int, index: int) -> int:
     x = t.tensor(x)
     dim = positive(dim, len(t.shape(x)))
     index = positive(index, t.shape(x)[dim])
-    return reshaped(t, "row", along(t, "", x, dim, index, index + 1), t.result_shape())
+    return reshaped(t, "row", _slice(t, "", x, dim, index, index + 1), t.result_shape())
 
 
 def _cut(t: Translator, x: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
     parts, start = [], 0
     for i, size in enumerate(sizes):
-        parts.append(along(t, f"part{i}", x, dim, start, start + size))
+        parts.append(_slice(t, f"part{i}", x, dim, start, start + size))
         start += size
     return tuple(parts)
 
@@ -161,7 +165,8 @@ def stack(t: Translator, parts: list[Any], dim: int = 0) -> int:
     dim = positive(dim, len(shape))
     rows = (*shape[:dim], 1, *shape[dim + 1 :])
     ids = [reshaped(t, "row", t.tensor(part), rows) for part in parts]
-    return t.emit("", "concat", ids, shape, axis=dim)
+    call = calls(aten.cat.default, [Input(i) for i in range(len(ids))], dim)
+    return t.emit("", "concat", ids, shape, call=call, axis=dim)
 
 
 @translates(aten.constant_pad_nd.default)
@@ -182,19 +187,16 @@ def pad(t: Translator, x: Any, pads: list[int], mode: str = "constant", value: f
 
 @translates(aten.sum.default, aten.sum.dim_IntList)
 def sum_(t: Translator, x: Any, dims: list[int] | None = None, keepdim: bool = False, dtype: Any = None) -> int:
-    return _over(t, x, dims, mean=False)
+    return _over(t, x, dims, "sum")
 
 
 @translates(aten.mean.default, aten.mean.dim)
 def mean(t: Translator, x: Any, dims: list[int] | None = None, keepdim: bool = False, dtype: Any = None) -> int:
-    return _over(t, x, dims, mean=True)
+    return _over(t, x, dims, "mean")
 
 
-def _over(t: Translator, x: Any, dims: list[int] | None, mean: bool) -> int:
+def _over(t: Translator, x: Any, dims: list[int] | None, f: str) -> int:
     x = t.tensor(x, t.result_dtype())
-    shape = t.shape(x)
-    over = [positive(d, len(shape)) for d in dims] if dims else list(range(len(shape)))
-    count = 1
-    for d in over:
-        count *= shape[d]
-    return reshaped(t, "keep", reduced(t, "", x, over, 1.0 / count if mean else 1.0), t.result_shape())
+    rank = len(t.shape(x))
+    over = [positive(d, rank) for d in dims] if dims else list(range(rank))
+    return reshaped(t, "keep", reduced(t, "", x, over, f), t.result_shape())

@@ -1,50 +1,51 @@
-"""The table of translations, and what they share."""
+"""The table of translations, and the pieces that several translations share."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from .._graph import AtenCall, Input
 
 if TYPE_CHECKING:
     from .._translate import Translator
 
 aten = torch.ops.aten
 
+#: The first, second and third input of an op.
+X, Y, Z = Input(0), Input(1), Input(2)
+
 
 class Unsupported(Exception):
-    """An op, or an option of one, that cannot be translated: says which."""
+    """An op, or an option of an op, that has no translation. The message names it."""
 
 
-@dataclass(frozen=True)
-class Translation:
-    """How an op is translated, and whether it may run as it is on the parts of its tensors, where those suffice."""
-
-    make: Callable[..., Any]
-    whole: bool
+#: ATen overload -> its translation, a function of the translator and the overload's arguments.
+TABLE: dict[Any, Callable[..., Any]] = {}
 
 
-#: Op -> how it is translated.
-TABLE: dict[Any, Translation] = {}
+def translates(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enters a translation into `TABLE`."""
 
-
-def translates(*targets: Any, whole: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enters a translation into the table. It is called with the translator and the op's arguments."""
-
-    def enter(make: Callable[..., Any]) -> Callable[..., Any]:
-        for target in targets:
-            TABLE[target] = Translation(make, whole)
-        return make
+    def enter(translation: Callable[..., Any]) -> Callable[..., Any]:
+        TABLE.update(dict.fromkeys(targets, translation))
+        return translation
 
     return enter
 
 
-def require(condition: bool, what: str) -> None:
-    """Refuses what is not supported."""
+def calls(target: Any, *args: Any) -> AtenCall:
+    """What a piece of a composite ATen op runs on local shards."""
+    return AtenCall(target, args)
+
+
+def require(condition: bool, problem: str) -> None:
+    """Raises `Unsupported` unless the condition holds."""
     if not condition:
-        raise Unsupported(what)
+        raise Unsupported(problem)
 
 
 def positive(dim: int, rank: int) -> int:
@@ -52,24 +53,41 @@ def positive(dim: int, rank: int) -> int:
     return dim + rank if dim < 0 else dim
 
 
-def reduced(t: Translator, name: str, x: int, dims: list[int], scale: float = 1.0, f: str = "sum", **extra: Any) -> int:
-    """A sum or maximum over dimensions, which are gone then."""
-    shape = t.shape(x)
+_BINARY = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor, "div": aten.div.Tensor}
+
+
+# Pieces of composite ATen ops. Each names its own ATen call, since the node's is that of the whole.
+
+
+def reduced(t: Translator, name: str, x: int, dims: list[int], f: str = "sum", differentiable: bool = True) -> int:
+    """The `sum`, `mean` or `max` over dimensions, which are removed."""
+    shape, axes = t.shape(x), sorted(dims)
     kept = tuple(size for d, size in enumerate(shape) if d not in dims)
-    return t.emit(name, "reduce", [x], kept, f=f, axes=sorted(dims), scale=scale, extra=extra)
+    scale = 1.0 / math.prod(shape[d] for d in dims) if f == "mean" else 1.0
+    target = {"sum": aten.sum.dim_IntList, "mean": aten.mean.dim, "max": aten.amax.default}[f]
+    planned = "max" if f == "max" else "sum"
+    call = calls(target, X, axes)
+    return t.emit(name, "reduce", [x], kept, call=call, differentiable=differentiable, f=planned, axes=axes, scale=scale)
 
 
 def reshaped(t: Translator, name: str, x: int, shape: tuple[int, ...]) -> int:
     """The same elements in another shape."""
-    return x if t.shape(x) == shape else t.emit(name, "reshape", [x], shape, shape=list(shape))
+    if t.shape(x) == shape:
+        return x
+    return t.emit(name, "reshape", [x], shape, call=calls(aten.reshape.default, X, list(shape)), shape=list(shape))
 
 
 def binary(t: Translator, name: str, f: str, x: int, y: int) -> int:
-    """A function of two tensors, with broadcasting."""
+    """The sum, difference, product or quotient of two tensors, with broadcasting."""
     shape = tuple(torch.broadcast_shapes(t.shape(x), t.shape(y)))
-    return t.emit(name, "binary", [x, y], shape, f=f)
+    return t.emit(name, "binary", [x, y], shape, call=calls(_BINARY[f], X, Y), f=f)
 
 
-def affine(t: Translator, name: str, x: int, scale: float, shift: float = 0.0) -> int:
-    """`scale * x + shift`."""
-    return t.emit(name, "unary", [x], t.shape(x), f={"affine": {"scale": float(scale), "shift": float(shift)}})
+def unary(t: Translator, name: str, target: Any, f: str, x: int) -> int:
+    """A function of each element."""
+    return t.emit(name, "unary", [x], t.shape(x), call=calls(target, X), f=f)
+
+
+def affine(scale: float, shift: float = 0.0) -> dict[str, Any]:
+    """The planner's function `scale * x + shift`."""
+    return {"affine": {"scale": float(scale), "shift": float(shift)}}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._table import aten, binary, reduced, require, reshaped, translates
+from ._table import X, Y, aten, binary, calls, reduced, require, reshaped, translates
 
 if TYPE_CHECKING:
     from .._translate import Translator
@@ -17,7 +17,7 @@ def _each(given: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-@translates(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, whole=True)
+@translates(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def conv(
     t: Translator,
     x: Any,
@@ -37,7 +37,9 @@ def conv(
         "dilation": _each(dilation, rank),
         "groups": groups,
     }
-    y = t.emit("", "conv", [x, weight], t.result_shape(), geometry=geometry)
+    overload = (aten.conv1d, aten.conv2d, aten.conv3d)[rank - 1].default
+    call = calls(overload, X, Y, None, geometry["stride"], _each(padding, rank), geometry["dilation"], groups)
+    y = t.emit("", "conv", [x, weight], t.result_shape(), call=call, geometry=geometry)
     if bias is None:
         return y
     shift = t.tensor(bias)
@@ -57,8 +59,8 @@ def conv_padded(
     groups: int = 1,
 ) -> int:
     kernel = t.shape(t.tensor(weight))[2:]
-    spread = _each(dilation, len(kernel))
-    pads = [d * (k - 1) for k, d in zip(kernel, spread, strict=True)] if padding == "same" else [0] * len(kernel)
+    dilations = _each(dilation, len(kernel))
+    pads = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)] if padding == "same" else [0] * len(kernel)
     require(all(p % 2 == 0 for p in pads), "padding='same' of an even kernel")
     return int(conv(t, x, weight, bias, stride, [p // 2 for p in pads], dilation, groups))
 
@@ -99,7 +101,7 @@ def avg_pool(
     x = t.tensor(x)
     shape = t.result_shape()
     plain = not ceil_mode and divisor_override is None and (count_include_pad or not any(_each(padding, 1)))
-    require(plain, "average pooling with ceil_mode, a divisor or padding that does not count")
+    require(plain, "average pooling with ceil_mode, divisor_override, or padding without count_include_pad")
     return t.emit("", "avg_pool", [x], shape, geometry=_geometry(len(shape) - 2, kernel, stride, padding, 1))
 
 
@@ -109,10 +111,7 @@ def adaptive_avg_pool(t: Translator, x: Any, _: Any) -> int:
     before, after = t.shape(x), t.result_shape()
     rank = len(before) - 2
     if all(size == 1 for size in after[2:]):
-        count = 1
-        for size in before[2:]:
-            count *= size
-        return reshaped(t, "keep", reduced(t, "", x, list(range(2, rank + 2)), 1.0 / count), after)
+        return reshaped(t, "keep", reduced(t, "", x, list(range(2, rank + 2)), "mean"), after)
     even = all(a % b == 0 for a, b in zip(before[2:], after[2:], strict=True))
     require(even, f"adaptive pooling from {list(before[2:])} to {list(after[2:])}")
     kernel = [a // b for a, b in zip(before[2:], after[2:], strict=True)]

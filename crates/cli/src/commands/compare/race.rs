@@ -1,44 +1,40 @@
-//! Strategies against each other: on one machine, and under several limits of memory.
+//! Strategies side by side: on one machine, and under several memory limits.
 
-use crate::planning::{PlanningArgs, Request};
+use crate::interrupt;
 use crate::progress::ProgressLine;
-use shardwright_machine::Bytes;
-use shardwright_plan::{
-    Demands, PlanError, Problem, evaluate, moved, optcnn_bytes,
-    strategy::{Space, Strategy},
-};
-use shardwright_report::{Limited, Row, mark_front};
+use shardwright_machine::{Bytes, show_bytes};
+use shardwright_plan::{Constraints, PlanError, optcnn_bytes};
+use shardwright_report::{MemoryLimitRow, Row, mark_front};
+use shardwright_request::{Inputs, WallClock};
 use shardwright_search::Control;
-use shardwright_sim::{SimError, find, search, simulate_step};
-use std::time::Instant;
+use shardwright_sim::simulate_step;
+use shardwright_strategies::{Planner, Solution, Strategy, StrategyError, count_moves, find};
 
-/// A model on a machine with all choices priced, and how strategies may search them.
+/// A model on a machine, and the strategies that search on it.
 pub struct Race<'r> {
-    planning: &'r PlanningArgs,
-    request: &'r Request,
+    inputs: &'r Inputs,
     line: &'r ProgressLine,
-    problem: Problem<'r>,
-    /// SoyBean's cuts are of prime axes.
-    prime: Problem<'r>,
+    planner: Planner<'r>,
 }
 
 impl<'r> Race<'r> {
-    /// Prices everything.
-    pub fn new(
-        planning: &'r PlanningArgs,
-        request: &'r Request,
-        line: &'r ProgressLine,
-    ) -> anyhow::Result<Self> {
-        line.say(&format!("pricing every choice on {}", devices(request)));
-        let problem = request.problem(&planning.control(request, find("auto")?))?;
-        Ok(Self { planning, request, line, problem, prime: request.prime()? })
+    /// Nothing is priced before the first strategy.
+    pub fn new(inputs: &'r Inputs, line: &'r ProgressLine) -> Self {
+        Self { inputs, line, planner: inputs.planner() }
     }
 
     /// Runs strategies one after the other.
-    pub fn run(&self, strategies: &[&'static Strategy]) -> anyhow::Result<Vec<Row>> {
-        let demands = self.planning.demands(self.request);
-        let rows = strategies.iter().map(|strategy| self.row(strategy, &demands));
-        let mut rows: Vec<Row> = rows.collect::<anyhow::Result<_>>()?;
+    pub fn run(&self, strategies: &[&'static dyn Strategy]) -> anyhow::Result<Vec<Row>> {
+        let constraints = self.inputs.constraints();
+        // `auto` comes last: the answers of the others are its candidates.
+        let (last, first): (Vec<_>, Vec<_>) =
+            strategies.iter().copied().enumerate().partition(|(_, strategy)| strategy.name() == "auto");
+        let run =
+            |(at, strategy): (usize, &'static dyn Strategy)| Ok((at, self.row(strategy, &constraints)?));
+        let mut rows =
+            first.into_iter().chain(last).map(run).collect::<anyhow::Result<Vec<(usize, Row)>>>()?;
+        rows.sort_by_key(|(at, _)| *at);
+        let mut rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
         let data = rows.iter().find(|row| row.solver == "data").and_then(|row| row.step_seconds);
         for row in &mut rows {
             row.speedup_over_data = data.zip(row.step_seconds).map(|(data, own)| data / own);
@@ -46,16 +42,15 @@ impl<'r> Race<'r> {
         Ok(rows)
     }
 
-    /// The best plans under `limits` limits between what the leanest plan holds and what the fastest one does, and
-    /// without any.
-    pub fn front(&self, limits: u64, data: Option<f64>) -> anyhow::Result<Vec<Limited>> {
-        let auto = find("auto")?;
-        let mut plans = vec![self.limited(auto, None, data)?];
+    /// The best plans under `limits` memory limits between the least memory of any plan and that of the fastest, and without
+    /// any limit.
+    pub fn front(&self, limits: u64, data: Option<f64>) -> anyhow::Result<Vec<MemoryLimitRow>> {
+        let mut plans = vec![self.limited(None, data)?];
         let most = plans[0].row.peak_memory_bytes.unwrap_or(0);
-        if let Some(least) = self.leanest()?.filter(|&least| least < most) {
+        if let Some(least) = self.min_memory()?.filter(|&least| least < most) {
             for at in (0..limits).rev() {
                 let part = u128::from(most - least) * u128::from(at) / u128::from(limits);
-                plans.push(self.limited(auto, Some(Bytes(least + part as u64)), data)?);
+                plans.push(self.limited(Some(Bytes(least + part as u64)), data)?);
             }
         }
         plans.reverse();
@@ -64,66 +59,64 @@ impl<'r> Race<'r> {
         Ok(plans)
     }
 
-    fn limited(
-        &self,
-        auto: &'static Strategy,
-        limit: Option<Bytes>,
-        data: Option<f64>,
-    ) -> anyhow::Result<Limited> {
-        let demands = Demands { memory: limit, ..self.planning.demands(self.request) };
-        let mut row = self.row(auto, &demands)?;
+    fn limited(&self, limit: Option<Bytes>, data: Option<f64>) -> anyhow::Result<MemoryLimitRow> {
+        let constraints = Constraints { memory: limit, ..self.inputs.constraints() };
+        let mut row = self.row(find("auto")?, &constraints)?;
         row.speedup_over_data = data.zip(row.step_seconds).map(|(data, own)| data / own);
-        Ok(Limited { memory_limit_bytes: limit.map(|limit| limit.0), on_front: false, row })
+        Ok(MemoryLimitRow { memory_limit_bytes: limit.map(|limit| limit.0), on_front: false, row })
     }
 
-    /// The smallest limit that is known to be kept: what a limit that nothing can keep is answered with.
-    fn leanest(&self) -> anyhow::Result<Option<u64>> {
+    /// The least memory known to suffice, from the refusal of a limit that no plan keeps.
+    fn min_memory(&self) -> anyhow::Result<Option<u64>> {
         let exact = find("exact")?;
-        self.line.say("looking for the leanest plan");
-        let demands = Demands { memory: Some(Bytes(1)), ..self.planning.demands(self.request) };
-        match search(&self.problem, exact, &demands, &self.control(exact)) {
-            Err(SimError::Plan(PlanError::DoesNotFit { least, .. })) => Ok(least),
+        self.line.say("looking for the plan of least memory");
+        let constraints = Constraints { memory: Some(Bytes(1)), ..self.inputs.constraints() };
+        match exact.solve(&self.planner, &constraints, &self.control(exact)) {
+            Err(StrategyError::Plan(
+                PlanError::DoesNotFit { least, .. } | PlanError::NotFound { least, .. },
+            )) => Ok(least),
             Err(error) => Err(error.into()),
             Ok(_) => Ok(None),
         }
     }
 
     /// Each search has the whole time limit for itself.
-    fn control(&self, strategy: &Strategy) -> Control<'static> {
-        let start = Instant::now();
-        let deadline = start.checked_add(self.planning.time);
-        Control { start, deadline, ..self.planning.control(self.request, strategy) }
+    fn control(&self, strategy: &dyn Strategy) -> Control<'static> {
+        let control = self.inputs.control(strategy, interrupt::flag());
+        control.time_limit(WallClock::global(), self.inputs.request.time)
     }
 
-    fn row(&self, strategy: &'static Strategy, demands: &Demands) -> anyhow::Result<Row> {
-        let limit = demands.memory.map_or_else(String::new, |limit| format!(", {} bytes at most", limit.0));
-        self.line.say(&format!("searching on {}: {}{limit}", devices(self.request), strategy.name));
+    fn row(&self, strategy: &'static dyn Strategy, constraints: &Constraints) -> anyhow::Result<Row> {
+        let limit =
+            constraints.memory.map_or_else(String::new, |limit| format!(", {} at most", show_bytes(limit.0)));
+        self.line.say(&format!("searching on {}: {}{limit}", devices(self.inputs), strategy.name()));
         let control = self.control(strategy);
-        let whole = match strategy.space {
-            Space::Whole => Some(self.request.problem_of(strategy, &control)?),
-            _ => None,
-        };
-        let tilings = matches!(strategy.space, Space::Tilings(_));
-        let problem = if let Some(whole) = &whole {
-            whole
-        } else if tilings {
-            &self.prime
-        } else {
-            &self.problem
-        };
-        let mut row = Row { solver: strategy.name, ..Row::default() };
-        match search(problem, strategy, demands, &control) {
+        let mut row = Row { solver: strategy.name(), ..Row::default() };
+        // A strategy that does not search within the limit is shown with its memory, whether it fits or not.
+        let limit = constraints.memory;
+        let memory = limit.filter(|_| strategy.searches_within_memory());
+        let constraints = &Constraints { memory, ..constraints.clone() };
+        match strategy.solve(&self.planner, constraints, &control) {
             Ok(found) => {
                 row.search_seconds = control.elapsed().as_secs_f64();
-                let costs = evaluate(problem, &found.configs)?;
-                row.step_seconds = Some(simulate_step(problem, &found.configs)?.times.step_seconds);
-                row.traffic_bytes = Some(costs.traffic.total().0);
-                row.peak_memory_bytes = Some(costs.peak_memory.0);
-                row.objective = Some(found.objective);
-                let counted = found.moved.ok_or(()).or_else(|()| moved(problem, &found.configs, &control));
-                row.soybean_elements = counted.ok().map(|moved| moved.total_elements);
-                row.optcnn_bytes = Some(optcnn_bytes(problem, &found.configs));
-                row.proved_optimal = strategy.solver.is_some() && found.objective <= found.bound;
+                let step = match found.step {
+                    Some(step) => step,
+                    None => simulate_step(&found.context, &found.assignment)?,
+                };
+                self.planner.keep(strategy, constraints, &Solution { step: Some(step), ..found.clone() });
+                row.step_seconds = Some(step.times.step_seconds);
+                row.traffic_bytes = Some(found.costs.traffic.total().0);
+                row.peak_memory_bytes = Some(found.costs.peak_memory.0);
+                let limit = limit.or_else(|| self.inputs.machine.memory_limit());
+                row.fits = Some(limit.is_none_or(|limit| found.costs.peak_memory <= limit));
+                row.objective = Some(found.objective());
+                row.optcnn_bytes = Some(optcnn_bytes(&found.context, &found.assignment));
+                row.proved_optimal = found.coarse.is_none() && found.proved_optimal();
+                let counted = match found.moves {
+                    Some(moves) => Some(moves),
+                    None => count_moves(&found.context, &found.assignment, &control).ok(),
+                };
+                row.soybean_elements = counted.map(|moves| moves.total_elements);
             }
             Err(error) => row.failure = Some(error.to_string()),
         }
@@ -133,7 +126,7 @@ impl<'r> Race<'r> {
 
 /// A plan that was found under one limit may keep another and be better than what was found there, where the time was
 /// up before that was proved.
-fn share(plans: &mut [Limited]) {
+fn share(plans: &mut [MemoryLimitRow]) {
     let found: Vec<Row> = plans.iter().map(|plan| plan.row.clone()).collect();
     for plan in plans.iter_mut() {
         let fits = |row: &&Row| {
@@ -148,8 +141,8 @@ fn share(plans: &mut [Limited]) {
     }
 }
 
-fn devices(request: &Request) -> String {
-    match request.machine.devices() {
+fn devices(inputs: &Inputs) -> String {
+    match inputs.machine.devices() {
         1 => "one device".into(),
         devices => format!("{devices} devices"),
     }
@@ -161,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_best_plan_that_keeps_a_limit_counts_wherever_it_was_found() {
-        let plan = |limit: Option<u64>, found: Option<(i64, u64)>| Limited {
+        let plan = |limit: Option<u64>, found: Option<(i64, u64)>| MemoryLimitRow {
             memory_limit_bytes: limit,
             on_front: false,
             row: Row {

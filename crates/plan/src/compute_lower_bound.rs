@@ -1,0 +1,91 @@
+//! A lower bound that holds on all axes: the computing time that no split of any op can avoid.
+//!
+//! On hundreds of devices the search works on merged axes and then refines. Its bound does not cover the finer axes;
+//! this bound does. Each op takes at least its minimum time over all splits on the machine's prime axes. Communication
+//! counts as zero. Plans on coarser axes, tied or not, are plans of that space too.
+
+use crate::{context::Context, error::PlanError};
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+use shardwright_graph::{FactorIndex, Op, OpId, Rule};
+use shardwright_machine::Mesh;
+use shardwright_space::{AxisUse, Config, OpShapes};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// The most divisions of an op's factors that are enumerated. An op with more adds nothing to the bound.
+const MAX_DIVISIONS: usize = 1 << 14;
+
+/// Picoseconds that every plan of this graph on this machine spends computing.
+///
+/// # Errors
+/// Where the costs are of another device.
+pub fn compute_lower_bound(context: &Context<'_>) -> Result<i64, PlanError> {
+    let (graph, mesh) = (context.graph, context.machine.mesh());
+    let times = context.times_on_slowest(mesh)?;
+    let mut counts: FxHashMap<(&Op, &OpShapes), (OpId, i64)> = FxHashMap::default();
+    for op in graph.op_ids() {
+        let key = (&graph.node(op).op, &context.shapes[op.index()]);
+        counts.entry(key).or_insert((op, 0)).1 += 1;
+    }
+    let mut kinds: Vec<(OpId, i64)> = counts.into_values().collect();
+    kinds.sort_unstable();
+    let least = kinds.par_iter().map(|&(op, count)| {
+        let divisions = divisions(&context.shapes[op.index()].rule, mesh);
+        let least = divisions.values().map(|config| times.compute(op, config)).min();
+        least.unwrap_or(0).saturating_mul(count)
+    });
+    Ok(least.reduce(|| 0, i64::saturating_add))
+}
+
+/// One config for every division of a rule's factors into parts; none if there are too many.
+fn divisions(rule: &Rule, mesh: &Mesh) -> BTreeMap<SmallVec<[u64; 6]>, Config> {
+    let whole = Config::replicated(mesh.len());
+    let mut divisions = BTreeMap::from([(whole.parts(rule, mesh), whole)]);
+    for axis in mesh.all().iter() {
+        let mut more = divisions.clone();
+        for config in divisions.values() {
+            for factor in 0..rule.factors.len() as FactorIndex {
+                let mut config = config.clone();
+                config.set(axis, AxisUse::Split(factor));
+                if config.check(rule, mesh).is_ok() {
+                    more.entry(config.parts(rule, mesh)).or_insert(config);
+                }
+            }
+        }
+        if more.len() > MAX_DIVISIONS {
+            return BTreeMap::new();
+        }
+        divisions = more;
+    }
+    divisions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardwright_machine::builtin;
+    use shardwright_zoo::{BuildOptions, build};
+
+    #[test]
+    fn every_division_is_listed_once() {
+        let graph = build("mlp:batch=4,input=8,hidden=8,layers=1", &BuildOptions::default()).unwrap();
+        let machine = builtin("flat:8").unwrap();
+        let context = Context::new(&graph, &machine, None, machine.mesh().clone(), false).unwrap();
+        let contract = graph.op_ids().find(|&op| graph.node(op).op.kind() == "contract").unwrap();
+        let rule = &context.shapes[contract.index()].rule;
+        let found = divisions(rule, machine.mesh());
+        // The expected tuples: powers of two whose product divides eight, each dividing its factor.
+        let sizes: Vec<u64> = rule.factors.iter().map(|f| f.size).collect();
+        let mut tuples = vec![vec![]];
+        for &size in &sizes {
+            let powers = [1, 2, 4, 8].into_iter().filter(|&p| size.is_multiple_of(p));
+            tuples =
+                powers.flat_map(|p| tuples.iter().map(move |t: &Vec<u64>| [&t[..], &[p]].concat())).collect();
+        }
+        tuples.retain(|t| t.iter().product::<u64>() <= 8);
+        tuples.sort();
+        let parts: Vec<Vec<u64>> = found.keys().map(|parts| parts.to_vec()).collect();
+        assert_eq!(parts, tuples);
+    }
+}

@@ -1,0 +1,148 @@
+//! Times of an op's parts: computing on one device, and halo exchanges.
+//!
+//! The time depends on the number of parts of each factor, not on the axes that split it. Identical ops, frequent in
+//! deep models, share their times. Where devices differ, an op waits for the slowest device that it runs on: of all
+//! devices, or of those that it is pinned to.
+
+use rustc_hash::FxHashMap;
+use shardwright_cost::{Comm, CostFile, Estimate, OperatorTimes, TimeSource};
+use shardwright_graph::{Graph, Op, OpId, Region, TensorType, Workload};
+use shardwright_machine::{AxisId, DeviceId, Machine, Mesh, Seconds};
+use shardwright_space::{AxisUse, Config, OpShapes, halos};
+use smallvec::SmallVec;
+use std::sync::RwLock;
+
+/// Seconds as integer picoseconds, the unit of the search.
+pub fn picoseconds(seconds: Seconds) -> i64 {
+    // Saturates: the network refuses totals that do not fit.
+    (seconds.0 * 1e12).round() as i64
+}
+
+/// Index of an op's class among the graph's distinct ops.
+type Kind = u32;
+
+type Parts = SmallVec<[u64; 6]>;
+
+/// The outermost units that an op is pinned to, where devices differ; none if it runs on all.
+type Units = Option<SmallVec<[u32; 4]>>;
+
+/// Times of all ops of a graph under any config.
+pub struct OpTimes<'a> {
+    times: OperatorTimes<'a>,
+    graph: &'a Graph,
+    shapes: &'a [OpShapes],
+    mesh: &'a Mesh,
+    kinds: Vec<Kind>,
+    /// Where devices differ: the machine that pins refer to, and measured times.
+    mixed: Option<(&'a Machine, Option<&'a CostFile>)>,
+    cache: RwLock<FxHashMap<(Kind, Parts, Units), i64>>,
+}
+
+impl<'a> OpTimes<'a> {
+    /// Times are computed on demand.
+    pub fn new(times: OperatorTimes<'a>, graph: &'a Graph, shapes: &'a [OpShapes], mesh: &'a Mesh) -> Self {
+        let mut kinds: FxHashMap<(&Op, &OpShapes), Kind> = FxHashMap::default();
+        let kinds = graph
+            .op_ids()
+            .map(|op| {
+                let next = kinds.len() as Kind;
+                *kinds.entry((&graph.node(op).op, &shapes[op.index()])).or_insert(next)
+            })
+            .collect();
+        Self { times, graph, shapes, mesh, kinds, mixed: None, cache: RwLock::default() }
+    }
+
+    /// The same for a machine whose devices may differ: a pinned op takes the time of the devices that it is pinned to.
+    #[must_use]
+    pub fn on(mut self, machine: &'a Machine, costs: Option<&'a CostFile>) -> Self {
+        self.mixed = (!machine.is_homogeneous()).then_some((machine, costs));
+        self
+    }
+
+    /// The outermost units that a pinned op runs in, where devices differ.
+    fn units(&self, config: &Config) -> Units {
+        let (machine, _) = self.mixed?;
+        let outermost = |axis: &AxisId| self.mesh.axis(*axis).level.0 == 0;
+        let pin = |axis: AxisId| match config.get(axis) {
+            AxisUse::Pin(digit) => Some((axis, u32::from(digit))),
+            _ => None,
+        };
+        let pins: SmallVec<[(AxisId, u32); 4]> =
+            self.mesh.all().iter().filter(outermost).filter_map(pin).collect();
+        if pins.is_empty() {
+            return None;
+        }
+        let first_of = |unit: u32| DeviceId(unit * machine.devices_per_unit(0));
+        let keeps =
+            |unit: &u32| pins.iter().all(|&(axis, digit)| self.mesh.digit(first_of(*unit), axis) == digit);
+        Some((0..machine.levels()[0].count).filter(keeps).collect())
+    }
+
+    /// The time of a workload on the slowest device of some units, or of the machine.
+    fn slowest(&self, workload: &Workload, units: &Units) -> Estimate {
+        let (Some((machine, costs)), Some(units)) = (self.mixed, units) else {
+            return self.times.estimate(workload);
+        };
+        let on = |unit: &u32| {
+            let device = machine.device(DeviceId(unit * machine.devices_per_unit(0)));
+            // Measurements of one kind of device do not apply to another.
+            let times = OperatorTimes::new(device, costs).or_else(|_| OperatorTimes::new(device, None));
+            debug_assert!(times.is_ok(), "a data sheet is always of its device");
+            let times = times.ok()?;
+            Some(times.estimate(workload))
+        };
+        let slowest = units.iter().filter_map(on).max_by(|a, b| a.seconds.0.total_cmp(&b.seconds.0));
+        slowest.unwrap_or_else(|| self.times.estimate(workload))
+    }
+
+    /// Per op: the index of its class among the graph's distinct ops.
+    pub fn kinds(&self) -> &[u32] {
+        &self.kinds
+    }
+
+    /// The time of one device on its part of an op, in picoseconds.
+    pub fn compute(&self, op: OpId, config: &Config) -> i64 {
+        let parts = config.parts(&self.shapes[op.index()].rule, self.mesh);
+        let key = (self.kinds[op.index()], parts, self.units(config));
+        if let Some(&time) = self.cache.read().ok().as_ref().and_then(|known| known.get(&key)) {
+            return time;
+        }
+        let time = picoseconds(self.estimate(op, config).1.seconds);
+        if let Ok(mut known) = self.cache.write() {
+            known.insert(key, time);
+        }
+        time
+    }
+
+    /// The workload of one part of an op, and its estimated time.
+    pub fn estimate(&self, op: OpId, config: &Config) -> (Workload, Estimate) {
+        let shapes = &self.shapes[op.index()];
+        let mut region = Region::whole(&shapes.rule, &shapes.inputs, &shapes.outputs);
+        for (factor, parts) in config.parts(&shapes.rule, self.mesh).into_iter().enumerate() {
+            region = region.split(factor as u8, 0, parts);
+        }
+        let local = self.graph.node(op).op.operator().localize(&region);
+        let inputs: SmallVec<[TensorType; 4]> = (0..shapes.inputs.len())
+            .map(|i| TensorType { dtype: shapes.inputs[i].dtype, shape: region.input_shape(i) })
+            .collect();
+        let outputs: SmallVec<[TensorType; 4]> = (0..shapes.outputs.len())
+            .map(|o| TensorType { dtype: shapes.outputs[o].dtype, shape: region.output_shape(o) })
+            .collect();
+        let workload = local.workload(&inputs, &outputs);
+        let estimate = if local.operator().is_view() {
+            Estimate { seconds: Seconds::ZERO, source: TimeSource::Roofline }
+        } else {
+            self.slowest(&workload, &self.units(config))
+        };
+        (workload, estimate)
+    }
+
+    /// The time of an op's halo exchanges, in picoseconds.
+    pub fn halo(&self, comm: &Comm, op: OpId, config: &Config) -> i64 {
+        let shapes = &self.shapes[op.index()];
+        (0..shapes.inputs.len())
+            .flat_map(|i| halos(shapes, i, config, self.mesh))
+            .map(|halo| picoseconds(comm.halo_seconds(halo.axes, halo.down, halo.up)))
+            .sum()
+    }
+}

@@ -1,0 +1,353 @@
+//! The inputs of a request: everything that is named is read and built.
+
+use crate::{
+    clock::WallClock,
+    external::{NeighbouringFiles, StoredValues},
+    files::{open_machine, read, read_costs},
+    request::{ModelSpec, Request},
+    stablehlo::{Program, is_stablehlo, read_program},
+};
+use anyhow::Context as _;
+use shardwright_cost::CostFile;
+use shardwright_graph::{Graph, GraphBuilder, Optimizer, TensorId, train};
+use shardwright_machine::{Machine, Mesh};
+use shardwright_onnx as onnx;
+use shardwright_plan::Context;
+use shardwright_search::Clock;
+use shardwright_stablehlo as stablehlo;
+use shardwright_strategies::Planner;
+use shardwright_zoo::{self as zoo, BuildOptions, Precision};
+use std::path::Path;
+use std::time::Duration;
+
+/// The learning rate of files without an optimizer.
+const FILE_LEARNING_RATE: f64 = 0.01;
+
+/// Everything that a plan starts from.
+pub struct Inputs {
+    /// The request.
+    pub request: Request,
+    /// The step.
+    pub graph: Graph,
+    /// The program, where the step comes from StableHLO.
+    pub program: Option<Program>,
+    /// Notes of the model's reader.
+    pub notes: Vec<String>,
+    /// Contents of weights and constants, where the step comes from an ONNX file that has them.
+    pub stored: Option<StoredValues>,
+    /// The machine.
+    pub machine: Machine,
+    /// Measured operator costs.
+    pub costs: Option<CostFile>,
+    /// Whether the model comes from an engine that runs one program on all devices (JAX, PyTorch) and goes back there.
+    pub spmd: bool,
+    /// When reading began, on the wall clock.
+    pub(crate) start: Duration,
+}
+
+impl Request {
+    /// Reads and builds what is named.
+    ///
+    /// # Errors
+    /// Where that cannot be done; the message names file, position, reason and remedy.
+    pub fn open(&self) -> anyhow::Result<Inputs> {
+        let start = WallClock::global().now();
+        let machine = self.precise_machine(open_machine(&self.machine)?)?;
+        let mut inputs = Inputs {
+            request: self.clone(),
+            graph: Graph::default(),
+            program: None,
+            notes: Vec::new(),
+            stored: None,
+            machine,
+            costs: self.costs.as_deref().map(read_costs).transpose()?,
+            spmd: self.model.text.is_some(),
+            start,
+        };
+        self.model.read_into(&mut inputs)?;
+        Ok(inputs)
+    }
+
+    /// The machine as it computes in the request's precision: with fp8, products run at the rate of 8-bit floats.
+    fn precise_machine(&self, machine: Machine) -> anyhow::Result<Machine> {
+        let device = machine.slowest();
+        let narrow = match self.model.precision {
+            None | Some(Precision::F32) => return Ok(machine),
+            Some(Precision::Bf16 | Precision::Mixed) => ("bf16", device.peak.bf16),
+            Some(Precision::Fp8) => ("f8", device.peak.f8),
+        };
+        let (format, Some(rate)) = narrow else {
+            anyhow::bail!(
+                "--precision {}: the device {} of machine {} states no rate in {} (`peak.{}`); use --precision f32",
+                self.model.precision.map_or("", Precision::name),
+                device.name,
+                machine.name(),
+                narrow.0,
+                narrow.0
+            );
+        };
+        if format == "bf16" {
+            return Ok(machine);
+        }
+        anyhow::ensure!(self.costs.is_none(), "--precision fp8 has no measured op times; leave --costs out");
+        let mut spec = machine.spec().clone();
+        spec.device.peak.bf16 = Some(rate);
+        for mixed in &mut spec.mixed {
+            mixed.device.peak.bf16 = mixed.device.peak.f8;
+        }
+        Ok(Machine::try_from(spec)?)
+    }
+}
+
+impl ModelSpec {
+    fn read_into(&self, inputs: &mut Inputs) -> anyhow::Result<()> {
+        let path = Path::new(&self.name);
+        match &self.text {
+            Some(text) if is_json(path) => self.read_json(path, text.as_bytes(), inputs)?,
+            Some(text) => self.read_text(path, text.clone().into(), inputs)?,
+            None if is_path(&self.name) => self.read_model(inputs)?,
+            None => {
+                anyhow::ensure!(
+                    self.dims.is_empty(),
+                    "--dim is for ONNX files; built-in models have options"
+                );
+                let name = self.name.split(':').next().unwrap_or_default();
+                let usual = zoo::usual_optimizer(&self.name);
+                let options = self.build_options(zoo::is_preset(name), usual, inputs);
+                inputs.graph = zoo::build(&self.name, &options)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Options of a built-in model or of a config. Published models are mixed, unless the device has no bf16.
+    fn build_options(&self, published: bool, usual: Optimizer, inputs: &mut Inputs) -> BuildOptions {
+        let mut precision = self.precision;
+        let given = precision.is_some() || self.name.contains("dtype=");
+        if published && !given && inputs.machine.slowest().peak.bf16.is_none() {
+            precision = Some(Precision::F32);
+            inputs.notes.push(format!(
+                "the device {} has no bf16, so the model is planned in f32",
+                inputs.machine.slowest().name
+            ));
+        }
+        let optimizer = self.optimizer.unwrap_or(usual);
+        BuildOptions { batch: self.batch, seq: self.seq, precision, optimizer, training: !self.inference }
+    }
+
+    /// Reads a model's config, or a graph.
+    fn read_json(&self, path: &Path, text: &[u8], inputs: &mut Inputs) -> anyhow::Result<()> {
+        if !zoo::is_config(text) {
+            if self.text.is_none() {
+                self.fixed_sizes(path)?;
+            }
+            inputs.graph = self.read_step(text)?;
+            return Ok(());
+        }
+        anyhow::ensure!(self.dims.is_empty(), "{}: --dim is for ONNX files", self.name);
+        let options = self.build_options(true, zoo::adam(), inputs);
+        inputs.graph = zoo::build_config(&self.name, text, &options).with_context(|| self.name.clone())?;
+        Ok(())
+    }
+
+    /// The optimizer of a file without one.
+    fn file_optimizer(&self) -> Optimizer {
+        self.optimizer.unwrap_or(Optimizer::sgd(FILE_LEARNING_RATE))
+    }
+
+    fn read_model(&self, inputs: &mut Inputs) -> anyhow::Result<()> {
+        let path = Path::new(&self.name);
+        if has_extension(path, "onnx") {
+            let imported = self.read_onnx(path)?;
+            inputs.stored = Some(StoredValues::new(path, imported.sources));
+            (inputs.graph, inputs.notes) = (imported.graph, imported.notes);
+            return Ok(());
+        }
+        let known = is_json(path) || is_stablehlo(path);
+        anyhow::ensure!(
+            known,
+            "{}: only .onnx, .mlir, .stablehlo, and configs and graphs in .json can be read so far",
+            path.display()
+        );
+        if is_stablehlo(path) {
+            return self.read_text(path, read(path)?, inputs);
+        }
+        self.read_json(path, &read(path)?, inputs)
+    }
+
+    /// Reads a graph; what is no training step yet becomes one.
+    fn read_step(&self, text: &[u8]) -> anyhow::Result<Graph> {
+        let graph = Graph::from_json(text).with_context(|| self.name.clone())?;
+        // A file whose first output is no loss is no step to be: it is planned as it is.
+        let trains = |loss: &TensorId| {
+            let ty = &graph.tensor(*loss).ty;
+            self.text.is_some() || (ty.rank() == 0 && ty.dtype.is_float())
+        };
+        let forward = graph.gradients.is_empty() && !self.inference;
+        let Some(loss) = graph.loss().filter(|loss| forward && trains(loss)) else {
+            return Ok(graph);
+        };
+        let mut builder = GraphBuilder::resume(graph);
+        train(&mut builder, loss, &self.file_optimizer()).with_context(|| self.name.clone())?;
+        Ok(builder.finish())
+    }
+
+    fn fixed_sizes(&self, path: &Path) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.batch.is_none() && self.dims.is_empty() && self.seq.is_none(),
+            "{}: the sizes in such a file are fixed; leave --batch, --seq and --dim out",
+            path.display()
+        );
+        anyhow::ensure!(
+            self.precision.is_none(),
+            "{}: the types in such a file are fixed; leave --precision out",
+            path.display()
+        );
+        Ok(())
+    }
+
+    fn read_text(&self, path: &Path, bytes: Vec<u8>, inputs: &mut Inputs) -> anyhow::Result<()> {
+        self.fixed_sizes(path)?;
+        anyhow::ensure!(
+            !self.inference,
+            "{}: a program is planned as it is; leave --inference out",
+            path.display()
+        );
+        let options = stablehlo::ImportOptions { roles: self.roles.clone(), opaque: self.opaque.clone() };
+        let mut program = read_program(path, bytes, &options)?;
+        inputs.graph = std::mem::take(&mut program.imported.graph);
+        inputs.notes = std::mem::take(&mut program.imported.notes);
+        inputs.program = Some(program);
+        inputs.spmd = true;
+        Ok(())
+    }
+
+    /// Reads an ONNX model.
+    fn read_onnx(&self, path: &Path) -> anyhow::Result<onnx::ImportedModel> {
+        anyhow::ensure!(
+            self.seq.is_none() && self.precision.is_none(),
+            "{}: an ONNX file states its own types, and its sizes by name (--dim); leave --seq and --precision out",
+            path.display()
+        );
+        let options = onnx::ImportOptions {
+            batch: self.batch,
+            dims: self.dims.clone(),
+            constants: Vec::new(),
+            loss: self.loss,
+            optimizer: self.file_optimizer(),
+            training: !self.inference,
+            fuse_attention: !self.plain_attention,
+        };
+        let external = NeighbouringFiles::of(path);
+        onnx::import(&read(path)?.into(), &options, &external).with_context(|| path.display().to_string())
+    }
+}
+
+impl Inputs {
+    /// The planner of these inputs.
+    pub fn planner(&self) -> Planner<'_> {
+        Planner::new(&self.graph, &self.machine, self.costs.as_ref(), self.request.untied)
+    }
+
+    /// The context on a mesh of the machine: prices and simulates any assignment on it.
+    ///
+    /// # Errors
+    /// Where the graph has no ops, or the costs are of another device.
+    pub fn context(&self, mesh: Mesh, untied: bool) -> anyhow::Result<Context<'_>> {
+        Ok(Context::new(&self.graph, &self.machine, self.costs.as_ref(), mesh, untied)?)
+    }
+}
+
+fn has_extension(path: &Path, name: &str) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name))
+}
+
+fn is_json(path: &Path) -> bool {
+    has_extension(path, "json")
+}
+
+/// Whether a model is a file and not a name with options.
+pub fn is_path(model: &str) -> bool {
+    let name = model.split(':').next().unwrap_or(model);
+    // An extension is made of letters: `qwen2.5-72b` is a name.
+    let extension = name
+        .rsplit_once('.')
+        .is_some_and(|(_, end)| !end.is_empty() && end.bytes().all(|b| b.is_ascii_alphabetic()));
+    name.contains(['/', '\\']) || extension
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(model: &str, text: Option<String>, inference: bool) -> anyhow::Result<Inputs> {
+        let mut request = Request::new(model, "flat:2");
+        (request.model.text, request.model.inference) = (text, inference);
+        request.open()
+    }
+
+    #[test]
+    fn a_forward_pass_that_is_given_is_trained_unless_only_inference_is_asked_for() {
+        let forward = open("mlp:batch=8,hidden=16", None, true).unwrap().graph;
+        let given = |inference| open("program.json", Some(forward.to_json()), inference).unwrap().graph;
+        assert_eq!(given(true), forward);
+        let step = given(false);
+        // So is one in a file.
+        let folder = std::env::temp_dir().join(format!("shardwright-forward-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("forward.json");
+        std::fs::write(&file, forward.to_json()).unwrap();
+        assert_eq!(open(file.to_str().unwrap(), None, false).unwrap().graph, step);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(step.gradients.len(), forward.parameters().count());
+        assert_eq!(step.carries.len(), forward.parameters().count());
+        let wrong = open("program.json", Some("{}".into()), false).err().unwrap();
+        assert!(format!("{wrong:#}").starts_with("program.json: not a Shardwright graph"));
+    }
+
+    #[test]
+    fn a_config_is_a_model_whose_precision_the_machine_must_have() {
+        let config = r#"{"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 24, "vocab_size": 40}"#;
+        let open = |machine: &str, change: &dyn Fn(&mut ModelSpec)| {
+            let mut request = Request::new("config.json", machine);
+            request.model.text = Some(config.into());
+            (request.model.batch, request.model.seq) = (Some(4), Some(8));
+            change(&mut request.model);
+            request.open()
+        };
+        let inputs = open("8xh100", &|_| ()).unwrap();
+        let graph = &inputs.graph;
+        assert_eq!(graph.step_size().tokens, Some(32));
+        // Mixed with Adam: a master copy and two moments for each weight.
+        let state = graph.sources(shardwright_graph::Role::OptimizerState).count();
+        assert_eq!(state, 3 * graph.parameters().count());
+        // No bf16: f32, with a note. Asked for, it is an error before any search.
+        let inputs = open("16xv100", &|_| ()).unwrap();
+        assert!(inputs.notes[0].contains("V100 has no bf16"), "{:?}", inputs.notes);
+        let wrong =
+            open("16xv100", &|model| model.precision = Some(Precision::Mixed)).err().unwrap().to_string();
+        assert!(
+            wrong.contains("--precision mixed: the device V100") && wrong.contains("use --precision f32"),
+            "{wrong}"
+        );
+        let wrong =
+            open("8xa100", &|model| model.precision = Some(Precision::Fp8)).err().unwrap().to_string();
+        assert!(wrong.contains("states no rate in f8"), "{wrong}");
+        let fp8 = open("8xh100", &|model| model.precision = Some(Precision::Fp8)).unwrap();
+        let peak = &fp8.machine.spec().device.peak;
+        assert_eq!((peak.bf16, peak.f8), (peak.f8, peak.f8));
+    }
+
+    #[test]
+    fn models_with_options_are_not_paths() {
+        for name in
+            ["vgg16", "mlp:batch=400,hidden=300", "gpt:dropout=0.1", "qwen2.5-72b", "llama3.2-1b:seq=64"]
+        {
+            assert!(!is_path(name), "{name}");
+        }
+        for path in ["./vgg16", "a.json", "models/x.onnx", "x.onnx"] {
+            assert!(is_path(path), "{path}");
+        }
+    }
+}

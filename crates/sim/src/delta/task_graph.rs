@@ -1,0 +1,388 @@
+//! The task graph of a step under the ops' current configs, updated change by change.
+//!
+//! Every op has one task per device class that it runs on, at a fixed place in the arrays. Reshards and halo exchanges
+//! take places behind them, which are reused. The reshards of a tensor form a group. A group is rebuilt when an op that
+//! produces or reads the tensor changes. A task's rank is its position in the lowered program, so that ties are broken
+//! as there.
+//!
+//! A sum of partial results runs before they are reduced, whatever its config
+//! ([`shardwright_space::Sharing::AcrossLayers`]). So a change may propagate along a chain of sums.
+//!
+//! Every step of a change is logged. Undoing a change reverts the log.
+
+mod build;
+
+use crate::delta::{
+    NONE,
+    configured_ops::{ConfiguredOp, ConfiguredOps},
+    device_classes::{CLASS_BITS, DeviceClasses, MOST_CLASSES, device_classes},
+    edges::Edges,
+    reshard_paths::{ReshardBranch, ReshardPaths},
+    structure::Structure,
+};
+use crate::schedule::Links;
+use shardwright_cost::{LayoutError, TensorShape};
+use shardwright_plan::{Context, OpTimes};
+use shardwright_space::{Assignment, Config};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A list of tasks whose length a change may alter.
+#[derive(Clone, Copy, Debug)]
+enum List {
+    /// The reshards of a group.
+    Reshards(u32),
+    /// The halo exchanges of an operand.
+    Halos(u32),
+}
+
+/// An undo log entry: the state before a step of a change.
+#[derive(Clone, Copy, Debug)]
+enum UndoEntry {
+    Config { op: u32, config: u32 },
+    ConfiguredOp { op: u32, configured: ConfiguredOp },
+    Task { place: u32, task: Task },
+    Source { slot: u32, source: u32 },
+    Fetch { slot: u32, task: u32 },
+    Allocation { place: u32 },
+    Release,
+    Push(List),
+    Pop(List, u32),
+}
+
+/// A task of the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Task {
+    /// Picoseconds.
+    pub duration: u64,
+    /// Bits of each class: bit 0 the compute stream, bit 1 + l the port to level l.
+    pub streams: u64,
+    /// Its position in the lowered program; zero: no task.
+    pub rank: u64,
+}
+
+/// Per class: the task that makes a tensor available; [`NONE`] if it exists from the start or is absent.
+type Availability = [u32; MOST_CLASSES];
+
+/// Tasks in flat arrays, by place.
+pub struct TaskGraph<'p> {
+    configured_ops: ConfiguredOps<'p>,
+    reshard_paths: ReshardPaths<'p>,
+    structure: Structure,
+    /// Per place: its task.
+    tasks: Vec<Task>,
+    /// Per place: first slot and number of slots of its task.
+    slots: Vec<(u32, u32)>,
+    /// Predecessors: one slot per class and operand of every op, then one per class of every other task.
+    edges: Edges,
+    /// Per slot of an op: the task that fetches the operand, before halo exchanges.
+    fetched: Vec<u32>,
+    /// Per operand: the tasks of its halo exchanges.
+    halos: Vec<Vec<u32>>,
+    /// Per group: its tasks.
+    reshards: Vec<Vec<u32>>,
+    /// Per op: its config.
+    chosen: Vec<u32>,
+    configured: Vec<ConfiguredOp>,
+    /// Free places.
+    free: Vec<u32>,
+    /// New or changed tasks, and places of removed tasks, since the last [`TaskGraph::commit`].
+    pub touched: Vec<u32>,
+    pub removed: Vec<u32>,
+    is_touched: Vec<bool>,
+    log: Vec<UndoEntry>,
+    // Buffers, reused by every change.
+    queue: BinaryHeap<Reverse<(u32, bool)>>,
+    changed: Vec<u32>,
+    wanted: Vec<u32>,
+    branches: Vec<ReshardBranch>,
+    availabilities: Vec<Option<Availability>>,
+    affected: Vec<u32>,
+    is_affected: Vec<bool>,
+}
+
+impl<'p> TaskGraph<'p> {
+    /// The tasks of a step under these configs, one per op.
+    pub fn new(
+        context: &'p Context<'p>,
+        times: OpTimes<'p>,
+        assignment: &Assignment,
+        device_classes: DeviceClasses,
+    ) -> Result<Self, LayoutError> {
+        let graph = context.graph;
+        let count = device_classes.count();
+        let mut reshard_paths =
+            ReshardPaths::new(&context.resharder, device_classes, Links::of(context.machine));
+        let mut tensor_shapes = Vec::with_capacity(graph.tensors.len());
+        for tensor in &graph.tensors {
+            let shape = TensorShape::new(&tensor.ty.shape, tensor.ty.dtype.bytes() as u32)?;
+            tensor_shapes.push(reshard_paths.shape(shape));
+        }
+        let structure = Structure::new(context, &tensor_shapes);
+        let ops = graph.ops.len();
+        let mut edges = Edges::default();
+        let mut slots = Vec::with_capacity(ops * count);
+        for place in 0..ops * count {
+            edges.add_task();
+            let operands = structure.operands(place / count);
+            let first = operands.start * count + operands.len() * (place % count);
+            slots.push((first as u32, operands.len() as u32));
+            operands.for_each(|_| {
+                edges.add_slot(place as u32);
+            });
+        }
+        let operands = structure.first_operand[ops] as usize;
+        let mut task_graph = Self {
+            configured_ops: ConfiguredOps::new(context, times),
+            reshard_paths,
+            tasks: vec![Task::default(); ops * count],
+            slots,
+            edges,
+            fetched: vec![NONE; operands * count],
+            halos: vec![Vec::new(); operands],
+            reshards: vec![Vec::new(); structure.groups.len()],
+            chosen: vec![NONE; ops],
+            configured: Vec::with_capacity(ops),
+            free: Vec::new(),
+            touched: Vec::new(),
+            removed: Vec::new(),
+            is_touched: vec![false; ops * count],
+            log: Vec::new(),
+            queue: BinaryHeap::new(),
+            changed: Vec::new(),
+            wanted: Vec::new(),
+            branches: Vec::new(),
+            availabilities: Vec::new(),
+            affected: Vec::new(),
+            is_affected: vec![false; structure.groups.len()],
+            structure,
+        };
+        for (op, config) in assignment.configs.iter().enumerate() {
+            task_graph.chosen[op] = task_graph.configured_ops.number(op, config);
+            let configured = task_graph.configure(op)?;
+            task_graph.configured.push(configured);
+            task_graph.set_op(op, configured);
+        }
+        task_graph.rebuild_all()?;
+        Ok(task_graph)
+    }
+
+    /// The number of an op's config, for [`Network::change`].
+    pub fn number(&mut self, op: usize, config: &Config) -> u32 {
+        self.configured_ops.number(op, config)
+    }
+
+    /// The number of an op's current config.
+    pub fn chosen(&self, op: usize) -> u32 {
+        self.chosen[op]
+    }
+
+    /// An op's current config.
+    pub fn config(&self, op: usize) -> &Config {
+        self.configured_ops.config(op, self.chosen[op])
+    }
+
+    /// The op's config with a number.
+    pub fn config_of(&self, op: usize, number: u32) -> &Config {
+        self.configured_ops.config(op, number)
+    }
+
+    /// The op that a task computes or fetches for.
+    pub fn op_of(&self, task: u32) -> usize {
+        (self.tasks[task as usize].rank >> (32 + CLASS_BITS)) as usize
+    }
+
+    /// The device classes.
+    pub fn device_classes(&self) -> &DeviceClasses {
+        &self.reshard_paths.device_classes
+    }
+
+    /// The tasks of an op, on the device classes that it runs on.
+    pub fn tasks_of(&self, op: usize) -> impl Iterator<Item = u32> + '_ {
+        device_classes(self.configured[op].device_classes)
+            .map(move |class| (op * self.device_classes().count() + class) as u32)
+    }
+
+    /// Number of ops.
+    pub fn ops(&self) -> usize {
+        self.chosen.len()
+    }
+
+    /// The predecessors of a task; [`NONE`] for tensors that exist from the start.
+    #[inline]
+    pub fn before(&self, task: u32) -> &[u32] {
+        let (first, count) = self.slots[task as usize];
+        self.edges.sources(first as usize..(first + count) as usize)
+    }
+
+    /// The task at a place.
+    #[inline]
+    pub fn task(&self, place: u32) -> &Task {
+        &self.tasks[place as usize]
+    }
+
+    /// Number of places.
+    pub fn places(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// The successors of a task, possibly repeated.
+    #[inline]
+    pub fn readers(&self, task: u32) -> impl Iterator<Item = u32> + '_ {
+        self.edges.readers(task)
+    }
+
+    /// The first slot of a task.
+    #[inline]
+    fn slot(&self, task: u32) -> u32 {
+        self.slots[task as usize].0
+    }
+
+    /// The slot of an op's operand on a class.
+    fn operand_slot(&self, op: usize, i: usize, class: usize) -> usize {
+        let operands = self.structure.operands(op);
+        operands.start * self.device_classes().count() + operands.len() * class + i
+    }
+
+    /// All tasks, by rank.
+    pub fn tasks(&self) -> Vec<u32> {
+        let mut all: Vec<u32> =
+            (0..self.tasks.len() as u32).filter(|&t| self.tasks[t as usize].rank != 0).collect();
+        all.sort_unstable_by_key(|&task| self.tasks[task as usize].rank);
+        all
+    }
+
+    /// An op under its current config, or as a sum of partial results if it is one.
+    fn configure(&mut self, op: usize) -> Result<ConfiguredOp, LayoutError> {
+        let shapes = self.structure.shapes(op);
+        if let Some(producers) = &self.structure.sums[op] {
+            let layout =
+                self.configured_ops.layout(&self.configured[producers[0].op.index()], producers[0].port);
+            let equal = producers
+                .iter()
+                .all(|end| self.configured_ops.layout(&self.configured[end.op.index()], end.port) == layout);
+            if equal && self.reshard_paths.is_partial_sum(shapes[0], layout) {
+                return Ok(self.configured_ops.sum(op, layout, &self.reshard_paths, shapes));
+            }
+        }
+        self.configured_ops.get(op, self.chosen[op], &mut self.reshard_paths, shapes)
+    }
+
+    /// Changes the configs of ops.
+    ///
+    /// # Errors
+    /// Where a tensor cannot be laid out. The change is then incomplete, and can be undone.
+    pub fn change(&mut self, changes: &[(u32, u32)]) -> Result<(), LayoutError> {
+        let mut queue = std::mem::take(&mut self.queue);
+        let mut changed = std::mem::take(&mut self.changed);
+        queue.clear();
+        changed.clear();
+        for &(op, config) in changes {
+            let old = std::mem::replace(&mut self.chosen[op as usize], config);
+            if old != config {
+                self.log.push(UndoEntry::Config { op, config: old });
+                queue.push(Reverse((op, true)));
+            }
+        }
+        let mut outcome = Ok(());
+        // In the graph's order: a sum depends on the producers of its operands.
+        while let Some(Reverse((op, _))) = queue.pop() {
+            if changed.last() == Some(&op) {
+                continue;
+            }
+            let configured = match self.configure(op as usize) {
+                Ok(configured) => configured,
+                Err(error) => {
+                    outcome = Err(error);
+                    continue;
+                }
+            };
+            let old = std::mem::replace(&mut self.configured[op as usize], configured);
+            if old != configured {
+                self.log.push(UndoEntry::ConfiguredOp { op, configured: old });
+                changed.push(op);
+                queue.extend(self.structure.summed_by[op as usize].iter().map(|&sum| Reverse((sum, false))));
+            }
+        }
+        let mut affected = std::mem::take(&mut self.affected);
+        affected.clear();
+        for &op in &changed {
+            for &group in self.structure.groups_of(op as usize) {
+                if !std::mem::replace(&mut self.is_affected[group as usize], true) {
+                    affected.push(group);
+                }
+            }
+        }
+        affected.iter().for_each(|&group| self.is_affected[group as usize] = false);
+        for &op in &changed {
+            self.set_op(op as usize, self.configured[op as usize]);
+        }
+        for &group in &affected {
+            outcome = outcome.and(self.rebuild(group as usize));
+        }
+        (self.affected, self.queue, self.changed) = (affected, queue, changed);
+        outcome
+    }
+
+    /// Reverts all changes since the last [`TaskGraph::commit`].
+    pub fn undo(&mut self) {
+        while let Some(entry) = self.log.pop() {
+            match entry {
+                UndoEntry::Config { op, config } => self.chosen[op as usize] = config,
+                UndoEntry::ConfiguredOp { op, configured } => self.configured[op as usize] = configured,
+                UndoEntry::Task { place, task } => self.tasks[place as usize] = task,
+                UndoEntry::Source { slot, source } => self.edges.set(slot, source),
+                UndoEntry::Fetch { slot, task } => self.fetched[slot as usize] = task,
+                UndoEntry::Allocation { place } => self.free.push(place),
+                UndoEntry::Release => drop(self.free.pop()),
+                UndoEntry::Push(list) => drop(self.list(list).pop()),
+                UndoEntry::Pop(list, task) => self.list(list).push(task),
+            }
+        }
+        self.commit();
+    }
+
+    /// Clears the log: earlier changes become permanent.
+    pub fn commit(&mut self) {
+        self.touched.iter().for_each(|&task| self.is_touched[task as usize] = false);
+        self.touched.clear();
+        self.removed.clear();
+        self.log.clear();
+    }
+
+    fn list(&mut self, list: List) -> &mut Vec<u32> {
+        match list {
+            List::Reshards(group) => &mut self.reshards[group as usize],
+            List::Halos(operand) => &mut self.halos[operand as usize],
+        }
+    }
+
+    fn touch(&mut self, task: u32) {
+        if !std::mem::replace(&mut self.is_touched[task as usize], true) {
+            self.touched.push(task);
+        }
+    }
+
+    /// Sets the predecessor in a slot.
+    fn wait(&mut self, slot: u32, source: u32) {
+        let old = self.edges.source(slot);
+        if old != source {
+            self.log.push(UndoEntry::Source { slot, source: old });
+            self.edges.set(slot, source);
+            self.touch(self.edges.owner(slot));
+        }
+    }
+
+    /// Sets a task; rank zero removes it.
+    fn set_task(&mut self, place: u32, duration: u64, streams: u64, rank: u64) {
+        let task = Task { duration, streams, rank };
+        let old = std::mem::replace(&mut self.tasks[place as usize], task);
+        if old != task {
+            self.log.push(UndoEntry::Task { place, task: old });
+            self.touch(place);
+            if rank == 0 && old.rank != 0 {
+                self.removed.push(place);
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! An assignment: every choice for a training step. All stages share it: search, pricing, simulation, lowering,
+//! execution, export.
+//!
+//! It holds a config per op, which forward ops are recomputed, the number of micro-batches, and the pipeline. Comparison,
+//! hashing, printing and parsing of assignments live here.
+
+use crate::{
+    config::{AxisUse, Config},
+    layout::OpShapes,
+};
+use shardwright_graph::{Graph, OpId, Rule};
+use shardwright_machine::Mesh;
+use std::num::NonZeroU32;
+
+/// Stages on sub-meshes and a schedule. No stage can build one yet, so an assignment's pipeline is always none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pipeline {}
+
+/// Every choice for a training step.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Assignment {
+    /// Per op, in the graph's order: the use of each mesh axis.
+    pub configs: Vec<Config>,
+    /// Forward ops whose results are dropped and recomputed before their backward readers, ascending. Empty: all are kept.
+    pub recompute: Vec<OpId>,
+    /// Equal passes over parts of the batch before one update.
+    pub micro_batches: NonZeroU32,
+    /// The pipeline; none: all devices run all layers.
+    pub pipeline: Option<Pipeline>,
+}
+
+/// Why an assignment does not match a graph on a mesh.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AssignmentError {
+    /// Another number of configs than ops.
+    #[error("{configs} configs for a graph of {ops} ops: give one config per op, in the graph's order")]
+    Count {
+        /// Configs given.
+        configs: usize,
+        /// Ops of the graph.
+        ops: usize,
+    },
+    /// A config that the op cannot have.
+    #[error("op `{op}`: {reason}; plan again for this graph and machine")]
+    Config {
+        /// The op.
+        op: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A choice that no stage supports yet.
+    #[error("assignments with {what} are not supported yet")]
+    Unsupported {
+        /// The choice.
+        what: &'static str,
+    },
+}
+
+impl Assignment {
+    /// One config per op, everything kept, one micro-batch, no pipeline.
+    pub fn new(configs: Vec<Config>) -> Self {
+        Self { configs, recompute: Vec::new(), micro_batches: NonZeroU32::MIN, pipeline: None }
+    }
+
+    /// Every device runs every op of the graph.
+    pub fn replicated(graph: &Graph, mesh: &Mesh) -> Self {
+        Self::new(vec![Config::replicated(mesh.len()); graph.ops.len()])
+    }
+
+    /// The config of an op.
+    pub fn config(&self, op: OpId) -> &Config {
+        &self.configs[op.index()]
+    }
+
+    /// Whether some op runs on part of the machine only.
+    pub fn has_pins(&self) -> bool {
+        self.configs.iter().any(|config| config.uses().iter().any(|used| matches!(used, AxisUse::Pin(_))))
+    }
+
+    /// Checks that every op has a valid config on the mesh.
+    ///
+    /// # Errors
+    /// Where a config is invalid, or a choice is not supported yet.
+    pub fn check(&self, graph: &Graph, shapes: &[OpShapes], mesh: &Mesh) -> Result<(), AssignmentError> {
+        if self.configs.len() != graph.ops.len() {
+            return Err(AssignmentError::Count { configs: self.configs.len(), ops: graph.ops.len() });
+        }
+        for ((node, shapes), config) in graph.ops.iter().zip(shapes).zip(&self.configs) {
+            let error = |reason| AssignmentError::Config { op: node.name.clone(), reason };
+            config.check(&shapes.rule, mesh).map_err(error)?;
+        }
+        let unsupported = |what| Err(AssignmentError::Unsupported { what });
+        if !self.recompute.is_empty() {
+            return unsupported("recomputation");
+        }
+        if self.micro_batches.get() > 1 {
+            return unsupported("micro-batches");
+        }
+        Ok(())
+    }
+
+    /// The written form of an op's config: per axis the factor that it splits, `@` and the digit of a pin, or none.
+    pub fn axis_names(&self, op: OpId, rule: &Rule) -> Vec<Option<String>> {
+        let name = |used: &AxisUse| match *used {
+            AxisUse::Split(f) => Some(rule.factors[f as usize].name.to_string()),
+            AxisUse::Replicate => None,
+            AxisUse::Pin(digit) => Some(format!("@{digit}")),
+        };
+        self.config(op).uses().iter().map(name).collect()
+    }
+
+    /// Reads the written form of every op's config, in the graph's order.
+    ///
+    /// # Errors
+    /// Where an op cannot be split as written.
+    pub fn from_axis_names<'n>(
+        graph: &Graph,
+        mesh: &Mesh,
+        written: impl IntoIterator<Item = &'n [Option<String>]>,
+    ) -> Result<Self, AssignmentError> {
+        let mut configs = Vec::with_capacity(graph.ops.len());
+        for (op, names) in graph.op_ids().zip(written) {
+            let rule = graph.rule(op);
+            let error = |reason| AssignmentError::Config { op: graph.node(op).name.clone(), reason };
+            let uses = names.iter().map(|name| axis_use(&rule, name.as_deref()));
+            let config = Config::new(uses.collect::<Result<Vec<AxisUse>, String>>().map_err(error)?);
+            config.check(&rule, mesh).map_err(error)?;
+            configs.push(config);
+        }
+        if configs.len() != graph.ops.len() {
+            return Err(AssignmentError::Count { configs: configs.len(), ops: graph.ops.len() });
+        }
+        Ok(Self::new(configs))
+    }
+}
+
+/// The inverse of [`Assignment::axis_names`] for one axis.
+fn axis_use(rule: &Rule, name: Option<&str>) -> Result<AxisUse, String> {
+    let Some(name) = name else { return Ok(AxisUse::Replicate) };
+    if let Some(digit) = name.strip_prefix('@') {
+        return digit.parse().map(AxisUse::Pin).map_err(|_| format!("`{name}` is no pin such as `@1`"));
+    }
+    rule.find(name).map(AxisUse::Split).ok_or_else(|| {
+        let known: Vec<&str> = rule.factors.iter().map(|f| f.name).collect();
+        format!("there is no factor `{name}` to split; there are {}", known.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardwright_graph::{DType, GraphBuilder, Init, Real, Role, TensorType, ops::Contract};
+    use shardwright_machine::builtin;
+
+    fn product() -> Graph {
+        let mut b = GraphBuilder::new("product");
+        let ty = |shape: &[u64]| TensorType::new(DType::F32, shape);
+        let x = b.source("x", ty(&[8, 4]), Role::Input, Init::Normal(Real(1.0))).unwrap();
+        let w = b.source("w", ty(&[4, 4]), Role::Parameter, Init::Normal(Real(1.0))).unwrap();
+        let y = b.emit("fc", Contract::parse("nc,co->no").unwrap(), &[x, w]).unwrap();
+        b.output(y);
+        b.finish()
+    }
+
+    #[test]
+    fn what_is_written_reads_back_equal() {
+        let (graph, machine) = (product(), builtin("flat:8").unwrap());
+        let (mesh, rule) = (machine.mesh(), graph.rule(OpId(0)));
+        for config in crate::configs_with_pins(&rule, mesh) {
+            let assignment = Assignment::new(vec![config]);
+            let written = assignment.axis_names(OpId(0), &rule);
+            let read = Assignment::from_axis_names(&graph, mesh, [&written[..]]).unwrap();
+            assert_eq!(read, assignment);
+        }
+    }
+
+    #[test]
+    fn wrong_counts_names_and_unsupported_choices_are_refused() {
+        let (graph, machine) = (product(), builtin("flat:2").unwrap());
+        let mesh = machine.mesh();
+        let read = |axes: &[Option<String>]| Assignment::from_axis_names(&graph, mesh, [axes]);
+        assert!(read(&[Some("q".into())]).unwrap_err().to_string().contains("there is no factor `q`"));
+        assert!(read(&[Some("@x".into())]).unwrap_err().to_string().contains("no pin"));
+        assert!(read(&[]).unwrap_err().to_string().contains("speaks of 0 axes"));
+        let shapes = [OpShapes::of(&graph, OpId(0))];
+        let whole = Assignment::replicated(&graph, mesh);
+        assert_eq!(whole.check(&graph, &shapes, mesh), Ok(()));
+        let few = Assignment::new(Vec::new());
+        assert_eq!(few.check(&graph, &shapes, mesh), Err(AssignmentError::Count { configs: 0, ops: 1 }));
+        let two = Assignment { micro_batches: NonZeroU32::new(2).unwrap(), ..whole.clone() };
+        assert!(two.check(&graph, &shapes, mesh).is_err());
+        let again = Assignment { recompute: vec![OpId(0)], ..whole };
+        assert!(again.check(&graph, &shapes, mesh).is_err());
+    }
+}

@@ -1,0 +1,223 @@
+//! The correspondence between operations of the text and tensors of the graph, so that a plan for the graph can be
+//! written as shardings of the program.
+//!
+//! Constants, broadcasts and transposes that no op executes have no tensor. If a tensor with the same elements exists, the
+//! value is recorded as a view of it, with the correspondence of dimensions. An operation that transposes around its work,
+//! as convolutions do, is recorded in its working order: the text has no values for the order in between, and an engine
+//! with a conflicting sharding gathers the operand and works on the whole. A pure view (reshape, transpose) records its
+//! readers: an engine with shardings of both the tensor and the view would reshard both.
+
+use super::{
+    super::{OperandUse, Site, TensorView},
+    draft::{DraftGraph, Slot, Source},
+    value::SymbolicValue,
+};
+use rustc_hash::FxHashMap;
+use shardwright_graph::{Graph, Op, OpId, TensorId, ops::Transpose};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// The record of an operation during the walk.
+pub(super) struct SiteRecord {
+    pub name: Option<String>,
+    /// The path of calls and loops around it.
+    pub path: u32,
+    pub operands: Vec<SymbolicValue>,
+    pub results: Vec<SymbolicValue>,
+    /// The range of its ops in the draft.
+    pub ops: Range<u32>,
+    /// Whether it was walked on several paths; it then has no unique counterpart.
+    pub shared: bool,
+}
+
+/// Records of operations, by position in the text. Of a loop's iterations the last one is kept: the first starts from
+/// constants.
+#[derive(Default)]
+pub(super) struct SiteRecorder {
+    records: FxHashMap<usize, SiteRecord>,
+}
+
+/// Products with a merged transpose: from the slot before the transpose to the slot that the product computes now, and
+/// the permutation between them.
+pub(super) type AbsorbedTransposes = FxHashMap<Slot, (Slot, SmallVec<[usize; 4]>)>;
+
+impl SiteRecorder {
+    pub fn record(&mut self, at: usize, mut record: SiteRecord) {
+        if let Some(before) = self.records.get(&at) {
+            record.shared = before.shared || before.path != record.path;
+        }
+        self.records.insert(at, record);
+    }
+
+    /// The sites in text order, given the tensors of all slots.
+    pub fn finish(
+        self,
+        draft: &DraftGraph,
+        absorbed: &AbsorbedTransposes,
+        tensors: &[Option<TensorId>],
+        graph: &Graph,
+    ) -> Vec<Site> {
+        let resolver = SiteResolver { draft, absorbed, tensors };
+        let mut sites: Vec<Site> = Vec::new();
+        let mut records: Vec<(usize, SiteRecord)> =
+            self.records.into_iter().filter(|(_, record)| !record.shared).collect();
+        records.sort_unstable_by_key(|(at, _)| *at);
+        let mut reads: FxHashMap<Slot, SmallVec<[(usize, usize); 2]>> = FxHashMap::default();
+        for (site, (_, record)) in records.iter().enumerate() {
+            for (i, value) in record.operands.iter().enumerate() {
+                if let SymbolicValue::Tensor(slot) = value {
+                    reads.entry(*slot).or_default().push((site, i));
+                }
+            }
+        }
+        for (at, record) in &records {
+            let results: Vec<Option<TensorView>> =
+                record.results.iter().map(|value| resolver.view(value)).collect();
+            let made = record.ops.clone().filter_map(|op| resolver.made(op));
+            let ops: SmallVec<[_; 4]> =
+                made.chain(results.iter().flatten().map(|view| view.tensor)).collect();
+            // Ops that compute come before transposes, so that an operand's use is where the work is.
+            let mut readers: SmallVec<[OpId; 4]> =
+                ops.iter().filter_map(|t| graph.tensor(*t).producer).collect();
+            readers.sort_by_key(|&op| matches!(graph.node(op).op, Op::Transpose(_)));
+            let operand = |value: &SymbolicValue| {
+                let view = resolver.view(value)?;
+                let reads = |&op: &OpId| {
+                    let mut inputs = graph.node(op).inputs.iter().enumerate();
+                    inputs.find_map(|(input, &t)| {
+                        Some(OperandUse { view: transposed_view(graph, t, &view)?, op, input })
+                    })
+                };
+                readers.iter().find_map(reads)
+            };
+            let operands = record.operands.iter().map(operand).collect();
+            let results =
+                results.iter().map(|view| Some(before_transposes(graph, &ops, view.clone()?))).collect();
+            sites.push(Site {
+                at: *at,
+                name: record.name.clone(),
+                operands,
+                results,
+                view_readers: Vec::new(),
+            });
+        }
+        // From the last view to the first, so that a view of a view knows its final readers.
+        for (at, (_, record)) in records.iter().enumerate().rev() {
+            let ([value], [SymbolicValue::Tensor(shown)]) = (&record.operands[..], &record.results[..])
+            else {
+                continue;
+            };
+            let Some(view) = resolver.aliased_operand(value, *shown) else { continue };
+            let look = |reader: &OperandUse| {
+                Some(OperandUse {
+                    view: transposed_view(graph, reader.view.tensor, &view)?,
+                    ..reader.clone()
+                })
+            };
+            let view_readers = reads.get(shown).into_iter().flatten().map(|&(site, i)| {
+                let through = &sites[site].view_readers;
+                let own = sites[site].operands.get(i).and_then(Option::as_ref);
+                let all = if through.is_empty() { own.map(std::slice::from_ref)? } else { &through[..] };
+                all.iter().map(look).collect::<Option<Vec<OperandUse>>>()
+            });
+            // A reader that is not known leaves the list empty.
+            sites[at].view_readers = view_readers.collect::<Option<Vec<_>>>().unwrap_or_default().concat();
+        }
+        sites
+    }
+}
+
+/// The tensor as a view of a value: the value's own view, or a transpose of it.
+fn transposed_view(graph: &Graph, tensor: TensorId, view: &TensorView) -> Option<TensorView> {
+    if tensor == view.tensor {
+        return Some(view.clone());
+    }
+    let node = graph.node(graph.tensor(tensor).producer?);
+    let Op::Transpose(Transpose { perm }) = &node.op else { return None };
+    let inner = transposed_view(graph, node.inputs[0], view)?;
+    let to = |dim: &Option<usize>| dim.and_then(|dim| perm.iter().position(|&from| from == dim));
+    Some(TensorView { tensor, dims: inner.dims.iter().map(to).collect() })
+}
+
+/// The view of a result before trailing transposes, down to a tensor that one of the operation's ops produces.
+fn before_transposes(graph: &Graph, made: &[TensorId], mut view: TensorView) -> TensorView {
+    while let Some(node) = graph.tensor(view.tensor).producer.map(|op| graph.node(op))
+        && let Op::Transpose(Transpose { perm }) = &node.op
+        && made.contains(&node.inputs[0])
+    {
+        let dims = view.dims.iter().map(|dim| dim.and_then(|dim| perm.get(dim).copied())).collect();
+        view = TensorView { tensor: node.inputs[0], dims };
+    }
+    view
+}
+
+struct SiteResolver<'f> {
+    draft: &'f DraftGraph,
+    absorbed: &'f AbsorbedTransposes,
+    tensors: &'f [Option<TensorId>],
+}
+
+impl SiteResolver<'_> {
+    fn made(&self, op: u32) -> Option<TensorId> {
+        let op = &self.draft.ops[op as usize];
+        op.outputs.first().and_then(|slot| self.tensors[slot.0 as usize])
+    }
+
+    /// The view of an operand, if the result is only another view of the same tensor.
+    fn aliased_operand(&self, operand: &SymbolicValue, result: Slot) -> Option<TensorView> {
+        let (of, shown) = (self.view(operand)?, self.slot(result)?);
+        (self.tensors[result.0 as usize].is_none() && of.tensor == shown.tensor).then_some(of)
+    }
+
+    fn view(&self, value: &SymbolicValue) -> Option<TensorView> {
+        match value {
+            SymbolicValue::Tensor(slot) => self.slot(*slot),
+            SymbolicValue::Spread { slot, dims, shape } => {
+                let inner = self.slot(*slot)?;
+                let mut spread = vec![None; shape.rank()];
+                for (&to, dim) in dims.iter().zip(inner.dims) {
+                    // A repeated dimension of size one is not the tensor's dimension.
+                    *spread.get_mut(to)? = dim.filter(|_| shape.get(to) == self.size(*slot, &dims[..], to));
+                }
+                Some(TensorView { tensor: inner.tensor, dims: spread })
+            }
+            SymbolicValue::Constant(..) | SymbolicValue::Stack(_) => None,
+        }
+    }
+
+    fn size(&self, slot: Slot, dims: &[usize], to: usize) -> Option<&u64> {
+        let from = dims.iter().position(|&d| d == to)?;
+        self.draft.ty(slot).shape.get(from)
+    }
+
+    fn slot(&self, slot: Slot) -> Option<TensorView> {
+        let whole = |tensor, rank| TensorView { tensor, dims: (0..rank).map(Some).collect() };
+        if let Some(tensor) = self.tensors[slot.0 as usize] {
+            return Some(whole(tensor, self.draft.ty(slot).rank()));
+        }
+        if let Some((made, perm)) = self.absorbed.get(&slot) {
+            let tensor = self.tensors[made.0 as usize]?;
+            let mut dims = vec![None; perm.len()];
+            for (to, &from) in perm.iter().enumerate() {
+                dims[from] = Some(to);
+            }
+            return Some(TensorView { tensor, dims });
+        }
+        let Source::Op(op) = self.draft.source(slot) else { return None };
+        let op = &self.draft.ops[op as usize];
+        let [input] = op.inputs[..] else { return None };
+        let tensor = self.tensors[input.0 as usize]?;
+        match &op.op {
+            Op::Transpose(transpose) => {
+                Some(TensorView { tensor, dims: transpose.perm.iter().map(|&p| Some(p)).collect() })
+            }
+            // Reversed dimensions have no sharding: they occur in the kernels of convolution derivatives.
+            Op::Reverse(reverse) => {
+                let dims =
+                    (0..self.draft.ty(input).rank()).map(|d| (!reverse.axes.contains(&d)).then_some(d));
+                Some(TensorView { tensor, dims: dims.collect() })
+            }
+            _ => None,
+        }
+    }
+}

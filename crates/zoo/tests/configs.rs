@@ -1,0 +1,219 @@
+//! Presets and config files: exact parameter counts, and hostile fields.
+
+use serde_json::{Value, json};
+use shardwright_graph::{Graph, ops::Op, verify::verify};
+use shardwright_zoo::{BuildOptions, PRESETS, build, build_config, is_config, model_types};
+
+fn forward(spec: &str) -> Graph {
+    let options = BuildOptions { training: false, batch: Some(1), ..BuildOptions::default() };
+    build(spec, &options).unwrap_or_else(|error| panic!("{spec}: {error}"))
+}
+
+#[test]
+fn presets_have_the_published_numbers_of_parameters() {
+    for (name, published) in [
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama3.2-3b", 3_212_749_824),
+        ("mistral-7b", 7_241_732_096),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_620_634_112),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("qwen3-235b-a22b", 235_093_634_560),
+        ("gemma-7b", 8_537_680_896),
+        ("gemma2-2b", 2_614_341_888),
+        ("gemma2-9b", 9_241_705_984),
+        ("gemma2-27b", 27_227_128_320),
+        ("gemma3-1b", 999_885_952),
+        ("phi-2", 2_779_683_840),
+        ("phi3-mini", 3_821_079_552),
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        // 12 h^2 + 13 h per layer, both tables and the last norm; the paper rounds to 175.0 B.
+        ("gpt3-175b", 174_604_259_328),
+        ("gpt-neox-20b", 20_554_567_680),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("deepseek-v2", 235_741_434_880),
+        // Without the router's corrections, 256 numbers in each of 58 layers: 671,026,419,200 with them.
+        ("deepseek-v3", 671_026_404_352),
+        ("bert-base", 110_106_428),
+        ("bert-large", 336_226_108),
+        ("t5-small", 60_506_624),
+        ("t5-3b", 2_851_598_336),
+        ("t5-11b", 11_307_321_344),
+        ("vit-b16", 86_567_656),
+        ("vit-l16", 304_326_632),
+        ("vit-h14", 632_045_800),
+    ] {
+        assert_eq!(forward(name).parameter_count(), published, "{name}");
+    }
+}
+
+/// A small config of every family, with every variant that its reader knows.
+fn tiny() -> Vec<Value> {
+    let llama = json!({"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": 40, "head_dim": 4});
+    let of = |model_type: &str, more: Value| {
+        let mut config = llama.clone();
+        config["model_type"] = model_type.into();
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    let experts = json!({"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 12});
+    let gemma = json!({"sliding_window": 2, "sliding_window_pattern": 2, "query_pre_attn_scalar": 4,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0});
+    let latent = json!({"q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3,
+        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "first_k_dense_replace": 1});
+    let none = json!({});
+    vec![
+        of("llama", json!({"attention_bias": true, "tie_word_embeddings": true})),
+        of("mistral", json!({"sliding_window": 3})),
+        of("mixtral", experts.clone()),
+        of("qwen2", none.clone()),
+        of("qwen2_moe", experts.clone()),
+        of("qwen3", none.clone()),
+        of("qwen3_moe", experts),
+        of("gemma", none.clone()),
+        of("gemma2", gemma.clone()),
+        of("gemma3_text", gemma.clone()),
+        json!({"model_type": "gemma3", "text_config": of("gemma3_text", gemma)}),
+        of("phi", json!({"partial_rotary_factor": 0.5})),
+        of("phi3", none.clone()),
+        json!({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 9, "vocab_size": 40}),
+        of("gpt_neox", json!({"rotary_pct": 0.5})),
+        of("deepseek_v2", latent.clone()),
+        of("deepseek_v3", {
+            let mut plain = latent;
+            plain["q_lora_rank"] = Value::Null;
+            plain
+        }),
+        of("bert", json!({"max_position_embeddings": 9})),
+        json!({"model_type": "t5", "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 40,
+            "relative_attention_num_buckets": 4, "relative_attention_max_distance": 3}),
+        json!({"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 24, "image_size": 8, "patch_size": 4, "num_labels": 5}),
+    ]
+}
+
+fn of_config(config: &Value, seq: Option<u64>) -> Result<Graph, String> {
+    let options = BuildOptions { batch: Some(2), seq, ..BuildOptions::default() };
+    build_config("config.json", config.to_string().as_bytes(), &options).map_err(|error| error.to_string())
+}
+
+#[test]
+fn every_family_builds_a_whole_step_whose_weights_are_all_trained() {
+    let configs = tiny();
+    for model_type in model_types() {
+        assert!(
+            configs.iter().any(|config| config["model_type"] == model_type),
+            "{model_type} is not tested"
+        );
+    }
+    for config in &configs {
+        let seq = (config["model_type"] != "vit").then_some(6);
+        let graph = of_config(config, seq).unwrap_or_else(|error| panic!("{config}: {error}"));
+        assert_eq!(verify(&graph), Ok(()), "{config}");
+        assert_eq!(graph.gradients.len(), graph.parameters().count(), "{config}");
+        let size = graph.step_size();
+        assert_eq!((size.samples, size.tokens), (Some(2), seq.map(|seq| 2 * seq)), "{config}");
+        assert!(is_config(config.to_string().as_bytes()), "{config}");
+    }
+    assert!(!is_config(b"{\"name\": \"a graph\"}") && !is_config(b"[1]") && !is_config(b"{"));
+}
+
+#[test]
+fn presets_take_options_of_their_own() {
+    let graph = forward("llama3-8b:seq=64,layers=2,dtype=bf16");
+    assert_eq!(graph.step_size().tokens, Some(64));
+    assert_eq!(graph.parameter_count(), 2 * 218_112_000 + 2 * 128_256 * 4096 + 4096);
+    for preset in PRESETS {
+        assert_eq!(
+            forward(&format!("{}:layers=1", preset.name)).step_size().samples,
+            Some(1),
+            "{}",
+            preset.name
+        );
+    }
+    let error = |spec: &str| build(spec, &BuildOptions::default()).unwrap_err().to_string();
+    assert!(error("vit-b16:seq=4").contains("leave seq out"), "{}", error("vit-b16:seq=4"));
+    assert!(error("lama3-8b").contains("did you mean `llama3-8b`?"), "{}", error("lama3-8b"));
+    assert!(error("gpt2:seq=2048").contains("1024 learned positions"), "{}", error("gpt2:seq=2048"));
+}
+
+/// A window hides what lies further back, and nothing else: the mask op is there in layers with a window only.
+#[test]
+fn windows_are_in_the_layers_that_have_them() {
+    let windows = |config: &Value| {
+        let graph = of_config(config, Some(6)).unwrap();
+        // Capped scores are stored, with a mask of their own.
+        let named = graph.ops.iter().filter(|node| match &node.op {
+            Op::Attention(attention) => attention.before.is_some(),
+            Op::Compare(_) => node.name.ends_with(".window"),
+            _ => false,
+        });
+        named.map(|node| node.name.clone()).collect::<Vec<_>>()
+    };
+    let config = |model_type: &str| {
+        let all = tiny();
+        all.into_iter().find(|config| config["model_type"] == model_type).unwrap()
+    };
+    assert_eq!(windows(&config("mistral")), ["blocks.0.attn.context", "blocks.1.attn.context"]);
+    assert_eq!(windows(&config("gemma2")), ["blocks.0.attn.mask.window"]);
+    assert_eq!(windows(&config("llama")), Vec::<String>::new());
+}
+
+#[test]
+fn bad_fields_are_named_with_their_values() {
+    let llama = &tiny()[0];
+    let with = |field: &str, value: Value| {
+        let mut config = llama.clone();
+        config[field] = value;
+        of_config(&config, None).unwrap_err()
+    };
+    for (field, value, part) in [
+        ("num_attention_heads", json!(3), "`num_key_value_heads`: 2 does not divide num_attention_heads = 3"),
+        (
+            "num_hidden_layers",
+            json!(1_000_000_000),
+            "`num_hidden_layers`: 1000000000 is not a whole number from 1 to 1000",
+        ),
+        ("hidden_size", json!(-16), "`hidden_size`: -16 is not a whole number"),
+        ("hidden_size", json!("wide"), "`hidden_size`: \"wide\" is not a whole number"),
+        ("vocab_size", Value::Null, "`vocab_size`: is missing"),
+        ("intermediate_size", json!(0), "`intermediate_size`: 0 is not"),
+        ("hidden_act", json!("magic"), "`hidden_act`: `magic` is no known activation"),
+        ("head_dim", json!(3), "`head_dim`: 3 numbers of a head cannot be rotated in pairs"),
+        ("rope_theta", json!(-1.0), "`rope_theta`: -1.0 is not a positive number"),
+        ("tie_word_embeddings", json!(1), "`tie_word_embeddings`: 1 is neither true nor false"),
+        ("model_type", json!("lama"), "`model_type`: `lama` is not known; did you mean `llama`?"),
+        ("model_type", json!("mamba"), "`model_type`: `mamba` is not known; "),
+        ("model_type", Value::Null, "`model_type`: is missing; known are llama, "),
+    ] {
+        let message = with(field, value);
+        assert!(message.contains(part), "{message}");
+    }
+    let mut plain = llama.clone();
+    plain.as_object_mut().unwrap().remove("head_dim");
+    plain["num_attention_heads"] = json!(6);
+    plain["num_key_value_heads"] = json!(6);
+    let message = of_config(&plain, None).unwrap_err();
+    assert!(message.contains("`num_attention_heads`: 6 does not divide hidden_size = 16"), "{message}");
+    let mut experts = tiny().swap_remove(2);
+    experts["num_experts_per_tok"] = json!(5);
+    let message = of_config(&experts, None).unwrap_err();
+    assert!(message.contains("`num_experts_per_tok`: 5 is more than num_local_experts = 4"), "{message}");
+    let message = of_config(&tiny()[17], Some(10)).unwrap_err();
+    assert!(message.contains("9 learned positions, so a sequence of 10 tokens is too long"), "{message}");
+}
