@@ -88,8 +88,9 @@ impl Strategy for Auto {
             }
         }
         candidates.run_others(control)?;
+        let proof = searched.as_ref().ok().cloned();
         let mut solution = candidates.fastest(searched, control)?;
-        candidates.polish(&mut solution, control)?;
+        candidates.polish(&mut solution, proof, control)?;
         solution.stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
         Ok(solution)
     }
@@ -219,8 +220,14 @@ impl<'a> Candidates<'_, 'a> {
         self.all.iter().find(|(own, _)| *own == name).map_or(u64::MAX, |(_, answer)| makespan(answer))
     }
 
-    /// Replaces the solution by the best of walks from it, and from the answer of `exact`, if that gains enough.
-    fn polish(&self, solution: &mut Solution<'a>, control: &Control<'_>) -> Result<(), StrategyError> {
+    /// Replaces the solution by the best of walks from it, and from the answer of `exact`, if that gains enough. `proof` is
+    /// the answer of `exact`: its bound holds again if a walk returns to the searched space.
+    fn polish(
+        &self,
+        solution: &mut Solution<'a>,
+        proof: Option<Solution<'a>>,
+        control: &Control<'_>,
+    ) -> Result<(), StrategyError> {
         let problem = self.planner.problem_if_built();
         let shortest = makespan(solution);
         let near = (shortest as f64 * (1.0 + NEAR)) as u64;
@@ -258,8 +265,10 @@ impl<'a> Candidates<'_, 'a> {
                 if solution.proved_optimal() { " (proved optimal)" } else { "" },
                 milliseconds(better.objective())
             );
-            *solution = solution.clone().with_answer_of(better, problem)?;
-            solution.notes.push(note);
+            let mut notes = std::mem::take(&mut solution.notes);
+            notes.push(note);
+            let searched = proof.unwrap_or_else(|| solution.clone());
+            *solution = Solution { notes, ..searched.with_answer_of(better, problem)? };
         }
         Ok(())
     }
