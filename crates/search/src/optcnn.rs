@@ -118,9 +118,8 @@ impl Graph {
     fn take_edge(&mut self, row: u32, column: u32) -> Arc<[i64]> {
         self.neighbours[row as usize].remove(&column);
         self.neighbours[column as usize].remove(&row);
-        let cells = self.tables[row.min(column) as usize].remove(&row.max(column));
-        debug_assert!(cells.is_some(), "neighbours have a table");
-        let cells = cells.unwrap_or_default();
+        let cells =
+            self.tables[row.min(column) as usize].remove(&row.max(column)).expect("neighbours have a table");
         if row < column { cells } else { transpose(&cells, self.choices(row)).into() }
     }
 
