@@ -8,7 +8,7 @@ import pytest
 import steps
 
 import shardwright
-from shardwright import PlanError, _trial
+from shardwright import _trial
 from shardwright.jax import _probe, parallelize, probe, profile
 
 
@@ -55,9 +55,9 @@ def test_close_candidates_run_again_and_hopeless_ones_do_not():
     assert limits[1][1] == 4.0 and limits[2][1] == 3.8
 
 
-def test_steps_with_random_keys_cannot_be_measured():
+def test_steps_with_random_keys_are_measured():
     def step(w, key):
         return w + jax.random.normal(key, w.shape)
 
-    with pytest.raises(PlanError, match="random keys"):
-        parallelize(step, np.ones((8, 8), np.float32), jax.random.key(0), machine="cpu:2", measure=True)
+    fast = parallelize(step, np.ones((8, 8), np.float32), jax.random.key(0), machine="cpu:2", measure=True)
+    assert all(0 < seconds < 60 for seconds in fast.measured.values())

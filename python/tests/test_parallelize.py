@@ -99,13 +99,6 @@ def test_every_kind_of_control_flow_is_walked():
     assert_close(parallelize(step, *args, machine="cpu:8")(*args), step(*args))
 
 
-def test_another_structure_of_arguments_is_refused():
-    step, args, _, _ = case("mlp")
-    fast = parallelize(step, *args, machine="cpu:8")
-    with pytest.raises(TypeError, match="structure"):
-        fast(args[0][:-1], *args[1:])
-
-
 def test_a_machine_with_too_many_devices_is_refused():
     step, args, _, _ = case("mlp")
     with pytest.raises(PlanError, match="64 devices, but there are 8"):

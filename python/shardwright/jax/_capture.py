@@ -1,80 +1,193 @@
 """Captures a step as a jaxpr and as StableHLO, and relates the equations of the one to the operations of the other.
 
-Each equation is traced in a name scope of its path, `#12.0.3`. JAX writes the scopes into the locations of operations.
+Each equation is traced in a name scope of its path, `#12.0.3`. JAX writes the scopes into the locations of operations. The
+arguments of the jaxpr are plain arrays: random keys are their numbers, and large constants of closures come first.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from ._walk import Path, show, walk
+from .._native import PlanError
+from . import _nnx
+from ._arguments import Call, LeafType, Structure, fold, is_key, show_type, unfold
+from ._walk import Path, Visit, large_constants, show, walk
 
 _SCOPE = re.compile(r"#([\d.]+)(?:/|$)")
+# Larger constants of closures are arguments of the program instead of a part of its text.
+_LARGEST_CONSTANT_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
 class StepCapture:
-    """A captured step."""
+    """A step, captured for arguments of one structure and of certain types."""
 
     function: Callable[..., Any]
-    jaxpr: Any
-    in_tree: Any
-    out_tree: Any
-    #: Per argument of the function: whether it is donated.
+    structure: Structure
+    #: Per leaf of the arguments.
+    types: tuple[LeafType, ...]
+    #: Per leaf of the arguments: whether it is donated.
     donated: tuple[bool, ...]
-    #: StableHLO, with locations.
-    text: str
+    #: From plain arrays to plain arrays.
+    jaxpr: Any
+    #: The tree of the results, in which leaves that are no arrays are `Static`.
+    out_tree: Any
+    #: Per leaf of the results, then per changed leaf of the modules: the random key type, if it is a key.
+    out_keys: tuple[Any, ...]
+    #: The leaves of the arguments that the step replaces: the state of NNX modules. Their new values follow the results.
+    changed: tuple[int, ...]
+    #: Large constants of closures.
+    constants: tuple[Any, ...]
+    #: StableHLO, with locations. Its arguments are the constants, then the plain leaves.
+    text: str = ""
 
     @property
-    def avals(self) -> Any:
-        """Shapes and types of the arguments."""
-        return jax.tree.unflatten(self.in_tree, [_abstract(var.aval) for var in self.jaxpr.jaxpr.invars])
+    def shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and types of the leaves of the arguments."""
+        return [_struct(kind) for kind in self.types]
 
     @property
-    def donate_argnums(self) -> tuple[int, ...]:
-        """Positions of the donated arguments."""
-        return tuple(i for i, given in enumerate(self.donated) if given)
+    def donated_leaves(self) -> tuple[int, ...]:
+        """Positions of the donated leaves."""
+        return tuple(at for at, given in enumerate(self.donated) if given)
 
-    def check(self, tree: Any) -> None:
-        """Raises `TypeError` if arguments have another structure than the captured ones."""
-        if tree != self.in_tree:
-            raise TypeError(f"planned for arguments of structure {self.in_tree}, called with {tree}")
+    def evaluate(self, leaves: Sequence[Any], constants: Sequence[Any], visit: Visit) -> list[Any]:
+        """The results for these leaves, with every equation evaluated by `visit`. Keys are keys."""
+        replaced = {id(old): new for old, new in zip(self.constants, constants, strict=True)}
+        results = walk(self.jaxpr.jaxpr, self.jaxpr.consts, list(map(_plain, leaves)), visit, constants=replaced)
+        return [_typed(x, key) for x, key in zip(results, self.out_keys, strict=True)]
 
-    def function_through(self, visit: Any) -> Callable[..., Any]:
-        """The same function, with every equation evaluated by `visit`."""
-
-        @functools.wraps(self.function)
-        def step(*args: Any) -> Any:
-            leaves, tree = jax.tree.flatten(args)
-            self.check(tree)
-            return jax.tree.unflatten(self.out_tree, walk(self.jaxpr.jaxpr, self.jaxpr.consts, leaves, visit))
-
-        return step
+    def difference(self, types: Sequence[LeafType]) -> str:
+        """The first leaf of another type, in words."""
+        for path, planned, called in zip(self.structure.paths(), self.types, types, strict=True):
+            if planned != called:
+                weak = " (weakly typed)" if called[:2] == planned[:2] else ""
+                return f"{path} is {show_type(called)}{weak}, planned as {show_type(planned)}"
+        return "the types are equal"
 
 
-def capture(function: Callable[..., Any], args: tuple[Any, ...], donate_argnums: tuple[int, ...] | None) -> StepCapture:
-    """Traces a step. Without `donate_argnums`, a jitted function keeps its own donations."""
-    if donate_argnums is None:
-        jitted = function if hasattr(function, "lower") else jax.jit(function)
-        infos = jitted.lower(*args).args_info[0]
-        donated = tuple(
-            bool(leaves) and all(leaf.donated for leaf in leaves)
-            for leaves in (jax.tree.leaves(info, is_leaf=lambda x: hasattr(x, "donated")) for info in infos)
+@dataclass(frozen=True)
+class Donations:
+    """The arguments that a step donates, by position and by name."""
+
+    argnums: frozenset[int] = frozenset()
+    argnames: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], argnums: int | Sequence[int] | None) -> Donations:
+        """Donations as given, or those of a jitted function."""
+        jitted = getattr(function, "_jit_info", None)
+        if argnums is None:
+            return cls() if jitted is None else cls(frozenset(jitted.donate_argnums), frozenset(jitted.donate_argnames))
+        return cls(frozenset({argnums} if isinstance(argnums, int) else argnums))
+
+    def leaves(self, structure: Structure) -> tuple[bool, ...]:
+        """Per leaf of a call: whether it is donated."""
+        args, kwargs = structure.arguments(range(structure.tree.num_leaves))
+        numbers = {number % len(args) for number in self.argnums if -len(args) <= number < len(args)}
+        given = [at in numbers for at, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
+        named = [name in self.argnames for name in sorted(kwargs) for _ in jax.tree.leaves(kwargs[name])]
+        return (*given, *named)
+
+
+def capture(function: Callable[..., Any], call: Call, donated: tuple[bool, ...]) -> StepCapture:
+    """Traces a step for a call."""
+    structure, types = call.structure, call.types()
+    flat = _FlatStep(function, structure, types, donated)
+    with without_mesh():
+        jaxpr = jax.make_jaxpr(flat)(*map(_plain_shape, types))
+        constants = tuple(large_constants(jaxpr, _LARGEST_CONSTANT_BYTES))
+        step = StepCapture(
+            function, structure, types, donated, jaxpr, flat.out_tree, tuple(flat.out_keys), tuple(flat.changed), constants
         )
-    else:
-        donated = tuple(i in donate_argnums for i in range(len(args)))
-    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-    in_tree, out_tree = jax.tree.structure(args), jax.tree.structure(shapes)
-    step = StepCapture(function, jaxpr, in_tree, out_tree, donated, "")
-    tagged = jax.jit(step.function_through(_tag), donate_argnums=step.donate_argnums, keep_unused=True)
-    text = tagged.lower(*jax.tree.map(_abstract, args)).as_text(debug_info=True)
-    return StepCapture(function, jaxpr, in_tree, out_tree, donated, text)
+        text = _lower(step)
+    return StepCapture(**{**step.__dict__, "text": text})
+
+
+class _FlatStep:
+    """The step from plain arrays to plain arrays. A trace leaves the structure of the results behind."""
+
+    def __init__(
+        self, function: Callable[..., Any], structure: Structure, types: tuple[LeafType, ...], donated: tuple[bool, ...]
+    ) -> None:
+        self.function, self.structure, self.types, self.donated = function, structure, types, donated
+        self.out_tree: Any = None
+        self.out_keys: list[Any] = []
+        self.changed: list[int] = []
+
+    def __call__(self, *plain: Any) -> list[Any]:
+        leaves = [_typed(x, kind[1] if _is_key_type(kind[1]) else None) for x, kind in zip(plain, self.types, strict=True)]
+        args, kwargs = map(unfold, self.structure.arguments(leaves))
+        modules = self.structure.modules
+        objects: dict[str, Any] = {}
+        if modules is not None:
+            args, kwargs, objects = modules.merge(args, kwargs)
+        result = self.function(*args, **kwargs)
+        if _nnx.contains(result):
+            raise PlanError("the step returns an NNX module; return its state (`nnx.state(model)`) or change it in place")
+        found, self.out_tree = jax.tree.flatten(fold(result))
+        if modules is not None:
+            found += self._changes(leaves, modules.states_of(objects))
+        found = [jnp.asarray(x) if not hasattr(x, "dtype") else x for x in found]
+        self.out_keys = [x.dtype if is_key(x) else None for x in found]
+        return [_plain(x) for x in found]
+
+    def _changes(self, leaves: list[Any], after: list[Any]) -> list[Any]:
+        """The leaves that the step changed, or that are donated and must come back."""
+        args, kwargs = self.structure.arguments(range(len(leaves)))
+        modules = self.structure.modules
+        assert modules is not None
+        places = jax.tree.leaves(([args[at] for at in modules.positions], {name: kwargs[name] for name in modules.names}))
+        pairs = list(zip(places, after, strict=True))
+        for at, x in pairs:
+            if jnp.shape(x) != self.types[at][0] or x.dtype != self.types[at][1]:
+                path, kind = self.structure.paths()[at], show_type(self.types[at])
+                raise PlanError(f"the step changes {path} from {kind} to {x.dtype}{list(jnp.shape(x))}; keep its type")
+        changed = [(at, x) for at, x in pairs if x is not leaves[at] or self.donated[at]]
+        self.changed = [at for at, _ in changed]
+        return [x for _, x in changed]
+
+
+def _lower(step: StepCapture) -> str:
+    """The StableHLO text of a step. Arguments have the names that the user gave them."""
+
+    def tagged(closure: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        replaced = {id(old): new for old, new in zip(step.constants, closure, strict=True)}
+        return walk(step.jaxpr.jaxpr, step.jaxpr.consts, jax.tree.leaves((args, kwargs)), _tag, constants=replaced)
+
+    tagged.__name__ = getattr(step.function, "__name__", "step")
+    signature = _signature(step.function)
+    if signature is not None:
+        tagged.__signature__ = signature  # type: ignore[attr-defined]
+    args, kwargs = step.structure.arguments([_plain_shape(kind) for kind in step.types])
+    given, given_named = step.structure.arguments(step.donated)
+    closure = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in step.constants]
+    jitted = jax.jit(
+        tagged,
+        keep_unused=True,
+        donate_argnums=tuple(at + 1 for at, flags in enumerate(given) if any(jax.tree.leaves(flags))),
+        donate_argnames=tuple(name for name, flags in given_named.items() if any(jax.tree.leaves(flags))),
+    )
+    return str(jitted.lower(closure, *args, **kwargs).as_text(debug_info=True))
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a function after one more parameter, the constants of its closures."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    closure = inspect.Parameter("shardwright_closure", inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[closure, *signature.parameters.values()])
 
 
 def path_of(name: str | None) -> str | None:
@@ -93,6 +206,33 @@ def _tag(eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], 
         return bind(operands)
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    aval: Any = leaf if isinstance(leaf, jax.core.AbstractValue) else jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+def without_mesh() -> Any:
+    """A context in which no mesh of the user's is current: the plan's mesh replaces it."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def _is_key_type(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _plain(x: Any) -> Any:
+    return jax.random.key_data(x) if is_key(x) else x
+
+
+def _typed(x: Any, key: Any) -> Any:
+    return x if key is None else jax.random.wrap_key_data(x, impl=key._impl.name)
+
+
+def _struct(kind: LeafType) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(kind[0], kind[1], weak_type=kind[2])
+
+
+@functools.cache
+def _key_shape(dtype: Any) -> tuple[int, ...]:
+    return tuple(dtype._impl.key_shape)
+
+
+def _plain_shape(kind: LeafType) -> jax.ShapeDtypeStruct:
+    if _is_key_type(kind[1]):
+        return jax.ShapeDtypeStruct((*kind[0], *_key_shape(kind[1])), np.uint32)
+    return _struct(kind)

@@ -8,25 +8,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._native import PlanError
 from ._probe import median_seconds
+from ._sharded_step import ShardedStep
 
 
-def seconds_of(step: Any, hopeless: float) -> float:
+def seconds_of(step: ShardedStep, hopeless: float) -> float:
     """Median seconds of a step on zeros, agreed by all processes. A step slower than `hopeless` runs once."""
     return _agreed(_median_seconds(step, hopeless))
 
 
-def _median_seconds(step: Any, hopeless: float) -> float:
-    shapes = step.shapes
-    if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(shapes)):
-        raise PlanError("a step with random keys as arguments cannot be measured: create the keys inside, from an integer")
-    zeros = jax.tree_util.Partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    fresh = jax.jit(zeros, out_shardings=step.in_shardings)
-    kept = fresh()
+def _median_seconds(step: ShardedStep, hopeless: float) -> float:
+    kept = [_zeros(shape, sharding) for shape, sharding in zip(step.step.shapes, step.leaf_shardings, strict=True)]
     # Donated arguments would have to be created again for each run, and their creation would be timed.
-    step = step.without_donation()
-    return median_seconds(lambda: step(*kept), hopeless=hopeless)
+    run = step.without_donation()
+    return median_seconds(lambda: run(*kept), hopeless=hopeless)
+
+
+def _zeros(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
+    if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        impl: Any = shape.dtype
+        data = jnp.zeros((*shape.shape, *impl._impl.key_shape), jnp.uint32)
+        return jax.device_put(jax.random.wrap_key_data(data, impl=impl._impl.name), sharding)
+    return jax.jit(lambda: jnp.zeros(shape.shape, shape.dtype), out_shardings=sharding)()
 
 
 def _agreed(seconds: float) -> float:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from ._hlo import Collective, collectives, predicted
 from ._parallelize import Parallelized
 
@@ -79,21 +77,19 @@ class Verification:
         return self.table()
 
 
-def verify_plan(step: Parallelized, *args: Any) -> Verification:
+def verify_plan(step: Parallelized, *args: Any, **kwargs: Any) -> Verification:
     """Compiles a sharded step and compares its collectives and its memory with the plan's.
 
-    `args` are arguments of the step, or their shapes. For comparison, the step is also compiled with the shardings of its
+    `args` are arguments of the step, or their shapes; without any, those that were planned first. For comparison, the step is also compiled with the shardings of its
     arguments only, from which XLA's propagation (Shardy) derives the others.
     """
-    compiled = step.lower(*args).compile()
-    alone = jax.jit(
-        step.function, in_shardings=step.in_shardings, donate_argnums=step.donate_argnums, keep_unused=True
-    )
-    propagated = alone.lower(*args).compile()
+    sharded = step.first if not args and not kwargs else step.sharded(*args, **kwargs)
+    compiled = sharded.lower().compile()
+    propagated = sharded.lower_propagated().compile()
     lists = [
-        predicted(step.plan._native.collectives()),
-        collectives(compiled.as_text() or "", step.mesh.shape),
-        collectives(propagated.as_text() or "", step.mesh.shape),
+        predicted(sharded.plan._native.collectives()),
+        collectives(compiled.as_text() or "", sharded.mesh.shape),
+        collectives(propagated.as_text() or "", sharded.mesh.shape),
     ]
     sources: dict[Key, set[str]] = {}
     for entry in (entry for entries in lists for entry in entries):
@@ -102,22 +98,11 @@ def verify_plan(step: Parallelized, *args: Any) -> Verification:
         predicted=_count(lists[0]),
         compiled=_count(lists[1]),
         propagated=_count(lists[2]),
-        predicted_peak_bytes=step.plan._native.xla_memory(_donated(step)),
+        predicted_peak_bytes=sharded.predicted_bytes(),
         compiled_peak_bytes=_peak(compiled),
         propagated_peak_bytes=_peak(propagated),
         sources=sources,
     )
-
-
-def _donated(step: Parallelized) -> list[int]:
-    """Positions of donated arguments among the flattened arguments."""
-    positions: list[int] = []
-    at = 0
-    for i, arg in enumerate(step.shapes):
-        leaves = len(jax.tree.leaves(arg))
-        positions += range(at, at + leaves) if i in step.donate_argnums else []
-        at += leaves
-    return positions
 
 
 def _count(entries: Iterable[Collective]) -> Counter[Key]:

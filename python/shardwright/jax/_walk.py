@@ -1,15 +1,16 @@
 """Evaluates a jaxpr equation by equation, so that every value can get a constraint.
 
-Calls are inlined. Loops, branches and checkpoints are kept, and their bodies are walked too. The path of an equation is its
+Calls are inlined. Loops, branches, checkpoints and functions with derivative rules are kept, and their bodies are walked too. The path of an equation is its
 position in the function, then in the call or loop body, and so on: `12.0.3`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 Path = tuple[int, ...]
@@ -22,9 +23,6 @@ _INLINED = {
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 # Primitives that keep their bodies, and the parameters that hold them.
 _KEPT = {
@@ -33,6 +31,9 @@ _KEPT = {
     "cond": ("branches",),
     "checkpoint": ("jaxpr",),
     "remat2": ("jaxpr",),
+    "custom_jvp_call": ("call_jaxpr",),
+    "custom_vjp_call": ("call_jaxpr",),
+    "custom_vjp_call_jaxpr": ("fun_jaxpr",),
 }
 
 
@@ -45,9 +46,17 @@ def show(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], visit: Visit, path: Path = ()) -> list[Any]:
-    """Evaluates a jaxpr, each equation by `visit`."""
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+def walk(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    visit: Visit,
+    path: Path = (),
+    constants: Mapping[int, Any] | None = None,
+) -> list[Any]:
+    """Evaluates a jaxpr, each equation by `visit`. Constants are replaced by those of `constants`, by their ids."""
+    replaced = constants or {}
+    env: dict[Any, Any] = {var: replaced.get(id(x), x) for var, x in zip(jaxpr.constvars, consts, strict=True)}
     env.update(zip(jaxpr.invars, args, strict=True))
 
     def read(atom: Any) -> Any:
@@ -59,11 +68,25 @@ def walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], visit: Visit, p
         body = _INLINED.get(eqn.primitive.name)
         if body is not None and body in eqn.params:
             inner, inner_consts = _parts(eqn.params[body])
-            results = walk(inner, inner_consts, operands, visit, here)
+            results = walk(inner, inner_consts, operands, visit, here, replaced)
         else:
             results = visit(eqn, here, operands, _binding(eqn, visit, here))
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def large_constants(jaxpr: Any, least_bytes: int) -> list[Any]:
+    """The constants of a jaxpr and of the calls in it that have at least so many bytes, each once."""
+    found: dict[int, Any] = {}
+    body, consts = _parts(jaxpr)
+    for x in consts:
+        if getattr(x, "nbytes", 0) >= least_bytes and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            found[id(x)] = x
+    for eqn in body.eqns:
+        inner = _INLINED.get(eqn.primitive.name)
+        if inner is not None and inner in eqn.params:
+            found |= {id(x): x for x in large_constants(eqn.params[inner], least_bytes)}
+    return list(found.values())
 
 
 def _binding(eqn: Any, visit: Visit, path: Path) -> Callable[[list[Any]], list[Any]]:
