@@ -25,7 +25,9 @@ impl LoweredPlan {
 
     /// Lowers a plan with other options.
     pub fn with(opened: OpenedPlan, options: LowerOptions) -> anyhow::Result<Self> {
-        let program = lower_with(&opened.inputs.graph, &opened.resharder(), &opened.assignment, options)?;
+        // Engine and simulator go through the instructions of all micro-batches.
+        let program =
+            lower_with(&opened.inputs.graph, &opened.resharder(), &opened.assignment, options)?.unrolled();
         Ok(Self { opened, program, sharing: options.sharing })
     }
 

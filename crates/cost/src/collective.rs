@@ -277,6 +277,12 @@ impl Traffic {
         self.axes[axis.index()] = self.axes[axis.index()].saturating_add(bytes);
     }
 
+    /// The traffic of this many repetitions.
+    pub fn times(mut self, count: u32) -> Self {
+        self.axes.iter_mut().for_each(|bytes| *bytes = bytes.saturating_mul(u64::from(count)));
+        self
+    }
+
     /// Adds another traffic.
     pub fn merge(&mut self, other: &Traffic) {
         for (mine, theirs) in self.axes.iter_mut().zip(&other.axes) {

@@ -1,7 +1,8 @@
 //! Lifetimes of tensors in the graph's order.
 //!
 //! Time is the position in the graph's schedule. Weights, optimizer state, constants and data live for the whole step;
-//! the result of an op lives from the op to its last reader. An updated weight replaces the old one in place, as
+//! the result of an op lives from the op to its last reader. In micro-batches, a result that the body reads lives to the
+//! body's end, and a sum over micro-batches from the body's start. An updated weight replaces the old one in place, as
 //! optimizers do. A view (say, a reshape) lives in the memory of its source tensor.
 
 use shardwright_graph::{Graph, OpId, TensorId};
@@ -31,6 +32,18 @@ impl Lifetimes {
         }
         for t in &graph.outputs {
             intervals[t.index()].end = steps;
+        }
+        // The body of a step in micro-batches runs again and again: it finds tensors from before it, and adds to sums.
+        let body = graph.body();
+        let (first, end) = (body.start as u32, body.end as u32);
+        for (t, interval) in graph.tensors.iter().zip(&mut intervals) {
+            let Some(producer) = t.producer.filter(|_| !body.is_empty()) else { continue };
+            if producer.0 < first && interval.end > first {
+                interval.end = interval.end.max(end);
+            }
+            if graph.node(producer).op.operator().accumulates() {
+                interval.start = first;
+            }
         }
         // A view extends the lifetime of its source. The last view comes first, so that chains of views add up.
         for node in graph.ops.iter().rev().filter(|n| n.op.operator().is_view()) {

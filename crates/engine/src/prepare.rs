@@ -41,6 +41,8 @@ pub struct Task {
     pub replaces: SmallVec<[Option<u32>; 2]>,
     /// Most bytes of the kernel's scratch memory.
     pub workspace: u64,
+    /// The micro-batch that it belongs to.
+    pub micro_batch: u32,
 }
 
 impl Task {
@@ -50,7 +52,7 @@ impl Task {
         reads: SmallVec<[u32; 4]>,
         writes: SmallVec<[u32; 2]>,
     ) -> Self {
-        Self { instruction, job, reads, writes, replaces: SmallVec::new(), workspace: 0 }
+        Self { instruction, job, reads, writes, replaces: SmallVec::new(), workspace: 0, micro_batch: 0 }
     }
 
     /// The operand whose buffer a result uses; none where it has its own.
@@ -80,7 +82,7 @@ pub struct InitialBlock {
     pub value: u32,
     /// The tensor of the graph.
     pub tensor: TensorId,
-    /// The device's block of that tensor.
+    /// The device's block of that tensor, as it is with the samples of all micro-batches.
     pub block: Block,
 }
 
@@ -195,7 +197,8 @@ impl TaskGraph {
                 held.map(|write| in_place.get(write).and_then(|&old| local.number(old))).collect();
             let replaces = if replaces.contains(&None) { SmallVec::new() } else { replaces };
             let workspace = program.workspace_bytes(id, DeviceId(device as u32));
-            local.push(Task { replaces, workspace, ..Task::new(id, job, reads, writes) });
+            let micro_batch = program.micro_batch_of(id);
+            local.push(Task { replaces, workspace, micro_batch, ..Task::new(id, job, reads, writes) });
         }
         Ok(())
     }
@@ -332,7 +335,7 @@ fn declare(program: &ParallelGraph, device: DeviceId, replaced: &[bool]) -> Devi
         local.numbers.push(number);
     }
     for source in &program.sources {
-        let block = program.value(source.value).block(&program.mesh, device);
+        let block = source.block(program, device);
         if let (Some(value), Some(block)) = (local.number(source.value), block) {
             local.sources.push(InitialBlock { value, tensor: source.tensor, block });
         }

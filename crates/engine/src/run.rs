@@ -242,7 +242,7 @@ impl InitialBlocks {
             while let Some(((source, _), cell)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let value = match options.given(source.tensor) {
                     Some(whole) => whole.block(&source.block),
-                    None => initial_block(options.seed, graph.tensor(source.tensor), &source.block),
+                    None => initial_block(options.seed, &graph.whole_tensor(source.tensor), &source.block),
                 };
                 let mut buffer = Buffer::zeroed(value.ty().bytes() as usize);
                 buffer.write(&value);

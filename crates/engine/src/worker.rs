@@ -343,6 +343,7 @@ impl<'a> Worker<'a> {
         let Job::Compute(op) = &task.job else { return Ok(()) };
         let before = Instant::now();
         let own_step = std::mem::replace(&mut self.context.step, ready.step);
+        self.context.micro_batch = u64::from(task.micro_batch);
         let made = run(op, task, program, &ready.reads, &mut self.pool, &mut self.context);
         self.context.scratch.clear();
         self.context.step = own_step;
@@ -456,6 +457,7 @@ impl<'a> Worker<'a> {
         let before = Instant::now();
         let made: SmallVec<[Arc<Buffer>; 2]> = match &task.job {
             Job::Compute(op) => {
+                self.context.micro_batch = u64::from(task.micro_batch);
                 let made = match self.update(op, task) {
                     Ok(None) => {
                         let reads = task.reads.iter().filter_map(|&v| self.values[v as usize].clone());

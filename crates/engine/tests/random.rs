@@ -8,12 +8,13 @@ use random_plans::{Random, configs};
 use shardwright_assist::PlannedTask;
 use shardwright_cost::Resharder;
 use shardwright_engine::{Options, PlannedSchedule, run};
-use shardwright_graph::Optimizer;
+use shardwright_graph::{Optimizer, micro_batch_counts, microbatch};
 use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::builtin;
 use shardwright_runtime::Reference;
-use shardwright_space::{Assignment, AxisUse};
+use shardwright_space::{Assignment, AxisUse, OpShapes};
 use shardwright_zoo::{BuildOptions, build};
+use std::num::NonZeroU32;
 
 const OPTIONS: Options<'static> =
     Options { given: &[], seed: 11, steps: 8, trace: false, finals: true, slow: &[], assist: None };
@@ -37,17 +38,23 @@ fn random_configs_give_the_reference_executors_bits() {
     let (mut pinned, mut moved) = (0, 0);
     for (m, model) in models.iter().enumerate() {
         let options = BuildOptions { optimizer: Optimizer::adam(0.01), ..BuildOptions::default() };
-        let graph = build(model, &options).unwrap();
+        let whole = build(model, &options).unwrap();
         for (c, devices) in [2, 4, 6, 8].into_iter().enumerate() {
             let machine = builtin(&format!("flat:{devices}")).unwrap();
             let resharder = Resharder::new(&machine, machine.mesh());
             for case in 0..4 {
                 let mut random = Random((m * 100 + c * 10 + case) as u64 * 1_000_003);
+                let counts = micro_batch_counts(&whole).unwrap();
+                let count = NonZeroU32::new(counts[random.below(counts.len())]).unwrap();
+                let graph = microbatch(&whole, count).unwrap().graph;
                 let configs = configs(&graph, machine.mesh(), &mut random, case % 2 == 0, case / 2 == 0);
                 pinned +=
                     configs.iter().filter(|c| c.uses().iter().any(|u| matches!(u, AxisUse::Pin(_)))).count();
-                let program = lower(&graph, &resharder, &Assignment::new(configs)).unwrap();
-                let what = format!("{model} on {devices}, case {case}");
+                let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(&graph, op)).collect();
+                let assignment = Assignment::of(&graph, configs);
+                let assignment = assignment.without_impossible_sums(&graph, &shapes, machine.mesh());
+                let program = lower(&graph, &resharder, &assignment).unwrap().unrolled();
+                let what = format!("{model} on {devices} in {count} micro-batches, case {case}");
                 let guide = guide(&program);
                 let assisted = Options { slow: &[(1, 30.0)], assist: Some(&guide), ..OPTIONS };
                 let outcomes = [OPTIONS, assisted]

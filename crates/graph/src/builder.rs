@@ -191,7 +191,8 @@ impl GraphBuilder {
             let name = if count == 1 { name.clone() } else { self.numbered_output(&name, i) };
             outputs.push(self.push_tensor(Tensor { name, ty, role, producer: Some(id), init: None }));
         }
-        self.graph.ops.push(Node { name, op, inputs: inputs.into(), outputs: outputs.clone(), layer, phase });
+        let (inputs, made) = (inputs.into(), outputs.clone());
+        self.graph.ops.push(Node { name, op, inputs, outputs: made, layer, phase, repeated: false });
         Ok(outputs)
     }
 

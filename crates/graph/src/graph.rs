@@ -8,6 +8,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::{num::NonZeroU32, ops::Range};
 
 /// The role of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -83,6 +84,8 @@ pub struct Node {
     pub layer: LayerId,
     /// Which part of the step it is.
     pub phase: Phase,
+    /// Whether it runs once per micro-batch; other ops run once per step. Always false in a step of one micro-batch.
+    pub repeated: bool,
 }
 
 /// A forward op together with the backward and update ops that came from it.
@@ -112,8 +115,17 @@ pub struct WeightGradient {
     pub gradient: TensorId,
 }
 
+/// Data of which each micro-batch reads its own slice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SlicedTensor {
+    /// The tensor; its type is that of one slice.
+    pub tensor: TensorId,
+    /// The dimension that slices are cut along.
+    pub dim: u8,
+}
+
 /// A training step (or a forward pass) as a dataflow graph. Ops are stored in topological order.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Graph {
     /// The model's name.
     pub name: String,
@@ -132,6 +144,27 @@ pub struct Graph {
     /// Whether it will run op by op, forwards and backwards, each op on its blocks alone, as PyTorch does with DTensor.
     /// Then windows do not reach beyond blocks, and a gradient that an op passes on has that op's layout.
     pub op_by_op: bool,
+    /// Equal passes over parts of the batch before one update. One: no op is [repeated](Node::repeated).
+    pub micro_batches: NonZeroU32,
+    /// Data of which each micro-batch reads its own slice; all other sources are the same for all micro-batches.
+    pub sliced: Vec<SlicedTensor>,
+}
+
+impl Default for Graph {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            tensors: Vec::new(),
+            ops: Vec::new(),
+            layers: Vec::new(),
+            outputs: Vec::new(),
+            gradients: Vec::new(),
+            carries: Vec::new(),
+            op_by_op: false,
+            micro_batches: NonZeroU32::MIN,
+            sliced: Vec::new(),
+        }
+    }
 }
 
 /// The readers of each tensor: a flat index, built once per pass.
@@ -169,6 +202,34 @@ impl Graph {
         (0..self.tensors.len()).map(TensorId::new)
     }
 
+    /// How often an op runs in a step.
+    pub fn runs(&self, id: OpId) -> u32 {
+        if self.node(id).repeated { self.micro_batches.get() } else { 1 }
+    }
+
+    /// The ops that run once per micro-batch; they are neighbours.
+    pub fn body(&self) -> Range<usize> {
+        let start = self.ops.iter().position(|node| node.repeated).unwrap_or(0);
+        let length = self.ops[start..].iter().take_while(|node| node.repeated).count();
+        start..start + length
+    }
+
+    /// The dimension that a tensor's slices are cut along, if each micro-batch reads its own.
+    pub fn sliced_dim(&self, tensor: TensorId) -> Option<usize> {
+        self.sliced.iter().find(|slice| slice.tensor == tensor).map(|slice| usize::from(slice.dim))
+    }
+
+    /// The tensor with the data of the whole step: that of all slices, one after the other.
+    pub fn whole_tensor(&self, id: TensorId) -> Tensor {
+        let mut whole = self.tensor(id).clone();
+        if let Some(dim) = self.sliced_dim(id) {
+            let sizes = whole.ty.shape.iter().enumerate();
+            let times = |d: usize| if d == dim { u64::from(self.micro_batches.get()) } else { 1 };
+            whole.ty.shape = sizes.map(|(d, &size)| size.saturating_mul(times(d))).collect();
+        }
+        whole
+    }
+
     /// Types of an op's inputs.
     pub fn input_types(&self, id: OpId) -> SmallVec<[TensorType; 4]> {
         self.node(id).inputs.iter().map(|&t| self.tensor(t).ty.clone()).collect()
@@ -201,7 +262,8 @@ impl Graph {
 
     /// Floating-point operations of the whole graph.
     pub fn total_flops(&self) -> u64 {
-        self.op_ids().fold(0u64, |n, id| n.saturating_add(self.flops(id)))
+        let flops = |id| self.flops(id).saturating_mul(u64::from(self.runs(id)));
+        self.op_ids().fold(0u64, |n, id| n.saturating_add(flops(id)))
     }
 
     /// The trained weights before the step.

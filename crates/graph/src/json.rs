@@ -15,13 +15,15 @@
 //!
 //! Tensors, ops and layers are named by their position; a layer is written as its forward op, a gradient as
 //! `[weight, gradient]`, a carry as `[old, new]`; `"op_by_op":true` is written where it is so ([`Graph::op_by_op`]).
+//! A step of several micro-batches has `"micro_batches"`, `"sliced"` with `[tensor, dimension]` for data that micro-batches slice, and
+//! `"repeated":true` at every op that runs once per micro-batch.
 //! The same graph always gives the same bytes.
 //!
 //! Reading trusts nothing: the memory that it takes is bounded by the length of the text, counts are
 //! limited, unknown fields, kinds and versions are refused, and the graph is [verified](crate::verify).
 
 use crate::{
-    graph::{Carry, Graph, Init, Layer, Node, Phase, Role, Tensor, WeightGradient},
+    graph::{Carry, Graph, Init, Layer, Node, Phase, Role, SlicedTensor, Tensor, WeightGradient},
     ids::{LayerId, OpId, TensorId},
     ops::Op,
     types::TensorType,
@@ -33,7 +35,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
-use std::{borrow::Cow, fmt, io, marker::PhantomData};
+use std::{borrow::Cow, fmt, io, marker::PhantomData, num::NonZeroU32};
 
 /// The required value of the field `format`.
 pub const FORMAT: &str = "shardwright-graph";
@@ -115,6 +117,8 @@ struct NodeOut<'a> {
     outputs: &'a [TensorId],
     layer: LayerId,
     phase: Phase,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    repeated: bool,
 }
 
 #[derive(Deserialize)]
@@ -128,6 +132,8 @@ struct NodeIn<'a> {
     outputs: SmallVec<[TensorId; 2]>,
     layer: LayerId,
     phase: Phase,
+    #[serde(default)]
+    repeated: bool,
 }
 
 /// The fields that identify the format; all others are read later.
@@ -157,6 +163,18 @@ struct GraphForm<'a> {
     carries: Items<(TensorId, TensorId)>,
     #[serde(default)]
     op_by_op: bool,
+    #[serde(default = "one")]
+    micro_batches: NonZeroU32,
+    #[serde(default = "none")]
+    sliced: Items<(TensorId, u8)>,
+}
+
+fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
+}
+
+fn none<T>() -> Items<T> {
+    Items(Vec::new())
 }
 
 /// A list of limited length, whose errors name the item.
@@ -216,6 +234,7 @@ impl Graph {
             outputs: &n.outputs,
             layer: n.layer,
             phase: n.phase,
+            repeated: n.repeated,
         });
         write_list(to, "ops", "\n", ops)?;
         write_list(to, "layers", "", self.layers.iter().map(|l| l.forward))?;
@@ -224,6 +243,10 @@ impl Graph {
         write_list(to, "carries", "", self.carries.iter().map(|c| (c.old, c.new)))?;
         if self.op_by_op {
             to.write_all(b",\n\"op_by_op\":true")?;
+        }
+        if self.micro_batches > NonZeroU32::MIN {
+            write!(to, ",\n\"micro_batches\":{}", self.micro_batches)?;
+            write_list(to, "sliced", "", self.sliced.iter().map(|s| (s.tensor, s.dim)))?;
         }
         to.write_all(b"}\n")
     }
@@ -283,7 +306,8 @@ fn assemble(form: GraphForm<'_>) -> Result<Graph, ReadError> {
             }
         }
         let name = n.name.into_owned();
-        ops.push(Node { name, op, inputs: n.inputs, outputs: n.outputs, layer: n.layer, phase: n.phase });
+        let (layer, phase, repeated) = (n.layer, n.phase, n.repeated);
+        ops.push(Node { name, op, inputs: n.inputs, outputs: n.outputs, layer, phase, repeated });
     }
     let layer = |forward: OpId| {
         // A dangling id is reported by the verifier.
@@ -300,6 +324,8 @@ fn assemble(form: GraphForm<'_>) -> Result<Graph, ReadError> {
         gradients: form.gradients.0.into_iter().map(gradient).collect(),
         carries: form.carries.0.into_iter().map(|(old, new)| Carry { old, new }).collect(),
         op_by_op: form.op_by_op,
+        micro_batches: form.micro_batches,
+        sliced: form.sliced.0.into_iter().map(|(tensor, dim)| SlicedTensor { tensor, dim }).collect(),
         ops,
     })
 }

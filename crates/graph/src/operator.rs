@@ -108,6 +108,16 @@ pub trait Operator {
         false
     }
 
+    /// Whether the result is the sum of the operand over all micro-batches of a step.
+    fn accumulates(&self) -> bool {
+        false
+    }
+
+    /// Whether results depend on random numbers, which differ by step, micro-batch and position.
+    fn is_random(&self) -> bool {
+        false
+    }
+
     /// The op that computes `region` from the region's local blocks. Ops whose attributes do not depend on sizes or
     /// positions return a copy of themselves.
     fn localize(&self, region: &Region<'_>) -> Op;

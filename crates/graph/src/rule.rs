@@ -135,12 +135,14 @@ pub struct TensorMap {
     pub dims: SmallVec<[DimMap; 4]>,
     /// For results: how partial results are reduced.
     pub reduction: Reduction,
+    /// For operands: an axis that splits this factor leaves the operand a partial sum.
+    pub partial: Option<FactorIndex>,
 }
 
 impl TensorMap {
     /// A map whose partial results are added up.
     pub fn new(dims: impl IntoIterator<Item = DimMap>) -> Self {
-        Self { dims: dims.into_iter().collect(), reduction: Reduction::Sum }
+        Self { dims: dims.into_iter().collect(), reduction: Reduction::Sum, partial: None }
     }
 
     /// A map whose dimensions each run over one factor.
@@ -320,6 +322,12 @@ impl Rule {
         let results = self.outputs.iter().zip(outputs).map(|p| (p, true));
         for ((map, ty), is_output) in self.inputs.iter().zip(inputs).map(|p| (p, false)).chain(results) {
             self.check_tensor(map, ty, is_output)?;
+            if let Some(f) = map.partial {
+                let known = usize::from(f) < self.factors.len();
+                if !known || is_output || map.has(f) || self.outputs.iter().any(|o| o.has(f)) {
+                    return Err(format!("{ty}: partial sums need a factor of their own"));
+                }
+            }
         }
         Ok(())
     }
@@ -379,7 +387,8 @@ impl Rule {
 }
 
 /// Shardy's notation: `([m, k], [k, n])->([m, n]) {m=8, k=16, n=8} reduction={k}`; a window is written
-/// `h>3*1-1` (reads 3 positions, stride 1, from position -1; `<` looks backwards), `_` is opaque.
+/// `h>3*1-1` (reads 3 positions, stride 1, from position -1; `<` looks backwards), `_` is opaque. `[d0]+t` is an operand that
+/// is a partial sum along axes that split `t`.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (maps, arrow) in [(&self.inputs[..], ")->("), (&self.outputs[..], ")")] {
@@ -393,6 +402,9 @@ impl fmt::Display for Rule {
                 self.fmt_map(map, f)?;
                 if map.reduction == Reduction::Max {
                     f.write_str("max")?;
+                }
+                if let Some(factor) = map.partial {
+                    write!(f, "+{}", self.factors[factor as usize].name)?;
                 }
             }
             f.write_str(arrow)?;

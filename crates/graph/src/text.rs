@@ -12,12 +12,13 @@
 //! ```
 //!
 //! An op's line gives its results, kind, operands, attributes as JSON, layer (`@` and the name of its forward
-//! op) and phase. The op's name is that of its first result unless `as NAME` follows, and a result's
+//! op), phase, and `repeated` where it runs once per micro-batch. Steps of several micro-batches have a line `micro_batches 4`
+//! and, for data that micro-batches slice along dimension 0, `sliced %0 0`. The op's name is that of its first result unless `as NAME` follows, and a result's
 //! role follows from the phase unless it is written after the type. Names that are not plain words are
 //! quoted as JSON strings. Files are kept as [JSON](crate::json); this form holds the same.
 
 use crate::{
-    graph::{Carry, Graph, Init, Layer, Node, Phase, Role, Tensor, WeightGradient},
+    graph::{Carry, Graph, Init, Layer, Node, Phase, Role, SlicedTensor, Tensor, WeightGradient},
     ids::{LayerId, OpId, TensorId},
     json::{MAX_COUNT, read_op},
     ops::Op,
@@ -26,7 +27,7 @@ use crate::{
 };
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
-use std::{collections::HashMap, fmt, str::FromStr};
+use std::{collections::HashMap, fmt, num::NonZeroU32, str::FromStr};
 
 /// Why a text is not a graph.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -120,6 +121,9 @@ impl fmt::Display for Graph {
         if self.op_by_op {
             writeln!(f, "op_by_op")?;
         }
+        if self.micro_batches > NonZeroU32::MIN {
+            writeln!(f, "micro_batches {}", self.micro_batches)?;
+        }
         let mut sources = self.tensor_ids().filter(|&t| self.tensor(t).producer.is_none()).peekable();
         for node in &self.ops {
             // Sources come just before the op whose results follow them, as they were built.
@@ -132,7 +136,8 @@ impl fmt::Display for Graph {
         sources.try_for_each(|source| self.fmt_source(f, source))?;
         self.outputs.iter().try_for_each(|t| writeln!(f, "output {t}"))?;
         self.gradients.iter().try_for_each(|g| writeln!(f, "gradient {} {}", g.parameter, g.gradient))?;
-        self.carries.iter().try_for_each(|c| writeln!(f, "carry {} {}", c.old, c.new))
+        self.carries.iter().try_for_each(|c| writeln!(f, "carry {} {}", c.old, c.new))?;
+        self.sliced.iter().try_for_each(|s| writeln!(f, "sliced {} {}", s.tensor, s.dim))
     }
 }
 
@@ -171,10 +176,11 @@ impl Graph {
         }
         write!(f, " @{}", Name(&self.layers[node.layer.index()].name))?;
         f.write_str(match node.phase {
-            Phase::Forward => "\n",
-            Phase::Backward => " backward\n",
-            Phase::Update => " update\n",
-        })
+            Phase::Forward => "",
+            Phase::Backward => " backward",
+            Phase::Update => " update",
+        })?;
+        f.write_str(if node.repeated { " repeated\n" } else { "\n" })
     }
 }
 
@@ -262,6 +268,16 @@ impl<'a> Line<'a> {
         id.map(TensorId).or_else(|_| {
             self.at = start;
             self.fail("expected the number of a tensor")
+        })
+    }
+
+    fn number<N: FromStr>(&mut self) -> ReadResult<N> {
+        self.skip_spaces();
+        let start = self.at;
+        let digits = self.rest().len() - self.rest().trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        self.take(digits).parse().or_else(|_| {
+            self.at = start;
+            self.fail("expected a number")
         })
     }
 
@@ -360,6 +376,11 @@ impl Reader {
                 let (parameter, gradient) = (line.tensor_id()?, line.tensor_id()?);
                 self.graph.gradients.push(WeightGradient { parameter, gradient });
             }
+            "micro_batches" => self.graph.micro_batches = line.number()?,
+            "sliced" => {
+                let (tensor, dim) = (line.tensor_id()?, line.number()?);
+                self.graph.sliced.push(SlicedTensor { tensor, dim });
+            }
             "carry" => {
                 let (old, new) = (line.tensor_id()?, line.tensor_id()?);
                 self.graph.carries.push(Carry { old, new });
@@ -424,6 +445,10 @@ impl Reader {
         let start = line.at;
         let phase = match line.word() {
             "" => Phase::Forward,
+            "repeated" => {
+                line.at = start;
+                Phase::Forward
+            }
             "backward" => Phase::Backward,
             "update" => Phase::Update,
             other => {
@@ -431,13 +456,14 @@ impl Reader {
                 return line.fail(format!("`{other}` is not a phase: `backward`, `update` or nothing"));
             }
         };
+        let repeated = line.eat("repeated");
         let id = OpId::new(self.drafts.len());
         let outputs = results.iter().map(|(t, ..)| *t).collect();
         for (t, tensor, role) in results {
             let role = role.unwrap_or(usual_role(phase));
             self.tensors.push((t, Tensor { role, producer: Some(id), ..tensor }, line.number));
         }
-        let node = Node { name, op, inputs, outputs, layer: LayerId(0), phase };
+        let node = Node { name, op, inputs, outputs, layer: LayerId(0), phase, repeated };
         self.drafts.push(Draft { node, layer, line: line.number });
         line.end()
     }

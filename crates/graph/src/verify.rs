@@ -31,6 +31,13 @@
 //! 11. Gradients and carries join tensors of equal type. A gradient belongs to a weight that no op makes;
 //!     a carry leads from a weight or optimizer state that no op makes to a tensor of that role. No tensor has two
 //!     gradients or two carries.
+//!
+//! Micro-batches
+//!
+//! 12. In a step of one micro-batch no op is repeated and no data are sliced. In other steps repeated ops are neighbours,
+//!     only data and constants are sliced, and only repeated ops read slices.
+//! 13. Results leave the repeated ops through ops that [accumulate](crate::Operator::accumulates). Only repeated ops
+//!     accumulate, and no repeated op reads a sum over micro-batches.
 
 use crate::{
     graph::{Graph, Init, Node, Phase, Role, Tensor},
@@ -65,6 +72,7 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
     }
     check_layers(graph)?;
     let carried = check_step(graph)?;
+    check_micro_batches(graph)?;
     for id in graph.tensor_ids() {
         let tensor = graph.tensor(id);
         check_role(graph, tensor, carried[id.index()]).or_else(|reason| fail_tensor(id, tensor, reason))?;
@@ -287,6 +295,57 @@ fn check_step(graph: &Graph) -> Result<Vec<bool>, VerifyError> {
         carried[c.new.index()] = true;
     }
     Ok(carried)
+}
+
+fn check_micro_batches(graph: &Graph) -> Result<(), VerifyError> {
+    let single = graph.micro_batches.get() == 1;
+    let body = graph.body();
+    let accumulates = |op: OpId| graph.node(op).op.operator().accumulates();
+    let mut sliced = vec![false; graph.tensors.len()];
+    for slice in &graph.sliced {
+        let Some(tensor) = graph.tensors.get(slice.tensor.index()) else {
+            return fail_graph(format!("tensor {} is sliced but does not exist", slice.tensor));
+        };
+        let fail = |reason: &str| fail_tensor(slice.tensor, tensor, reason.into());
+        if single {
+            return fail("is sliced, but the step has one micro-batch");
+        }
+        if !matches!(tensor.role, Role::Input | Role::Constant) || usize::from(slice.dim) >= tensor.ty.rank() {
+            return fail("cannot be sliced: only dimensions of data and constants can");
+        }
+        if std::mem::replace(&mut sliced[slice.tensor.index()], true) {
+            return fail("is sliced twice");
+        }
+        graph.whole_tensor(slice.tensor).ty.shape.check().or_else(|reason| fail(&reason))?;
+    }
+    let leaves = |t: TensorId| {
+        let producer = graph.tensor(t).producer;
+        producer.is_some_and(|op| graph.node(op).repeated && !accumulates(op))
+    };
+    for (i, node) in graph.ops.iter().enumerate() {
+        let id = OpId::new(i);
+        let fail = |reason: &str| fail_op(id, node, reason.into());
+        if node.repeated && (single || !body.contains(&i)) {
+            return fail("is repeated, apart from the other repeated ops or in a step of one micro-batch");
+        }
+        if accumulates(id) && (!node.repeated || node.inputs.len() != 1) {
+            return fail("accumulates, but is not repeated or does not read exactly one tensor");
+        }
+        for &t in &node.inputs {
+            let sum = graph.tensor(t).producer.is_some_and(accumulates);
+            if node.repeated && sum {
+                return fail("is repeated but reads a sum over micro-batches");
+            }
+            if !node.repeated && (leaves(t) || sliced[t.index()]) {
+                return fail("runs once per step but reads a tensor of one micro-batch");
+            }
+        }
+    }
+    let results = graph.outputs.iter().copied().chain(graph.carries.iter().map(|c| c.new));
+    match results.into_iter().find(|&t| leaves(t)) {
+        Some(t) => fail_tensor(t, graph.tensor(t), "leaves the step but is of one micro-batch".into()),
+        None => Ok(()),
+    }
 }
 
 fn check_role(graph: &Graph, tensor: &Tensor, carried: bool) -> Result<(), String> {

@@ -2,7 +2,7 @@
 
 use crate::{
     graph::{Graph, Role},
-    types::DType,
+    types::{DType, TensorType},
     workload::RooflineKind,
 };
 use std::collections::BTreeMap;
@@ -22,7 +22,8 @@ impl Graph {
     /// The first dimension that all inputs share is the batch. Tokens are counted where all inputs are whole numbers and
     /// the largest is `[samples, positions]`: ids of a table, and as many labels. Images and features are real numbers.
     pub fn step_size(&self) -> StepSize {
-        let inputs = || self.sources(Role::Input).map(|t| &self.tensor(t).ty).filter(|ty| ty.rank() > 0);
+        let types: Vec<TensorType> = self.sources(Role::Input).map(|t| self.whole_tensor(t).ty).collect();
+        let inputs = || types.iter().filter(|ty| ty.rank() > 0);
         let first = inputs().next().map(|ty| ty.shape[0]);
         let samples = first.filter(|&size| inputs().all(|ty| ty.shape[0] == size));
         let ids = inputs().all(|ty| !ty.dtype.is_float());
@@ -41,7 +42,7 @@ impl Graph {
             let work = self.node(id).op.workload(&self.input_types(id), &self.output_types(id));
             if work.roofline != RooflineKind::Stream {
                 let sum: &mut u64 = flops.entry(work.dtype).or_default();
-                *sum = sum.saturating_add(work.flops);
+                *sum = sum.saturating_add(work.flops.saturating_mul(u64::from(self.runs(id))));
             }
         }
         flops

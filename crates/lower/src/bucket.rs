@@ -51,13 +51,24 @@ pub(crate) fn bucket(
     let (open, pending) = (Vec::new(), FxHashMap::default());
     let out = Vec::with_capacity(instructions.len());
     let mut pass = BucketPass { program: &program, comm, limit, is_update, open, pending, out };
-    for instruction in instructions {
+    let (body, count) = (program.body.clone(), instructions.len());
+    let mut bounds = [0; 2];
+    for (at, instruction) in instructions.into_iter().enumerate() {
+        // No bucket reaches over an end of the body.
+        for (bound, end) in bounds.iter_mut().zip([body.start, body.end]) {
+            if at == end {
+                pass.close_all();
+                *bound = pass.out.len();
+            }
+        }
         pass.add(instruction);
     }
-    while let Some(bucket) = pass.open.first() {
-        pass.close(bucket.key);
+    pass.close_all();
+    if body.end == count {
+        bounds[1] = pass.out.len();
     }
     program.instructions = pass.out;
+    program.body = bounds[0]..bounds[1];
     program
 }
 
@@ -121,6 +132,12 @@ impl BucketPass<'_> {
         bucket.bytes += bytes;
         bucket.traffic.merge(&sent);
         bucket.members.push(instruction);
+    }
+
+    fn close_all(&mut self) {
+        while let Some(bucket) = self.open.first() {
+            self.close(bucket.key);
+        }
     }
 
     /// Emits a bucket as one instruction, then the instructions that waited for it.

@@ -69,6 +69,7 @@ pub mod memory;
 mod program;
 mod text;
 mod traffic;
+mod unroll;
 mod verify;
 
 pub use blocks::Piece;

@@ -18,8 +18,8 @@ use shardwright_cost::{Arrangement, Layout, LayoutError, ReshardPath, ReshardTre
 use shardwright_graph::{Graph, OpId, Phase, TensorId};
 use shardwright_machine::{Bytes, DeviceId, Mesh, Seconds};
 use shardwright_space::{
-    Assignment, AssignmentError, Config, Endpoint, OpShapes, Sharing, TensorLayouts, Transfers,
-    assign_layouts, halos, window_cuts,
+    Assignment, AssignmentError, Config, Endpoint, OpShapes, Pass, Sharing, TensorLayouts, Transfers, UPDATE,
+    assign_layouts, halos, pass_of, window_cuts,
 };
 use smallvec::{SmallVec, smallvec};
 use std::rc::Rc;
@@ -70,7 +70,7 @@ type ReshardTrees = FxHashMap<(TensorShape, Layout, Vec<Layout>), Rc<ReshardTree
 #[derive(Clone)]
 struct TensorCopy {
     /// The pass that it is for, if it lives for one pass only.
-    pass: Option<Phase>,
+    pass: Option<Pass>,
     layout: Layout,
     value: ValueId,
 }
@@ -147,15 +147,26 @@ pub fn lower_with(
             sources: Vec::new(),
             outputs: Vec::new(),
             carries: Vec::new(),
+            micro_batches: graph.micro_batches,
+            body: 0..0,
+            copies: 1,
         },
     };
     let eager = lowering.eager();
+    let body = graph.body();
     for op in graph.op_ids() {
+        let at = lowering.program.instructions.len();
+        if op.index() == body.start {
+            lowering.program.body = at..at;
+        }
         lowering.op(op)?;
         for &t in &graph.node(op).outputs {
-            for layout in &eager[t.index()] {
-                lowering.get(t, layout, Phase::Update)?;
+            for (layout, pass) in &eager[t.index()] {
+                lowering.get(t, layout, *pass)?;
             }
+        }
+        if body.contains(&op.index()) {
+            lowering.program.body.end = lowering.program.instructions.len();
         }
     }
     lowering.finish(join_below)
@@ -167,21 +178,32 @@ impl<'a> Lowering<'a> {
     }
 
     /// Per tensor: the layouts to reshard to as soon as it is produced.
-    fn eager(&self) -> Vec<SmallVec<[Layout; 1]>> {
+    fn eager(&self) -> Vec<SmallVec<[(Layout, Option<Pass>); 1]>> {
         let mut eager = vec![SmallVec::new(); self.graph.tensors.len()];
         if self.sharing == Sharing::WithinLayers {
             return eager;
         }
-        for op in self.graph.op_ids().filter(|&op| self.graph.node(op).phase == Phase::Update) {
+        // Sums over micro-batches are complete after the last one.
+        let graph = self.graph;
+        let complete = |t: TensorId| graph.tensor(t).producer.is_none_or(|op| !graph.node(op).repeated);
+        for op in graph.op_ids().filter(|&op| graph.node(op).phase == Phase::Update) {
             let shapes = &self.shapes[op.index()];
-            for (i, t) in self.graph.node(op).inputs.iter().enumerate() {
-                eager[t.index()].push(self.layouts.input(op, i, shapes, self.mesh()));
+            for (i, &t) in graph.node(op).inputs.iter().enumerate().filter(|(_, t)| complete(**t)) {
+                let layout = self.layouts.input(op, i, shapes, self.mesh());
+                eager[t.index()].push((layout, pass_of(graph, t, op)));
             }
         }
-        for carry in &self.graph.carries {
-            eager[carry.new.index()].extend(self.layouts.tensors[carry.old.index()].stored);
+        for carry in graph.carries.iter().filter(|carry| complete(carry.new)) {
+            let stored = self.layouts.tensors[carry.old.index()].stored;
+            eager[carry.new.index()].extend(stored.map(|layout| (layout, self.returning(carry.new))));
         }
         eager
+    }
+
+    /// The pass in which a new weight returns to the old one's layout.
+    fn returning(&self, new: TensorId) -> Option<Pass> {
+        let producer = self.graph.tensor(new).producer;
+        producer.map_or(Some(UPDATE), |producer| pass_of(self.graph, new, producer))
     }
 
     fn value(&mut self, tensor: TensorId, at: Arrangement) -> Value {
@@ -197,7 +219,9 @@ impl<'a> Lowering<'a> {
     fn source(&mut self, tensor: TensorId, layout: &Layout) -> ValueId {
         let value = self.value(tensor, Arrangement::canonical(layout));
         let value = self.add(value);
-        self.program.sources.push(Source { tensor, value });
+        let sliced = self.graph.sliced_dim(tensor).map(|dim| dim as u8);
+        let slices = 0..sliced.map_or(1, |_| self.graph.micro_batches.get());
+        self.program.sources.push(Source { tensor, value, sliced, slices });
         value
     }
 
@@ -223,11 +247,11 @@ impl<'a> Lowering<'a> {
         tensor: TensorId,
         to: Endpoint,
         layout: &Layout,
-        phase: Phase,
+        pass: Option<Pass>,
     ) -> Result<ValueId, LowerError> {
         let delivered = self.layouts.tensors[tensor.index()].delivered;
         if self.sharing == Sharing::AcrossLayers || delivered {
-            return self.get(tensor, layout, phase);
+            return self.get(tensor, layout, pass);
         }
         // The endpoint without an origin is the tensor's source itself.
         let value = match self.origins.get(&(tensor, to)).copied() {
@@ -256,14 +280,13 @@ impl<'a> Lowering<'a> {
     }
 
     /// The value of a tensor in a layout that a pass needs. Created if it does not exist yet.
-    fn get(&mut self, tensor: TensorId, layout: &Layout, phase: Phase) -> Result<ValueId, LowerError> {
+    fn get(&mut self, tensor: TensorId, layout: &Layout, pass: Option<Pass>) -> Result<ValueId, LowerError> {
         let stored = self.stored_layout(tensor);
         if *layout == stored {
             return Ok(self.stored(tensor));
         }
         let delivered = self.layouts.tensors[tensor.index()].delivered;
-        let shared = delivered || self.graph.tensor(tensor).producer.is_some();
-        let pass = (!shared).then_some(phase);
+        let pass = pass.filter(|_| !delivered);
         let mut copies = self.copies[tensor.index()].iter();
         if let Some(copy) = copies.find(|copy| copy.pass == pass && copy.layout == *layout) {
             return Ok(copy.value);
@@ -274,7 +297,7 @@ impl<'a> Lowering<'a> {
             None => self.source(tensor, layout),
             Some(branch) => {
                 let from = branch.from.map_or(stored, |at| branches[at].to);
-                let from = self.get(tensor, &from, phase)?;
+                let from = self.get(tensor, &from, pass)?;
                 self.emit_path(from, &branch.path)
             }
         };
@@ -307,7 +330,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The reshard tree from a tensor's stored layout to the layouts that a pass needs.
-    fn tree(&mut self, tensor: TensorId, pass: Option<Phase>) -> Result<Rc<ReshardTree>, LowerError> {
+    fn tree(&mut self, tensor: TensorId, pass: Option<Pass>) -> Result<Rc<ReshardTree>, LowerError> {
         let shape = self.shape(tensor)?;
         let fetches = &self.layouts.tensors[tensor.index()].fetches;
         let Some(fetch) = fetches.iter().find(|fetch| fetch.pass == pass) else {
@@ -336,7 +359,7 @@ impl<'a> Lowering<'a> {
         let mut reads = SmallVec::new();
         for (i, &t) in node.inputs.iter().enumerate() {
             let layout = self.layouts.input(op, i, &self.shapes[op.index()], mesh);
-            let value = self.fetch(t, Endpoint::operand(op, i), &layout, node.phase)?;
+            let value = self.fetch(t, Endpoint::operand(op, i), &layout, pass_of(graph, t, op))?;
             reads.push(self.exchange_halos(op, i, value));
         }
         let mut writes = SmallVec::new();
@@ -372,8 +395,8 @@ impl<'a> Lowering<'a> {
         for carry in &graph.carries {
             let layout = self.stored_layout(carry.old);
             let new = match self.transfers.sources[carry.old.index()] {
-                Some(source) => self.fetch(carry.new, source, &layout, Phase::Update)?,
-                None => self.get(carry.new, &layout, Phase::Update)?,
+                Some(source) => self.fetch(carry.new, source, &layout, self.returning(carry.new))?,
+                None => self.get(carry.new, &layout, self.returning(carry.new))?,
             };
             let old = self.stored(carry.old);
             self.program.carries.push(Carry { old, new });

@@ -8,6 +8,7 @@
 //! **Buffers** that are counted, each rounded up to whole cache lines of [`LINE`] bytes:
 //!
 //! - weights, optimizer state, constants and data, in every layout in which they are stored or delivered, all step long;
+//!   of data that micro-batches slice, all slices;
 //! - every result of an op, and every copy that a step of a reshard or a halo exchange makes, from the task that writes
 //!   it to its last reader; the step's outputs to the end of the step;
 //! - the shares of an all-reduce among more than two devices: each device reduces one share of the tensor, then gathers
@@ -26,6 +27,7 @@ use crate::program::{InstructionId, ParallelGraph, Value, ValueId, Work};
 use shardwright_cost::Action;
 use shardwright_machine::{AxisSet, DeviceId};
 use smallvec::{SmallVec, smallvec};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -180,12 +182,22 @@ struct Tasks<'p> {
 }
 
 impl DeviceAccount {
-    /// The account of a device.
+    /// The account of a device. That of a program whose body is written once is that of the first two micro-batches: in
+    /// the second, all sums over micro-batches are held.
     pub fn of(program: &ParallelGraph, device: DeviceId) -> Self {
+        if program.copies == 1 && program.micro_batches.get() > 1 && !program.body.is_empty() {
+            return Self::of(&program.unrolled_to(2), device);
+        }
         let in_place = program.updated_in_place();
         let replaced = program.replaced();
+        let mut slices = vec![1u64; program.values.len()];
+        for source in &program.sources {
+            slices[source.value.index()] = source.slices.len() as u64;
+        }
         let value = |(at, value): (usize, &Value)| AccountValue {
-            bytes: value.local_type(&program.mesh, device).map_or(0, |ty| buffer_bytes(ty.bytes())),
+            bytes: value
+                .local_type(&program.mesh, device)
+                .map_or(0, |ty| buffer_bytes(ty.bytes()).saturating_mul(slices[at])),
             initial: value.made_by.is_none() && value.is_on(&program.mesh, device),
             kept: value.kept && !replaced[at],
         };
@@ -310,8 +322,9 @@ impl Tasks<'_> {
 impl ParallelGraph {
     /// The most bytes that any device holds at once.
     pub fn peak_memory(&self) -> u64 {
+        let program = if self.copies == 1 && !self.body.is_empty() { Cow::Owned(self.unrolled_to(2)) } else { Cow::Borrowed(self) };
         let devices = self.memory_devices().into_iter();
-        devices.map(|device| DeviceAccount::of(self, device).account.peak()).max().unwrap_or(0)
+        devices.map(|device| DeviceAccount::of(&program, device).account.peak()).max().unwrap_or(0)
     }
 
     /// Devices among which every account of the program occurs. Devices differ by the digits that values are pinned to,
@@ -348,7 +361,8 @@ impl ParallelGraph {
     /// Per updated weight whose op writes into the old weight's buffer: the old weight.
     ///
     /// The op must update in place, read the old weight last, and leave it in the same arrangement. No output may need
-    /// the old weight, and no other carry the new one. All results of the op or none are updated in place.
+    /// the old weight, and no other carry the new one. All results of the op or none are updated in place. A sum over
+    /// micro-batches is updated in place too.
     pub fn updated_in_place(&self) -> BTreeMap<ValueId, ValueId> {
         let mut found = BTreeMap::new();
         let needed = self.last_needed();
@@ -383,6 +397,12 @@ impl ParallelGraph {
         };
         let whole: Vec<ValueId> = found.keys().copied().filter(complete).collect();
         found.retain(|new, _| whole.binary_search(new).is_ok());
+        for instruction in self.instructions.iter().filter(|instruction| self.accumulates(instruction)) {
+            // The sum so far, which no other instruction reads.
+            if let ([_, before], [new]) = (&instruction.reads[..], &instruction.writes[..]) {
+                found.insert(*new, *before);
+            }
+        }
         found
     }
 

@@ -10,7 +10,7 @@ use shardwright_graph::{Block, OpId, TensorId, TensorType, block::extents};
 use shardwright_machine::{AxisSet, Bytes, DeviceId, Mesh, Seconds};
 use shardwright_space::WindowCut;
 use smallvec::SmallVec;
-use std::fmt;
+use std::{fmt, num::NonZeroU32, ops::Range};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
@@ -141,12 +141,29 @@ pub struct Instruction {
 }
 
 /// A tensor that no op produces. Each device generates its block from seed and name, before the first step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The tensor. Data and constants may have several sources, one per layout that readers need.
     pub tensor: TensorId,
-    /// Its value.
+    /// Its value. Of data that micro-batches slice, it stands for one slice at a time.
     pub value: ValueId,
+    /// The dimension that micro-batches slice the tensor along, if they do.
+    pub sliced: Option<u8>,
+    /// The micro-batches whose slices of the data it stands for, and which are all in memory; `0..1` where nothing is sliced.
+    pub slices: Range<u32>,
+}
+
+impl Source {
+    /// The block of the whole tensor, with the samples of all micro-batches, that a device holds for the first slice.
+    pub fn block(&self, program: &ParallelGraph, device: DeviceId) -> Option<Block> {
+        let value = program.value(self.value);
+        let mut block = value.block(&program.mesh, device)?;
+        if let Some(dim) = self.sliced.map(usize::from) {
+            let before = value.ty.shape[dim].saturating_mul(u64::from(self.slices.start));
+            block[dim] = block[dim].start + before..block[dim].end + before;
+        }
+        Some(block)
+    }
 }
 
 /// A result of the step, in any layout, partial results included. [`crate::blocks::assemble`] reads it.
@@ -184,6 +201,13 @@ pub struct ParallelGraph {
     pub outputs: Vec<Output>,
     /// Values that a step passes to the next.
     pub carries: Vec<Carry>,
+    /// How often a step runs the body, before the instructions after it.
+    pub micro_batches: NonZeroU32,
+    /// The body: positions of the instructions of a micro-batch, or of [`ParallelGraph::copies`] micro-batches. Empty where a
+    /// step has one micro-batch.
+    pub body: Range<usize>,
+    /// How many micro-batches the body has: 1, or as many as [`ParallelGraph::unrolled`] made.
+    pub copies: u32,
 }
 
 impl ParallelGraph {

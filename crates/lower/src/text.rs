@@ -51,7 +51,14 @@ impl fmt::Display for Listing<'_> {
         for source in &self.program.sources {
             writeln!(f, "{}", self.value(source.value))?;
         }
-        for instruction in &self.program.instructions {
+        let body = &self.program.body;
+        for (at, instruction) in self.program.instructions.iter().enumerate() {
+            if at == body.start && !body.is_empty() {
+                writeln!(f, "{} micro-batches:", self.program.micro_batches)?;
+            }
+            if at == body.end && !body.is_empty() {
+                writeln!(f, "after them:")?;
+            }
             let written: Vec<String> = instruction.writes.iter().map(|&v| self.value(v)).collect();
             let reads: Vec<String> = instruction.reads.iter().map(|v| format!("{v:?}")).collect();
             writeln!(f, "{} = {} ({})", written.join(", "), self.work(instruction), reads.join(", "))?;

@@ -34,8 +34,9 @@ impl ParallelGraph {
     /// The bytes that a step sends over each axis, all devices together.
     pub fn traffic(&self, comm: &Comm) -> Traffic {
         let mut traffic = Traffic::default();
-        for instruction in &self.instructions {
-            traffic.merge(&self.traffic_of(comm, instruction));
+        for (at, instruction) in self.instructions.iter().enumerate() {
+            let runs = self.runs(InstructionId(at as u32));
+            traffic.merge(&self.traffic_of(comm, instruction).times(runs));
         }
         traffic
     }

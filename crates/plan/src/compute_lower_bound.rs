@@ -26,7 +26,7 @@ pub fn compute_lower_bound(context: &Context<'_>) -> Result<i64, PlanError> {
     let mut counts: FxHashMap<(&Op, &OpShapes), (OpId, i64)> = FxHashMap::default();
     for op in graph.op_ids() {
         let key = (&graph.node(op).op, &context.shapes[op.index()]);
-        counts.entry(key).or_insert((op, 0)).1 += 1;
+        counts.entry(key).or_insert((op, 0)).1 += i64::from(graph.runs(op));
     }
     let mut kinds: Vec<(OpId, i64)> = counts.into_values().collect();
     kinds.sort_unstable();

@@ -20,10 +20,12 @@ use shardwright_space::{Assignment, Endpoint, Transfer, halos};
 pub fn optcnn_bytes(context: &Context<'_>, assignment: &Assignment) -> u64 {
     let (graph, mesh) = (context.graph, context.mesh());
     let mut sum = 0u64;
-    for (shapes, config) in context.shapes.iter().zip(&assignment.configs) {
+    for (op, config) in graph.op_ids().zip(&assignment.configs) {
+        let (shapes, runs) = (&context.shapes[op.index()], u64::from(graph.runs(op)));
         for input in 0..shapes.inputs.len() {
             let exchanged = halos(shapes, input, config, mesh);
-            sum = exchanged.iter().fold(sum, |sum, halo| sum.saturating_add(halo.traffic.total().0));
+            let bytes = exchanged.iter().map(|halo| halo.traffic.total().0.saturating_mul(runs));
+            sum = bytes.fold(sum, u64::saturating_add);
         }
     }
     // Deep models repeat the same transfers.
@@ -42,7 +44,8 @@ pub fn optcnn_bytes(context: &Context<'_>, assignment: &Assignment) -> u64 {
                 sent(mesh, shape, &from, &to)
             }
         });
-        sum = sum.saturating_add(count.saturating_mul(tensor.ty.dtype.bytes()));
+        let runs = u64::from(graph.runs(to.op));
+        sum = sum.saturating_add(count.saturating_mul(tensor.ty.dtype.bytes()).saturating_mul(runs));
     }
     sum
 }

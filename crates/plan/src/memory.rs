@@ -36,7 +36,11 @@ use std::ops::Range;
 /// Bytes of a tensor that one device holds.
 pub fn local_bytes(context: &Context<'_>, tensor: TensorId, layout: &Layout) -> u64 {
     let sharded = layout.axes_where(|p| matches!(p, Placement::Shard(_)));
-    context.graph.tensor(tensor).ty.bytes() / u64::from(context.mesh().group_size(sharded)).max(1)
+    // Of data that micro-batches slice, all slices are held.
+    let sliced = context.graph.sliced_dim(tensor).is_some();
+    let slices = if sliced { u64::from(context.graph.micro_batches.get()) } else { 1 };
+    let bytes = context.graph.tensor(tensor).ty.bytes() / u64::from(context.mesh().group_size(sharded)).max(1);
+    bytes.saturating_mul(slices)
 }
 
 /// The most bytes that one device holds at once under an assignment. An assignment that cannot be lowered fits nowhere.
@@ -67,6 +71,11 @@ fn network_charges(context: &Context<'_>) -> Vec<(NetworkCharge, Range<u32>)> {
             readers[t.index()].push(Endpoint::operand(op, i));
         }
     }
+    // A tensor that every micro-batch reads again is held as stored, and copies live for one pass.
+    let read_again = |t: TensorId| {
+        let outside = graph.tensor(t).producer.is_none_or(|op| !graph.node(op).repeated);
+        outside && readers[t.index()].iter().any(|end| graph.node(end.op).repeated)
+    };
     for tensor in graph.tensor_ids() {
         let alive = lifetimes.interval(tensor);
         let at = transfers.sources[tensor.index()];
@@ -74,11 +83,16 @@ fn network_charges(context: &Context<'_>) -> Vec<(NetworkCharge, Range<u32>)> {
             continue;
         }
         let stored = |when: Range<u32>| (NetworkCharge::Stored { tensor, at }, when);
-        let producer = graph.tensor(tensor).producer;
-        let (Some(_), Some(source), Some(&first)) = (producer, at, readers[tensor.index()].first()) else {
+        let producer = graph.tensor(tensor).producer.filter(|_| !read_again(tensor));
+        let (Some(producer), Some(source), Some(&first)) = (producer, at, readers[tensor.index()].first()) else {
             charges.push(stored(alive));
             continue;
         };
+        // A sum over micro-batches is held as stored from the body's start.
+        if alive.start < producer.0 {
+            charges.push(stored(alive.clone()));
+            continue;
+        }
         charges.push(stored(alive.start..first.op.0));
         // A view's readers need what the view read; a sum of partial results runs on those.
         let own_layout = |end: &&Endpoint| {
@@ -99,7 +113,10 @@ fn network_charges(context: &Context<'_>) -> Vec<(NetworkCharge, Range<u32>)> {
     // Per endpoint: the last step that needs its copy. Other readers of the layer take the tensor from there.
     let mut needed: BTreeMap<Endpoint, u32> = BTreeMap::new();
     let reading = |transfer: &Transfer| lifetimes.reading(graph, transfer.to.op);
-    let fetched = || transfers.pairs.iter().filter(|t| graph.tensor(t.tensor).producer.is_none());
+    let fetched = || {
+        let pairs = transfers.pairs.iter();
+        pairs.filter(|t| graph.tensor(t.tensor).producer.is_none() || read_again(t.tensor))
+    };
     for transfer in fetched() {
         let end = needed.entry(transfer.from).or_default();
         *end = (*end).max(reading(transfer).end);

@@ -77,8 +77,9 @@ impl Context<'_> {
             let (workload, estimate) = times.estimate(op, config);
             sources.record(&workload, estimate.source);
             let layer = &mut costs[graph.node(op).layer.index()];
-            layer.compute += times.compute(op, config);
-            layer.comm += times.halo(comm, op, config);
+            let runs = i64::from(graph.runs(op));
+            layer.compute += runs * times.compute(op, config);
+            layer.comm += runs * times.halo(comm, op, config);
         }
         let layout = |end: &Endpoint| end.layout(shapes, assignment.config(end.op), mesh);
         let transfer_times = TransferTimes::new(graph, &self.resharder);
@@ -88,7 +89,8 @@ impl Context<'_> {
             }
             let (from, to) = (layout(&transfer.from), layout(&transfer.to));
             let reader = graph.node(transfer.to.op);
-            costs[reader.layer.index()].comm += transfer_times.time(transfer.tensor, &from, &to)?;
+            let runs = i64::from(graph.runs(transfer.to.op));
+            costs[reader.layer.index()].comm += runs * transfer_times.time(transfer.tensor, &from, &to)?;
         }
         let traffic = predicted_traffic(self, assignment)?;
         Ok(Costs { layers: costs, traffic, peak_memory: peak(self, assignment), sources })

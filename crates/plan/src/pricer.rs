@@ -15,7 +15,7 @@ use crate::{
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Layout, TensorShape};
-use shardwright_search::{Control, Interval, Network, NetworkBuilder, SharedTable, VarId};
+use shardwright_search::{Control, Interval, Network, NetworkBuilder, SharedTable, VarId, is_forbidden};
 use shardwright_space::{Config, Endpoint, LayerSplit, Transfer, configs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -129,15 +129,17 @@ impl Pricer<'_> {
     ) -> Result<Choice, PlanError> {
         let (mut compute, mut comm) = (0, 0);
         for (&op, config) in self.context.variables.members[variable].ops.iter().zip(&configs) {
-            compute += self.times.compute(op, config);
-            comm += self.times.halo(self.context.resharder.comm(), op, config);
+            let runs = i64::from(self.context.graph.runs(op));
+            compute += runs * self.times.compute(op, config);
+            comm += runs * self.times.halo(self.context.resharder.comm(), op, config);
         }
         for transfer in inside {
             let layout = |end: &Endpoint| {
                 let (_, member) = self.context.variables.index[end.op.index()];
                 end.layout(&self.context.shapes, &configs[member as usize], self.context.mesh())
             };
-            comm += tables.time(transfer.tensor, &layout(&transfer.from), &layout(&transfer.to))?;
+            let time = tables.time(transfer.tensor, &layout(&transfer.from), &layout(&transfer.to))?;
+            comm = repeated(time, self.context.graph.runs(transfer.to.op)).saturating_add(comm);
         }
         Ok(Choice { configs, compute, comm })
     }
@@ -177,7 +179,12 @@ impl Pricer<'_> {
             ends.all.par_iter().map(|end| self.layouts(end, choices, classes)).collect();
         let price = |(&(_, from, to), transfer): (&(TensorShape, u32, u32), &&Transfer)| {
             self.go_on()?;
-            let times = tables.table(transfer.tensor, &layouts[from as usize], &layouts[to as usize])?;
+            let mut times = tables.table(transfer.tensor, &layouts[from as usize], &layouts[to as usize])?;
+            // Variables of a class run equally often.
+            let runs = self.context.graph.runs(transfer.to.op);
+            if runs > 1 {
+                times = times.iter().map(|&time| repeated(time, runs)).collect();
+            }
             Ok(TransferTable { from, to, times })
         };
         let transfer_tables: Vec<TransferTable> =
@@ -254,6 +261,11 @@ impl Pricer<'_> {
     }
 }
 
+/// The time of something that runs this often; forbidden stays forbidden.
+fn repeated(time: i64, runs: u32) -> i64 {
+    if is_forbidden(time) { time } else { time.saturating_mul(i64::from(runs)) }
+}
+
 /// The table of a pair of variables: the sums of all transfer times between them. The lower variable's choices are the
 /// rows.
 fn sum(
@@ -275,11 +287,11 @@ fn sum(
             if transfer.1 {
                 let times = &times[at as usize * width..][..width];
                 for (cell, &to) in row.iter_mut().zip(&upper.of) {
-                    *cell += times[to as usize];
+                    *cell = cell.saturating_add(times[to as usize]);
                 }
             } else {
                 for (cell, &from) in row.iter_mut().zip(&upper.of) {
-                    *cell += times[from as usize * width + at as usize];
+                    *cell = cell.saturating_add(times[from as usize * width + at as usize]);
                 }
             }
         }

@@ -176,7 +176,7 @@ impl<'a> SearchProblem<'a> {
             let choice = &self.choices[variable as usize][choices[variable as usize] as usize];
             choice.configs[member as usize].clone()
         };
-        Assignment::new(self.context.variables.index.iter().map(chosen).collect())
+        Assignment::of(self.context.graph, self.context.variables.index.iter().map(chosen).collect())
     }
 }
 

@@ -5,8 +5,9 @@
 
 use crate::{error::PlanError, op_times::picoseconds};
 use rustc_hash::FxHashMap;
-use shardwright_cost::{Layout, Resharder, TensorShape};
+use shardwright_cost::{Layout, Placement, Resharder, TensorShape};
 use shardwright_graph::{Graph, TensorId};
+use shardwright_search::FORBIDDEN;
 use std::sync::{Arc, RwLock};
 
 /// The distinct values of a sequence, and the value of each choice.
@@ -37,6 +38,16 @@ impl<T: std::hash::Hash + Eq + Clone> Distinct<T> {
     pub fn value(&self, choice: usize) -> &T {
         &self.values[self.of[choice] as usize]
     }
+}
+
+fn has_partial(layout: &Layout) -> bool {
+    !layout.axes_where(|p| matches!(p, Placement::Partial(_))).is_empty()
+}
+
+/// Whether a layout has partial sums along an axis where the tensor has none.
+fn becomes_partial(from: &Layout, to: &Layout) -> bool {
+    let partial = to.axes_where(|p| matches!(p, Placement::Partial(_)));
+    partial.iter().any(|axis| from.get(axis) != to.get(axis))
 }
 
 type Key = (TensorShape, Vec<Layout>, Vec<Layout>);
@@ -70,10 +81,13 @@ impl<'a> TransferTimes<'a> {
         Ok(())
     }
 
-    /// Picoseconds from one layout to another.
+    /// Picoseconds from one layout to another; forbidden where a complete tensor would become a partial sum.
     pub fn time(&self, tensor: TensorId, from: &Layout, to: &Layout) -> Result<i64, PlanError> {
         if from == to {
             return Ok(0);
+        }
+        if becomes_partial(from, to) {
+            return Ok(FORBIDDEN);
         }
         let ready = self.resharder.tensor(self.shape(tensor)?);
         let times = self.resharder.times(&ready, from).and_then(|times| times.to(to));
@@ -91,10 +105,14 @@ impl<'a> TransferTimes<'a> {
         if let Some(table) = self.cache.read().ok().as_ref().and_then(|known| known.get(&key)) {
             return Ok(table.clone());
         }
-        let ready = self.resharder.tensor(key.0);
-        let times = self.resharder.table(&ready, &from.values, &to.values);
-        let times = times.map_err(|source| self.error(tensor, source))?;
-        let table: Arc<[i64]> = times.into_iter().map(picoseconds).collect();
+        let table: Arc<[i64]> = if to.values.iter().any(has_partial) {
+            let cells = from.values.iter().flat_map(|from| to.values.iter().map(move |to| (from, to)));
+            cells.map(|(from, to)| self.time(tensor, from, to)).collect::<Result<_, _>>()?
+        } else {
+            let times = self.resharder.table(&self.resharder.tensor(key.0), &from.values, &to.values);
+            let times = times.map_err(|source| self.error(tensor, source))?;
+            times.into_iter().map(picoseconds).collect()
+        };
         if let Ok(mut known) = self.cache.write() {
             known.insert(key, table.clone());
         }

@@ -60,7 +60,7 @@ fn signature(
     let mut signature = vec![split.ops.len() as u32, member(split.forward())];
     for &op in &split.ops {
         let node = graph.node(op);
-        signature.extend([kinds[op.index()], u32::from(node.phase == Phase::Update)]);
+        signature.extend([kinds[op.index()], u32::from(node.phase == Phase::Update), graph.runs(op)]);
         // An op's kind fixes the numbers of its inputs and outputs.
         for &t in node.inputs.iter().chain(&node.outputs) {
             let next = seen.len() as u32;

@@ -41,7 +41,7 @@ pub fn on_finer_axes(assignment: &Assignment, coarse: &Mesh, finer: &Mesh) -> As
         }
         config
     };
-    Assignment::new(assignment.configs.iter().map(config).collect())
+    Assignment { configs: assignment.configs.iter().map(config).collect(), ..assignment.clone() }
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ impl StepView {
         assignment: &Assignment,
     ) -> Result<Self, ReportError> {
         let graph = context.graph;
-        let program = lower(graph, &context.resharder, assignment)?;
+        let program = lower(graph, &context.resharder, assignment)?.unrolled();
         let times = context.times()?;
         let (classes, links, sharing) =
             (Classes::of(&program), Links::of(context.machine), Sharing::AcrossLayers);

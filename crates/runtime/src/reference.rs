@@ -14,7 +14,7 @@ use shardwright_graph::{
     block::{elements, extents, relative_to, start},
     ops::{Binary, BinaryFn},
 };
-use shardwright_lower::{Instruction, ParallelGraph, Reduction, ValueId, Work, blocks};
+use shardwright_lower::{Instruction, InstructionId, ParallelGraph, Reduction, ValueId, Work, blocks};
 use shardwright_machine::DeviceId;
 
 /// A run of a lowered program, step after step.
@@ -37,15 +37,16 @@ fn join(reduction: Reduction, a: &HostTensor, b: &HostTensor) -> Result<HostTens
 }
 
 impl<'p> Reference<'p> {
-    /// Prepares a run: computes every device's blocks of the tensors that no op produces. `program` was lowered from `graph`.
+    /// Prepares a run: computes every device's blocks of the tensors that no op produces. `program` was lowered from `graph`,
+    /// and has the bodies of all micro-batches ([`ParallelGraph::unrolled`]).
     pub fn new(graph: &'p Graph, program: &'p ParallelGraph, seed: u64) -> Self {
         let devices = program.mesh.devices() as usize;
         let mut values = vec![vec![None; devices]; program.values.len()];
         for source in &program.sources {
             for device in program.devices() {
-                let block = program.value(source.value).block(&program.mesh, device);
+                let block = source.block(program, device);
                 values[source.value.index()][device.index()] =
-                    block.map(|block| initial_block(seed, graph.tensor(source.tensor), &block));
+                    block.map(|block| initial_block(seed, &graph.whole_tensor(source.tensor), &block));
             }
         }
         let moved = vec![0; program.instructions.len()];
@@ -94,6 +95,7 @@ impl<'p> Reference<'p> {
     /// Runs one step without the carries: a second call repeats it.
     pub fn evaluate(&mut self) -> Result<(), RunError> {
         for (at, instruction) in self.program.instructions.iter().enumerate() {
+            self.context.micro_batch = u64::from(self.program.micro_batch_of(InstructionId(at as u32)));
             self.moved[at] = 0;
             match &instruction.work {
                 Work::Compute { op } => {

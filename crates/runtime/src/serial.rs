@@ -6,7 +6,8 @@ use crate::{
     kernels::{Context, KernelError, run},
     tensor::HostTensor,
 };
-use shardwright_graph::{FactorIndex, Graph, OpId, Reduction, Role, TensorId, TensorMap};
+use shardwright_graph::{FactorIndex, Graph, OpId, Reduction, Role, TensorId, TensorMap, block};
+use std::ops::Range;
 
 /// Why a run stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +37,8 @@ pub struct Serial<'g> {
     values: Vec<Option<HostTensor>>,
     /// Per op: the tensors that no later op reads.
     last_reads: Vec<Vec<TensorId>>,
+    /// Per tensor that is sliced: the current micro-batch's slice.
+    slices: Vec<Option<HostTensor>>,
     context: Context,
     nudges: Option<Nudges>,
 }
@@ -52,9 +55,8 @@ impl<'g> Serial<'g> {
     /// besides the graph's outputs and the carried tensors.
     pub fn new(graph: &'g Graph, seed: u64, keep: &[TensorId]) -> Self {
         let values = graph
-            .tensors
-            .iter()
-            .map(|t| if t.producer.is_none() { Some(initial_value(seed, t)) } else { None })
+            .tensor_ids()
+            .map(|t| graph.tensor(t).producer.is_none().then(|| initial_value(seed, &graph.whole_tensor(t))))
             .collect();
         let mut kept = vec![false; graph.tensors.len()];
         let carried = graph.carries.iter().map(|c| &c.new);
@@ -73,12 +75,13 @@ impl<'g> Serial<'g> {
                 last_reads[op.index()].push(TensorId::new(i));
             }
         }
-        Self { graph, values, last_reads, context: Context::default(), nudges: None }
+        let slices = vec![None; graph.tensors.len()];
+        Self { graph, values, last_reads, slices, context: Context::default(), nudges: None }
     }
 
-    /// Replaces the value of a tensor that no op produces.
+    /// Replaces the value of a tensor that no op produces. Data have the samples of all micro-batches.
     pub fn set(&mut self, tensor: TensorId, value: HostTensor) -> Result<(), RunError> {
-        let t = self.graph.tensor(tensor);
+        let t = self.graph.whole_tensor(tensor);
         let reason = match &t.producer {
             Some(_) => "is computed by an op; it cannot be set".into(),
             None if value.ty() != t.ty => format!("has type {}, not {}", t.ty, value.ty()),
@@ -87,7 +90,7 @@ impl<'g> Serial<'g> {
                 return Ok(());
             }
         };
-        Err(RunError::Value { tensor: t.name.clone(), reason })
+        Err(RunError::Value { tensor: t.name, reason })
     }
 
     /// Moves floats to a neighbouring float, up or down: all weights and data now, and the results of all sums in every
@@ -122,16 +125,49 @@ impl<'g> Serial<'g> {
 
     /// Runs one step without the carries: a second call repeats it.
     pub fn evaluate(&mut self) -> Result<(), RunError> {
-        for (id, last_reads) in self.graph.op_ids().zip(&self.last_reads) {
+        let body = self.graph.body();
+        self.section(0..body.start, true)?;
+        let count = u64::from(self.graph.micro_batches.get());
+        for at in (0..count).filter(|_| !body.is_empty()) {
+            self.slice(at);
+            self.context.micro_batch = at;
+            self.section(body.clone(), at + 1 == count)?;
+        }
+        self.context.micro_batch = 0;
+        self.section(body.end..self.graph.ops.len(), true)
+    }
+
+    /// Cuts the slices of a micro-batch.
+    fn slice(&mut self, at: u64) {
+        for slice in &self.graph.sliced {
+            let shape = &self.graph.tensor(slice.tensor).ty.shape;
+            let mut block = block::whole(shape);
+            let range = &mut block[usize::from(slice.dim)];
+            *range = at * range.end..(at + 1) * range.end;
+            self.slices[slice.tensor.index()] =
+                self.values[slice.tensor.index()].as_ref().map(|whole| whole.block(&block));
+        }
+    }
+
+    /// Runs some ops. Unless this is the `last` time, they find their operands from other ops again.
+    fn section(&mut self, ops: Range<usize>, last: bool) -> Result<(), RunError> {
+        for id in ops.map(OpId::new) {
+            let last_reads = &self.last_reads[id.index()];
             let node = self.graph.node(id);
             let fail = |reason| RunError::Kernel { op: node.name.clone(), reason };
             let types = node.outputs.iter().map(|&t| &self.graph.tensor(t).ty);
             let mut outputs: Vec<HostTensor> = types.map(HostTensor::zeros).collect();
             let missing = || fail(KernelError::BadValue("an input has no value".into()));
+            let before = node.outputs.iter().filter(|_| {
+                // The sum so far is the second operand.
+                node.op.operator().accumulates() && self.context.micro_batch > 0
+            });
+            let value = |t: &TensorId| self.slices[t.index()].as_ref().or(self.values[t.index()].as_ref());
             let inputs = node
                 .inputs
                 .iter()
-                .map(|t| self.values[t.index()].as_ref().map(HostTensor::view).ok_or_else(missing))
+                .chain(before)
+                .map(|t| value(t).map(HostTensor::view).ok_or_else(missing))
                 .collect::<Result<Vec<_>, _>>()?;
             let mut views: Vec<_> = outputs.iter_mut().map(HostTensor::view_mut).collect();
             run(&node.op, &inputs, &mut views, &mut self.context).map_err(fail)?;
@@ -146,7 +182,10 @@ impl<'g> Serial<'g> {
                 self.values[t.index()] = Some(value);
             }
             for t in last_reads {
-                self.values[t.index()] = None;
+                let again = self.graph.tensor(*t).producer.is_some_and(|op| !self.graph.node(op).repeated);
+                if last || !again {
+                    self.values[t.index()] = None;
+                }
             }
         }
         Ok(())

@@ -28,19 +28,40 @@ pub fn simulate_step(context: &Context<'_>, assignment: &Assignment) -> Result<S
     let program = lower(context.graph, &context.resharder, assignment)?;
     let links = Links::of(context.machine);
     let sharing = Sharing::AcrossLayers;
-    let schedule = schedule(context, assignment, &program, Classes::of(&program), links, sharing)?;
-    let timeline = schedule.simulate();
-    let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy);
-    debug_assert!(busiest.is_some(), "there is at least one device class");
-    let busiest = busiest.unwrap_or_default();
+    let [makespan, busy, exposed] = repeat(&program, |program| {
+        let schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
+        let timeline = schedule.simulate();
+        let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy);
+        debug_assert!(busiest.is_some(), "there is at least one device class");
+        let busiest = busiest.unwrap_or_default();
+        Ok([timeline.makespan(), busiest.busy, busiest.exposed])
+    })?;
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
-    let makespan = timeline.makespan();
     let times = StepTimes {
         step_seconds: seconds(makespan),
-        compute_seconds: seconds(busiest.busy),
-        exposed_comm_seconds: seconds(busiest.exposed),
+        compute_seconds: seconds(busy),
+        exposed_comm_seconds: seconds(exposed),
     };
     Ok(SimulatedStep { makespan, times })
+}
+
+/// Micro-batches that are simulated; all further ones take as long as the last of these.
+const SIMULATED: u32 = 4;
+
+/// Times of a step from those of its first micro-batches: from some micro-batch on, each one adds the same.
+fn repeat<const N: usize>(
+    program: &ParallelGraph,
+    times: impl Fn(&ParallelGraph) -> Result<[u64; N], SimError>,
+) -> Result<[u64; N], SimError> {
+    let count = program.micro_batches.get();
+    let mut total = times(&program.unrolled_to(count.min(SIMULATED)))?;
+    if count > SIMULATED {
+        let fewer = times(&program.unrolled_to(SIMULATED - 1))?;
+        for (total, fewer) in total.iter_mut().zip(fewer) {
+            *total += u64::from(count - SIMULATED) * total.saturating_sub(fewer);
+        }
+    }
+    Ok(total)
 }
 
 /// Simulates the step with overlap turned off and transfers shared within layers only: the search's objective, in
@@ -52,8 +73,12 @@ pub fn simulate_objective(context: &Context<'_>, assignment: &Assignment) -> Res
     let sharing = Sharing::WithinLayers;
     let options = LowerOptions { sharing, join_below: Bytes(0) };
     let program = lower_with(context.graph, &context.resharder, assignment, options)?;
-    let classes = Classes::of(&program);
-    Ok(schedule(context, assignment, &program, classes, Links::Serial, sharing)?.simulate().makespan())
+    let [makespan] = repeat(&program, |program| {
+        let classes = Classes::of(program);
+        let schedule = schedule(context, assignment, program, classes, Links::Serial, sharing)?;
+        Ok([schedule.simulate().makespan()])
+    })?;
+    Ok(makespan)
 }
 
 /// The step's program, and its tasks with one class per device, for simulations in which devices differ. Transfers on
@@ -65,7 +90,7 @@ pub fn schedule_per_device(
     context: &Context<'_>,
     assignment: &Assignment,
 ) -> Result<(ParallelGraph, Schedule), SimError> {
-    let program = lower(context.graph, &context.resharder, assignment)?;
+    let program = lower(context.graph, &context.resharder, assignment)?.unrolled();
     let classes = Classes::each(context.mesh());
     let schedule = schedule(context, assignment, &program, classes, Links::Fifo, Sharing::AcrossLayers)?;
     Ok((program, schedule))

@@ -6,10 +6,11 @@
 
 use crate::{
     config::{AxisUse, Config},
-    layout::OpShapes,
+    layout::{OpShapes, output_layout},
 };
+use shardwright_cost::{Placement, Reduction};
 use shardwright_graph::{Graph, OpId, Rule};
-use shardwright_machine::Mesh;
+use shardwright_machine::{AxisSet, Mesh};
 use std::num::NonZeroU32;
 
 /// Stages on sub-meshes and a schedule. No stage can build one yet, so an assignment's pipeline is always none.
@@ -48,6 +49,14 @@ pub enum AssignmentError {
         /// What is wrong.
         reason: String,
     },
+    /// Another number of micro-batches than the graph's.
+    #[error("an assignment of {assigned} micro-batches for a step of {graph}: divide the step first")]
+    MicroBatches {
+        /// The assignment's.
+        assigned: u32,
+        /// The graph's.
+        graph: u32,
+    },
     /// A choice that no stage supports yet.
     #[error("assignments with {what} are not supported yet")]
     Unsupported {
@@ -62,9 +71,14 @@ impl Assignment {
         Self { configs, recompute: Vec::new(), micro_batches: NonZeroU32::MIN, pipeline: None }
     }
 
+    /// One config per op of a graph, in the graph's micro-batches; everything kept, no pipeline.
+    pub fn of(graph: &Graph, configs: Vec<Config>) -> Self {
+        Self { micro_batches: graph.micro_batches, ..Self::new(configs) }
+    }
+
     /// Every device runs every op of the graph.
     pub fn replicated(graph: &Graph, mesh: &Mesh) -> Self {
-        Self::new(vec![Config::replicated(mesh.len()); graph.ops.len()])
+        Self::of(graph, vec![Config::replicated(mesh.len()); graph.ops.len()])
     }
 
     /// The config of an op.
@@ -89,14 +103,48 @@ impl Assignment {
             let error = |reason| AssignmentError::Config { op: node.name.clone(), reason };
             config.check(&shapes.rule, mesh).map_err(error)?;
         }
-        let unsupported = |what| Err(AssignmentError::Unsupported { what });
         if !self.recompute.is_empty() {
-            return unsupported("recomputation");
+            return Err(AssignmentError::Unsupported { what: "recomputation" });
         }
-        if self.micro_batches.get() > 1 {
-            return unsupported("micro-batches");
+        if self.micro_batches != graph.micro_batches {
+            let (assigned, graph) = (self.micro_batches.get(), graph.micro_batches.get());
+            return Err(AssignmentError::MicroBatches { assigned, graph });
+        }
+        for op in graph.op_ids() {
+            if let Some(axis) = self.impossible_sums(graph, shapes, mesh, op).iter().next() {
+                let reason = format!("its operand is no partial sum along axis `{}`", mesh.axis(axis).name);
+                return Err(AssignmentError::Config { op: graph.node(op).name.clone(), reason });
+            }
         }
         Ok(())
+    }
+
+    /// The axes along which an op would take partial sums of an operand that has none.
+    fn impossible_sums(&self, graph: &Graph, shapes: &[OpShapes], mesh: &Mesh, op: OpId) -> AxisSet {
+        let node = graph.node(op);
+        let mut impossible = AxisSet::EMPTY;
+        for (map, &t) in shapes[op.index()].rule.inputs.iter().zip(&node.inputs) {
+            let Some(factor) = map.partial else { continue };
+            let given = graph.tensor(t).producer.and_then(|producer| {
+                let o = graph.node(producer).outputs.iter().position(|&made| made == t)?;
+                Some(output_layout(&shapes[producer.index()], o, self.config(producer), mesh))
+            });
+            let partial = |axis| given.is_some_and(|l| l.get(axis) == Placement::Partial(Reduction::Sum));
+            let taken = mesh.all().iter().zip(self.config(op).uses());
+            let taken = taken.filter(|&(axis, used)| *used == AxisUse::Split(factor) && !partial(axis));
+            impossible = taken.map(|(axis, _)| axis).collect::<AxisSet>().union(impossible);
+        }
+        impossible
+    }
+
+    /// Replicates ops along axes where they would take partial sums of an operand that has none.
+    pub fn without_impossible_sums(mut self, graph: &Graph, shapes: &[OpShapes], mesh: &Mesh) -> Self {
+        for op in graph.op_ids() {
+            for axis in self.impossible_sums(graph, shapes, mesh, op).iter() {
+                self.configs[op.index()].set(axis, AxisUse::Replicate);
+            }
+        }
+        self
     }
 
     /// The written form of an op's config: per axis the factor that it splits, `@` and the digit of a pin, or none.
@@ -130,7 +178,7 @@ impl Assignment {
         if configs.len() != graph.ops.len() {
             return Err(AssignmentError::Count { configs: configs.len(), ops: graph.ops.len() });
         }
-        Ok(Self::new(configs))
+        Ok(Self::of(graph, configs))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     config::{AxisUse, Config},
     layout::{OpShapes, input_layout, output_layout},
 };
-use shardwright_cost::{Layout, Placement};
+use shardwright_cost::{Layout, Placement, Reduction};
 use shardwright_graph::{FactorIndex, Graph, OpId, Phase, Rule, TensorId, TensorMap};
 use shardwright_machine::{AxisId, Mesh};
 use smallvec::SmallVec;
@@ -159,8 +159,12 @@ impl LayerSplit {
             let fits = |f: &FactorIndex| rule.divides(*f, parts[*f as usize], axis.size);
             let by_name = member.by_name[factor as usize].filter(fits);
             let chosen = by_name.or_else(|| {
-                operands(member, rule)
-                    .find_map(|(map, t)| led_factor(rule, map, known.get(t)?, id).filter(fits))
+                operands(member, rule).find_map(|(map, t)| {
+                    let layout = known.get(t)?;
+                    // Partial sums are added up as they are, where the op can.
+                    let partial = map.partial.filter(|_| layout.get(id) == Placement::Partial(Reduction::Sum));
+                    partial.or_else(|| led_factor(rule, map, layout, id)).filter(fits)
+                })
             });
             if let Some(f) = chosen {
                 parts[f as usize] *= u64::from(axis.size);

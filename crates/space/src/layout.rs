@@ -1,13 +1,13 @@
 //! Layouts of an op's operands and results under its config.
 //!
 //! An axis that splits a factor shards the dimension that the factor leads. An output without the factor is a partial
-//! result; an input without it is needed whole. An axis that pins the op leaves its tensors on one digit only. An input
+//! result; an input without it is needed whole, unless its rule takes partial sums along the factor. An axis that pins the op leaves its tensors on one digit only. An input
 //! read through a window is stored in equal blocks like any other. Rows that windows read beyond their block are
 //! fetched from the devices that store them ([`crate::halos`]). If such an input does not divide into equal blocks, it
 //! is needed whole.
 
 use crate::config::{AxisUse, Config};
-use shardwright_cost::{Layout, Placement};
+use shardwright_cost::{Layout, Placement, Reduction};
 use shardwright_graph::{Graph, OpId, Rule, TensorMap, TensorType};
 use shardwright_machine::{AxisId, Mesh};
 use smallvec::SmallVec;
@@ -56,6 +56,7 @@ fn layout(
         let placement = match *used {
             AxisUse::Replicate => Placement::Replicated,
             AxisUse::Pin(digit) => Placement::Absent(digit),
+            AxisUse::Split(factor) if map.partial == Some(factor) => Placement::Partial(Reduction::Sum),
             AxisUse::Split(factor) => match map.dim_led_by(factor, rule) {
                 None => without,
                 Some(dim) => {

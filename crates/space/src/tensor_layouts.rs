@@ -8,10 +8,10 @@ use crate::{
     assignment::Assignment,
     config::{AxisUse, Config},
     layout::{OpShapes, input_layout, output_layout},
-    transfers::{Endpoint, Sharing, Transfers, reduce_partials},
+    transfers::{Endpoint, Pass, Sharing, Transfers, reduce_partials},
 };
 use shardwright_cost::{Layout, Placement, Reduction};
-use shardwright_graph::{Graph, OpId, Phase, Rule};
+use shardwright_graph::{Graph, OpId, Rule};
 use shardwright_machine::Mesh;
 
 /// A tensor's layouts.
@@ -29,8 +29,8 @@ pub struct TensorLayout {
 /// The layouts in which the readers of one fetch group need a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
-    /// The readers' pass, for a tensor that no op produces; none: all readers.
-    pub pass: Option<Phase>,
+    /// The readers' pass ([`crate::pass_of`]); none: all readers.
+    pub pass: Option<Pass>,
     /// The distinct layouts, by first reader. The stored layout may be among them.
     pub layouts: Vec<Layout>,
 }

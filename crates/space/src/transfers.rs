@@ -4,7 +4,8 @@
 //!   the op leaves it. A weight, or optimizer state, has the layout in which its update reads it; its updated value returns
 //!   there. A weight that is never updated has its first reader's layout.
 //! - Data and constants are *delivered*: every reader gets its own layout at no cost.
-//! - Copies of weights live for one pass (forward, backward, update), as in FSDP: each pass fetches them again.
+//! - Copies of weights live for one pass (forward, backward, update), as in FSDP: each pass fetches them again. So do
+//!   copies that a micro-batch makes of a tensor from outside: every micro-batch fetches them again.
 //!
 //! [`Sharing`] says which readers share a fetch. Within layers, every transfer depends on two ops only, so the sum over
 //! transfers is the objective of a pairwise network. Across layers, all readers of a pass take a tensor from one reshard
@@ -83,13 +84,32 @@ pub struct Transfer {
     pub to: Endpoint,
 }
 
+/// A pass of the step, for which copies of a tensor live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pass {
+    /// The phase of the readers.
+    pub phase: Phase,
+    /// Whether they run once per micro-batch.
+    pub repeated: bool,
+}
+
+/// The pass for which an op's copy of a tensor lives; none where all readers of the tensor share their copies.
+pub fn pass_of(graph: &Graph, tensor: TensorId, reader: OpId) -> Option<Pass> {
+    let node = graph.node(reader);
+    let outside = match graph.tensor(tensor).producer {
+        None => true,
+        Some(producer) => graph.micro_batches.get() > 1 && !graph.node(producer).repeated,
+    };
+    outside.then_some(Pass { phase: node.phase, repeated: node.repeated })
+}
+
 /// The readers of a tensor that share a reshard tree under [`Sharing::AcrossLayers`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchGroup {
     /// The tensor.
     pub tensor: TensorId,
-    /// The pass of the readers, for a tensor that no op produces; none: all readers.
-    pub pass: Option<Phase>,
+    /// The pass of the readers ([`pass_of`]); none: all readers.
+    pub pass: Option<Pass>,
     /// Positions of the readers in [`Transfers::readers`].
     readers: Range<u32>,
     /// The sources of the weights that this tensor updates.
@@ -162,36 +182,38 @@ impl Transfers {
             self.deliveries.extend(others.map(|to| Transfer { tensor, from: source, to }));
             return;
         }
-        let stored = graph.tensor(tensor).producer.is_none();
-        let mut first: BTreeMap<(LayerId, Option<Phase>), Endpoint> = BTreeMap::new();
+        let mut first: BTreeMap<(LayerId, Option<Pass>), Endpoint> = BTreeMap::new();
         for to in others {
-            let node = graph.node(to.op);
-            let from = *first.entry((node.layer, stored.then_some(node.phase))).or_insert(to);
+            let layer = graph.node(to.op).layer;
+            let from = *first.entry((layer, pass_of(graph, tensor, to.op))).or_insert(to);
             self.pairs.push(Transfer { tensor, from: if from == to { source } else { from }, to });
         }
         self.pairs.extend(returns.iter().map(|&to| Transfer { tensor, from: source, to }));
     }
 
     fn add_groups(&mut self, graph: &Graph, tensor: TensorId, readers: &[Endpoint], returns: &[Endpoint]) {
-        let passes: &[Option<Phase>] = match graph.tensor(tensor).producer {
-            Some(_) => &[None],
-            None => &[Some(Phase::Forward), Some(Phase::Backward), Some(Phase::Update)],
-        };
-        for &pass in passes {
+        let mut passes: Vec<Option<Pass>> = readers.iter().map(|r| pass_of(graph, tensor, r.op)).collect();
+        let produced = graph.tensor(tensor).producer;
+        // What an op updates returns with the update's pass.
+        let returning = produced.map_or(Some(UPDATE), |producer| pass_of(graph, tensor, producer));
+        if !returns.is_empty() {
+            passes.push(returning);
+        }
+        passes.sort_unstable();
+        passes.dedup();
+        for pass in passes {
             let first = self.readers.len() as u32;
-            let of_pass = |reader: &&Endpoint| pass.is_none_or(|p| graph.node(reader.op).phase == p);
+            let of_pass = |reader: &&Endpoint| pass_of(graph, tensor, reader.op) == pass;
             self.readers.extend(readers.iter().filter(of_pass));
             let range = first..self.readers.len() as u32;
-            let returns = match pass {
-                None | Some(Phase::Update) => returns.iter().copied().collect(),
-                Some(_) => SmallVec::new(),
-            };
-            if !range.is_empty() || !returns.is_empty() {
-                self.groups.push(FetchGroup { tensor, pass, readers: range, returns });
-            }
+            let returns = if pass == returning { returns.iter().copied().collect() } else { SmallVec::new() };
+            self.groups.push(FetchGroup { tensor, pass, readers: range, returns });
         }
     }
 }
+
+/// The pass of updates.
+pub const UPDATE: Pass = Pass { phase: Phase::Update, repeated: false };
 
 fn is_delivered(graph: &Graph, t: TensorId) -> bool {
     let tensor = graph.tensor(t);

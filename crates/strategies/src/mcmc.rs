@@ -132,7 +132,8 @@ fn random_assignment(context: &Context<'_>, moves: &Moves<'_>, seed: u64) -> Ass
             configs[op.index()] = config.clone();
         }
     }
-    Assignment::new(configs)
+    let assignment = Assignment::of(context.graph, configs);
+    assignment.without_impossible_sums(context.graph, &context.shapes, context.mesh())
 }
 
 fn walk(

@@ -76,7 +76,7 @@ impl<'p> Moves<'p> {
         let chosen = |&(variable, member): &(u32, u32)| {
             self.configs(variable as usize, choices[variable as usize] as usize)[member as usize].clone()
         };
-        Assignment::new(self.context.variables.index.iter().map(chosen).collect())
+        Assignment::of(self.context.graph, self.context.variables.index.iter().map(chosen).collect())
     }
 
     /// The choice of every variable under an assignment; the first where its config is none of them.

@@ -137,7 +137,7 @@ impl Recipe {
                 _ => config,
             }
         };
-        Assignment::new(context.graph.op_ids().map(config).collect())
+        Assignment::of(context.graph, context.graph.op_ids().map(config).collect())
     }
 
     /// One factor for all axes, or the input's.

@@ -63,6 +63,11 @@ impl Strategy for SoyBean {
     ) -> Result<Solution<'a>, StrategyError> {
         // Weights have tilings of their own: the untied space.
         let context = Arc::clone(planner.untied_prime()?);
+        let count = context.graph.micro_batches.get();
+        if count > 1 {
+            // SoyBean's tilings know no sums over time.
+            return Err(DeltaError::MicroBatches { count }.into());
+        }
         let (shapes, comm) = (&context.shapes, context.resharder.comm());
         let cuts = solve(context.graph, shapes, comm, self.objective, control)?;
         let mut least = move_count(&cuts);

@@ -459,6 +459,10 @@ impl Operator for Attention {
         elements.saturating_mul(scratch_bytes(&inputs[0]))
     }
 
+    fn is_random(&self) -> bool {
+        self.dropout.is_some()
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         accepted(self.sizes(region.inputs)).map_or(self.clone(), |sizes| self.part(region, &sizes)).into()
     }

@@ -109,6 +109,10 @@ impl Operator for AttentionGrad {
         inputs.first().map_or(0, |ty| elements * scratch_bytes(ty))
     }
 
+    fn is_random(&self) -> bool {
+        self.forward.is_random()
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         let forward = self.sizes(region.inputs).map(|sizes| self.forward.part(region, &sizes));
         Self { forward: forward.unwrap_or_else(|| self.forward.clone()), bias_grad: self.bias_grad }.into()

@@ -67,6 +67,10 @@ impl Operator for Dropout {
         elements(&outputs[0]) * 10
     }
 
+    fn is_random(&self) -> bool {
+        true
+    }
+
     fn localize(&self, region: &Region<'_>) -> Op {
         let origin =
             self.origin.iter().zip(region.output_block(0)).map(|(&o, part)| o + part.start).collect();

@@ -4,6 +4,7 @@
 //! the list below, and add its kernel to the runtime crate. The generic tests pick the examples up: golden rule line,
 //! rule against kernel, gradient against finite differences. `docs/adding-an-op.md` has the steps.
 
+mod accumulate;
 mod attention;
 mod attention_grad;
 mod binary;
@@ -123,6 +124,8 @@ macro_rules! ops {
 
 ops! {
     $,
+    /// Sum over the micro-batches of a step.
+    Accumulate = "accumulate" in accumulate,
     /// Update of a weight by Adam.
     Adam = "adam" in optimizer,
     /// Fused attention: softmax of queries by keys, times values, without stored scores.

@@ -270,6 +270,7 @@ impl Kernel for Attention {
         let (sizes, value) = (&scores.sizes, read::<T>(&inputs[2])?);
         let [result, lse] = outputs else { return Ok(()) };
         let (result, lse) = (write::<T>(result)?, write::<T>(lse)?);
+        let draw = context.draw();
         let scratch = context.scratch.take::<T>(QUERIES * (KEYS + sizes.e + 2) + KEYS);
         let (block, rest) = scratch.split_at_mut(QUERIES * KEYS);
         let (sums, rest) = rest.split_at_mut(QUERIES * sizes.e);
@@ -291,7 +292,7 @@ impl Kernel for Attention {
                         let sums = &mut sums[row * sizes.e..][..sizes.e];
                         add_row(s, &mut maxima[row], &mut totals[row], sums);
                     }
-                    scores.drop(place, columns, context.step, block, factors);
+                    scores.drop(place, columns, draw, block, factors);
                     let value = (value, sizes.value(n, head, keys.start));
                     let weights = (&*block, Matrix::rows(0, columns));
                     gemm([rows, sizes.e, columns], weights, value, (sums, Matrix::rows(0, sizes.e)), true);
@@ -331,6 +332,7 @@ impl Kernel for AttentionGrad {
         for gradient in [&mut *dq, &mut *dk, &mut *dv].into_iter().chain(dbias.as_deref_mut()) {
             gradient.fill(T::ZERO);
         }
+        let draw = context.draw();
         let scratch = context.scratch.take::<T>(2 * QUERIES * KEYS + QUERIES + KEYS);
         let (weights, rest) = scratch.split_at_mut(QUERIES * KEYS);
         let (block, rest) = rest.split_at_mut(QUERIES * KEYS);
@@ -358,12 +360,12 @@ impl Kernel for AttentionGrad {
                     }
                     // Values: the weights after dropout.
                     block.copy_from_slice(weights);
-                    scores.drop(place, columns, context.step, block, factors);
+                    scores.drop(place, columns, draw, block, factors);
                     gemm([columns, sizes.e, rows], (block, at.transposed()), dy, (dv, value_at), true);
                     // Weights, then scores.
                     let values = (value, value_at.transposed());
                     gemm([rows, columns, sizes.e], dy, values, (block, at), false);
-                    scores.drop(place, columns, context.step, block, factors);
+                    scores.drop(place, columns, draw, block, factors);
                     let of_rows = block.chunks_exact_mut(columns).zip(weights.chunks_exact(columns));
                     for (row, (gradients, weights)) in of_rows.enumerate() {
                         score_gradients_row(weights, deltas[row], gradients);

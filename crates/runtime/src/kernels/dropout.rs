@@ -1,4 +1,4 @@
-//! Kernel of dropout: a counter-based hash of (seed, step, global position) decides each element.
+//! Kernel of dropout: a counter-based hash of (seed, step, micro-batch, global position) decides each element.
 
 use super::{Context, Kernel, Result, read, write};
 use crate::tensor::{Float, View, ViewMut};
@@ -77,7 +77,7 @@ impl Kernel for Dropout {
                 at += rest % shape[d] * strides[d];
                 rest /= shape[d];
             }
-            mask(self, context.step, at, x, y);
+            mask(self, context.draw(), at, x, y);
         }
         Ok(())
     }

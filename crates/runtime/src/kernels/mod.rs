@@ -4,6 +4,7 @@
 //! it runs, and [`run`] checks the element types. Errors that depend on values, such as an index out of range, are
 //! reported.
 
+mod accumulate;
 mod along;
 mod attention;
 mod bits;
@@ -55,8 +56,17 @@ pub(crate) type Result<T = (), E = KernelError> = std::result::Result<T, E>;
 pub struct Context {
     /// The training step, from zero: dropout and bias corrections depend on it.
     pub step: u64,
+    /// The micro-batch of the step, from zero: dropout depends on it.
+    pub micro_batch: u64,
     /// Buffers that later calls reuse.
     pub scratch: Scratch,
+}
+
+impl Context {
+    /// The number that random masks differ by between steps and micro-batches.
+    pub(crate) fn draw(&self) -> u64 {
+        self.step ^ (self.micro_batch << 40)
+    }
 }
 
 /// Reusable buffers.

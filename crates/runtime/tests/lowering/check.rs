@@ -68,7 +68,7 @@ impl Lab {
 
     /// The lowered program as text, for a failure message.
     pub fn listing(&self, graph: &Graph, configs: &[Config]) -> String {
-        let program = lower(graph, &self.resharder.lock().unwrap(), &Assignment::new(configs.to_vec()));
+        let program = lower(graph, &self.resharder.lock().unwrap(), &Assignment::of(graph, configs.to_vec()));
         program.map(|program| program.listing(graph).to_string()).unwrap_or_default()
     }
 }
@@ -221,7 +221,7 @@ pub const KINDS: [&str; 16] = [
 /// Lowers and runs a graph for some steps; compares all outputs, losses and carried tensors with the serial run,
 /// and the bytes with the prediction.
 pub fn check(graph: &Graph, lab: &Lab, configs: &[Config], steps: usize) -> Result<Seen, String> {
-    let assignment = Assignment::new(configs.to_vec());
+    let assignment = Assignment::of(graph, configs.to_vec());
     lab.with_context(graph, |context| check_in(context, &assignment, steps))?
 }
 
@@ -233,6 +233,14 @@ fn check_in(context: &Context<'_>, assignment: &Assignment, steps: usize) -> Res
     let sent = program.traffic(resharder.comm());
     if sent != predicted {
         return Err(format!("sends {sent:?}, predicted {predicted:?}"));
+    }
+    // Written out for all micro-batches, it sends and holds the same.
+    let peak = program.peak_memory();
+    let program = program.unrolled();
+    program.verify()?;
+    let (sent, held) = (program.traffic(resharder.comm()), program.peak_memory());
+    if sent != predicted || held != peak {
+        return Err(format!("unrolled it sends {sent:?} and holds {held} bytes, not {predicted:?} and {peak}"));
     }
     let mut serial = Serial::new(graph, 7, &[]);
     let mut parallel = Reference::new(graph, &program, 7);

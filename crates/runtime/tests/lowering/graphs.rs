@@ -4,10 +4,11 @@ use crate::{
     case::Rng,
     check::{KINDS, LARGE, Lab, MACHINES, Seen, check, random_config, show},
 };
-use shardwright_graph::{Graph, OpId, Optimizer};
+use shardwright_graph::{Graph, OpId, Optimizer, micro_batch_counts, microbatch};
 use shardwright_machine::Mesh;
-use shardwright_space::{Config, LayerSplit, OpShapes};
+use shardwright_space::{Assignment, Config, LayerSplit, OpShapes};
 use shardwright_zoo::{BuildOptions, build};
+use std::num::NonZeroU32;
 
 /// Small models whose sizes can be split in many ways.
 const MODELS: [&str; 8] = [
@@ -24,7 +25,11 @@ const MODELS: [&str; 8] = [
 fn graph(spec: &str, rng: &mut Rng) -> Graph {
     let optimizer = rng.pick(&[Optimizer::sgd(0.1), Optimizer::momentum(0.1, 0.9), Optimizer::adam(0.01)]);
     let options = BuildOptions { optimizer, ..BuildOptions::default() };
-    build(&format!("{spec},dtype=f64"), &options).unwrap_or_else(|e| panic!("{spec}: {e}"))
+    let graph = build(&format!("{spec},dtype=f64"), &options).unwrap_or_else(|e| panic!("{spec}: {e}"));
+    // Half of the steps in micro-batches.
+    let counts = micro_batch_counts(&graph).unwrap();
+    let count = if rng.flip() { rng.pick(&counts) } else { 1 };
+    microbatch(&graph, NonZeroU32::new(count).unwrap()).unwrap_or_else(|e| panic!("{spec}: {e}")).graph
 }
 
 /// Random configs: one per op, or one per layer, derived from its forward op.
@@ -54,6 +59,9 @@ pub fn run(model: &str, seed: u64, machines: &[&'static [u32]], seen: &mut Seen)
     let lab = Lab::of(counts);
     let mesh = lab.mesh();
     let configs = configs(&graph, mesh, &mut rng);
+    let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(&graph, op)).collect();
+    let assignment = Assignment::of(&graph, configs).without_impossible_sums(&graph, &shapes, mesh);
+    let configs = assignment.configs;
     match check(&graph, lab, &configs, 2) {
         Ok(found) => found.iter().for_each(|(kind, count)| *seen.entry(kind.clone()).or_default() += count),
         Err(error) => {

@@ -75,6 +75,14 @@ pub enum DeltaError {
         /// Ops of the graph.
         ops: usize,
     },
+    /// A step in micro-batches.
+    #[error(
+        "a step of {count} micro-batches is not simulated change by change: choose `exact`, `pase`, `optcnn`, `auto` or a recipe"
+    )]
+    MicroBatches {
+        /// Their number.
+        count: u32,
+    },
     /// An op with too many operands or results.
     #[error("op `{op}` has too many operands or results for delta simulation")]
     TooWide {
@@ -114,6 +122,10 @@ impl<'p> Delta<'p> {
         assignment: &Assignment,
         pinned: AxisSet,
     ) -> Result<Self, DeltaError> {
+        let count = context.graph.micro_batches.get();
+        if count > 1 {
+            return Err(DeltaError::MicroBatches { count });
+        }
         let levels = context.machine.levels().len();
         let device_classes =
             DeviceClasses::new(context.mesh(), levels, pinned).ok_or(DeltaError::DeviceClasses { levels })?;
