@@ -38,6 +38,8 @@ fn train(name: &str, options: &str) {
     let graph = build(&spec, &options_given).unwrap_or_else(|e| panic!("{spec}: {e}"));
     let (machine, serial) = (machine(), Check::new(&graph, OPTIONS).unwrap());
     let mut seen: Vec<Assignment> = Vec::new();
+    // Only untied plans can express these.
+    const SHARDED: [&str; 4] = ["zero1", "zero2", "fsdp", "hsdp"];
     for untied in [false, true] {
         if untied && graph.ops.len() > FEW_OPS {
             continue;
@@ -48,7 +50,7 @@ fn train(name: &str, options: &str) {
         let others = ["auto", "mcmc", "place"];
         for strategy in STRATEGIES.iter().filter(|s| !others.contains(&s.name())) {
             let name = strategy.name();
-            let wanted = if untied { ["fsdp", "exact"].contains(&name) } else { name != "fsdp" };
+            let wanted = if untied { ["fsdp", "exact"].contains(&name) } else { !SHARDED.contains(&name) };
             if wanted {
                 let what = format!("{spec} by {name}");
                 let solution = strategy.solve(&planner, &Constraints::default(), &Control::new());

@@ -219,6 +219,17 @@ impl Graph {
         self.sliced.iter().find(|slice| slice.tensor == tensor).map(|slice| usize::from(slice.dim))
     }
 
+    /// The weight that micro-batches read through a view ([`crate::microbatch`]); any other tensor is itself.
+    pub fn held_weight(&self, tensor: TensorId) -> TensorId {
+        let producer = self.tensor(tensor).producer.map(|op| self.node(op));
+        let held = producer.filter(|node| {
+            self.micro_batches.get() > 1 && !node.repeated && node.op.operator().is_view()
+        });
+        let source = held.and_then(|node| node.inputs.first().copied());
+        let same = |&t: &TensorId| self.tensor(t).producer.is_none() && self.tensor(t).ty == self.tensor(tensor).ty;
+        source.filter(same).unwrap_or(tensor)
+    }
+
     /// The tensor with the data of the whole step: that of all slices, one after the other.
     pub fn whole_tensor(&self, id: TensorId) -> Tensor {
         let mut whole = self.tensor(id).clone();

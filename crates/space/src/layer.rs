@@ -75,7 +75,9 @@ impl LayerSplit {
                 let by_name = (0..rule.factors.len())
                     .map(|f| if update { None } else { same_factor(rule, f, &shapes[op.index()].rule) })
                     .collect();
-                Member { by_name, update, inputs: node.inputs.clone(), outputs: node.outputs.clone() }
+                // A view of a weight has the weight's layout: updates follow those who read it.
+                let inputs = node.inputs.iter().map(|&t| graph.held_weight(t)).collect();
+                Member { by_name, update, inputs, outputs: node.outputs.clone() }
             })
             .collect();
         let position = ops.iter().position(|&op| op == forward);

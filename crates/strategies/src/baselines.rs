@@ -86,7 +86,7 @@ pub fn price_recipes<'a>(
     let offered = meshes(prime.machine);
     let mut contexts: Vec<Arc<Context<'a>>> = vec![Arc::clone(prime)];
     let mut priced = Vec::new();
-    for recipe in RECIPES {
+    for recipe in RECIPES.into_iter().filter(|recipe| recipe.applies(prime)) {
         let untied = prime.untied || recipe.needs_untied();
         let alike = agreed(prime.mesh(), &recipe.assignment(prime).configs);
         let alike =

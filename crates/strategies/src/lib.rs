@@ -10,7 +10,7 @@
 //! | `place` | whole layers on devices | partitioning, then moves on the simulated step |
 //! | `soybean` | a tiling of every tensor per binary cut, fewest elements moved | SoyBean's k cuts |
 //! | `soybean-time` | the same, least time of moves: ours, not the paper's | the same |
-//! | `data`, `model`, `owt`, `megatron`, `fsdp` | one config per op, by rule | nothing is searched |
+//! | `data`, `model`, `owt`, `megatron`, `zero1`, `zero2`, `fsdp`, `hsdp` | one config per op, by rule | nothing is searched |
 //!
 //! A [`Planner`] holds a request's inputs and everything that strategies share. A [`Solution`] is a strategy's answer, a
 //! value until [`plan`] writes it down. One file per strategy: a new one is a file and a line in [`STRATEGIES`].
@@ -102,7 +102,7 @@ pub trait Strategy: Sync {
 }
 
 /// All strategies; the first is the default.
-pub static STRATEGIES: [&dyn Strategy; 13] = [
+pub static STRATEGIES: [&dyn Strategy; 16] = [
     &auto::Auto,
     &exact::Exact,
     &optcnn::OptCnn,
@@ -115,7 +115,10 @@ pub static STRATEGIES: [&dyn Strategy; 13] = [
     &recipes::MODEL,
     &recipes::OWT,
     &recipes::MEGATRON,
+    &recipes::ZERO1,
+    &recipes::ZERO2,
     &recipes::FSDP,
+    &recipes::HSDP,
 ];
 
 /// The strategy of a name.

@@ -3,12 +3,12 @@
 use crate::{Planner, Solution, Strategy, baselines::baseline, error::StrategyError};
 use shardwright_cost::{Layout, Placement};
 use shardwright_graph::{
-    FactorIndex, FactorKind, Graph, LayerId, OpId, Phase, Role, Rule, TensorId, factor_kinds,
+    Consumers, FactorIndex, FactorKind, Graph, LayerId, OpId, Phase, Role, Rule, TensorId, factor_kinds,
 };
 use shardwright_machine::AxisId;
 use shardwright_plan::{Constraints, Context, Optimised, PlanError};
 use shardwright_search::Control;
-use shardwright_space::{Assignment, AxisUse, Config, configs};
+use shardwright_space::{Assignment, AxisUse, Config, configs, elementwise_config, input_layout};
 use smallvec::SmallVec;
 
 /// A recipe.
@@ -25,7 +25,10 @@ enum RecipeRule {
     Model,
     Owt,
     Megatron,
+    Zero1,
+    Zero2,
     Fsdp,
+    Hsdp,
 }
 
 /// Data parallelism.
@@ -60,8 +63,29 @@ pub static FSDP: Recipe = Recipe {
     rule: RecipeRule::Fsdp,
 };
 
+/// ZeRO's first stage: weights are gathered and gradients reduced once per step (Rajbhandari et al., arXiv 1910.02054).
+pub static ZERO1: Recipe = Recipe {
+    name: "zero1",
+    about: "ZeRO-1: data parallelism with sharded updates; weights are gathered and gradients reduced once per step",
+    rule: RecipeRule::Zero1,
+};
+
+/// ZeRO's second stage: gradients are reduced to shards in every micro-batch.
+pub static ZERO2: Recipe = Recipe {
+    name: "zero2",
+    about: "ZeRO-2: as zero1, but gradients are sharded: each micro-batch reduces its own",
+    rule: RecipeRule::Zero2,
+};
+
+/// Hybrid sharded data parallelism: FSDP inside the innermost level, copies between its units.
+pub static HSDP: Recipe = Recipe {
+    name: "hsdp",
+    about: "HSDP: FSDP on the innermost level, data parallelism with copies of the shards on the others",
+    rule: RecipeRule::Hsdp,
+};
+
 /// All recipes.
-pub static RECIPES: [&Recipe; 5] = [&DATA, &MODEL, &OWT, &MEGATRON, &FSDP];
+pub static RECIPES: [&Recipe; 8] = [&DATA, &MODEL, &OWT, &MEGATRON, &ZERO1, &ZERO2, &FSDP, &HSDP];
 
 impl Strategy for Recipe {
     fn name(&self) -> &'static str {
@@ -87,11 +111,20 @@ impl Strategy for Recipe {
         control: &Control<'_>,
     ) -> Result<Solution<'a>, StrategyError> {
         let recipes = planner.recipes(control)?;
-        let Some(own) = baseline(recipes, self.name, constraints) else {
+        // A recipe that would be fsdp here is not priced again.
+        let own = baseline(recipes, self.name, constraints);
+        let Some(priced) = own.or_else(|| baseline(recipes, FSDP.name, constraints)) else {
             let reason = "it has no mesh".to_string();
             return Err(PlanError::NoPlan { solver: self.name.into(), reason }.into());
         };
-        own.solution().checked(constraints, self.name)
+        let mut solution = priced.solution();
+        if own.is_none() {
+            let name = self.name;
+            solution.notes.push(format!(
+                "this is the plan of fsdp: zero1 and zero2 differ from it in several micro-batches, hsdp on machines of several levels; {name} was asked for"
+            ));
+        }
+        solution.checked(constraints, self.name)
     }
 }
 
@@ -101,7 +134,45 @@ type ChosenConfigs = Vec<Option<Vec<Config>>>;
 impl Recipe {
     /// Whether the recipe splits the ops of a layer differently from each other.
     pub(crate) fn needs_untied(&self) -> bool {
-        self.rule == RecipeRule::Fsdp
+        self.is_sharded()
+    }
+
+    /// Whether weights, gradients and optimizer state are sharded.
+    fn is_sharded(&self) -> bool {
+        matches!(self.rule, RecipeRule::Zero1 | RecipeRule::Zero2 | RecipeRule::Fsdp | RecipeRule::Hsdp)
+    }
+
+    /// Whether the recipe differs from all others: stages of ZeRO differ in several micro-batches, hybrid sharding on
+    /// machines of several levels.
+    pub(crate) fn applies(&self, context: &Context<'_>) -> bool {
+        match self.rule {
+            RecipeRule::Zero1 | RecipeRule::Zero2 => context.graph.micro_batches.get() > 1,
+            RecipeRule::Hsdp => context.machine.levels().len() > 1,
+            _ => true,
+        }
+    }
+
+    /// The config of an op on whole weights or gradients: on shards of them.
+    fn sharded(&self, context: &Context<'_>, op: OpId, tied: Config) -> Config {
+        let node = context.graph.node(op);
+        let accumulates = node.op.operator().accumulates();
+        let held = context.graph.micro_batches.get() > 1 && node.phase == Phase::Forward;
+        let innermost = context.mesh().axes().last().map(|axis| axis.level);
+        match self.rule {
+            // Partial sums are added up where they are; weights are held whole.
+            RecipeRule::Zero1 if accumulates || held => tied,
+            RecipeRule::Zero2 if held => tied,
+            RecipeRule::Hsdp => {
+                let inside = |axis: AxisId| Some(context.mesh().axis(axis).level) == innermost;
+                let mut config = shards(context, op, inside);
+                // Between the units, partial sums wait for the end of the step.
+                for axis in context.mesh().all().iter().filter(|&axis| accumulates && !inside(axis)) {
+                    config.set(axis, tied.get(axis));
+                }
+                config
+            }
+            _ => shards(context, op, |_| true),
+        }
     }
 
     /// The recipe's assignment.
@@ -126,16 +197,17 @@ impl Recipe {
                 Some(context.layers.members[layer.index()].configs(shapes, mesh, &config));
         }
         let stored = works_on_stored(context.graph);
+        let consumers = context.graph.consumers();
         let config = |op: OpId| {
             let (layer, member) = context.layers.index[op.index()];
             let config = chosen[layer as usize].as_ref().map(|configs| &configs[member as usize]);
             let config = config.cloned().unwrap_or_else(|| Config::replicated(mesh.len()));
+            let config = held_as_read(context, &consumers, &chosen, op).unwrap_or(config);
+            let accumulates = context.graph.node(op).op.operator().accumulates();
             let alone = config.uses().iter().all(|used| *used == AxisUse::Replicate);
-            match self.rule {
-                // Ops on whole weights and gradients run on shards of them.
-                RecipeRule::Fsdp if alone && stored[op.index()] => shards(context, op),
-                _ => config,
-            }
+            // Ops on whole weights and gradients run on shards of them.
+            let whole = (alone || accumulates) && stored[op.index()];
+            if self.is_sharded() && whole { self.sharded(context, op, config) } else { config }
         };
         Assignment::of(context.graph, context.graph.op_ids().map(config).collect())
     }
@@ -162,13 +234,31 @@ impl Recipe {
         let product = is_product(context, layer, kinds);
         let spatial = kinds.contains(&FactorKind::Attribute);
         match self.rule {
-            RecipeRule::Data | RecipeRule::Fsdp => sample(),
+            RecipeRule::Data => sample(),
+            _ if self.is_sharded() => sample(),
             RecipeRule::Model if weighted => parameter(),
             RecipeRule::Owt if product && spatial => sample(),
             RecipeRule::Owt if product => parameter(),
             _ => follow().unwrap_or_else(sample),
         }
     }
+}
+
+/// The config in which a view holds a weight for all micro-batches: that of its first reader.
+fn held_as_read(
+    context: &Context<'_>,
+    consumers: &Consumers,
+    chosen: &ChosenConfigs,
+    op: OpId,
+) -> Option<Config> {
+    let node = context.graph.node(op);
+    let held = *node.outputs.first().filter(|&&t| context.graph.held_weight(t) != t)?;
+    let reader = *consumers.of(held).first()?;
+    let input = context.graph.node(reader).inputs.iter().position(|&t| t == held)?;
+    let (layer, member) = context.layers.index[reader.index()];
+    let config = &chosen[layer as usize].as_ref()?[member as usize];
+    let layout = input_layout(&context.shapes[reader.index()], input, config, context.mesh());
+    Some(elementwise_config(&layout, &context.shapes[op.index()].rule, context.mesh()))
 }
 
 /// Which ops work on what is stored in shards: on nothing but weights and state, as slices of stacked weights do, or for
@@ -241,14 +331,15 @@ fn megatron(context: &Context<'_>, layer: LayerId, kinds: &[FactorKind], chosen:
 /// Whether the layer's forward op reads a weight itself.
 fn reads_weight(context: &Context<'_>, layer: LayerId) -> bool {
     let node = context.graph.node(context.layers.members[layer.index()].forward());
-    node.inputs.iter().any(|&t| context.graph.tensor(t).role == Role::Parameter)
+    let weight = |t| context.graph.tensor(context.graph.held_weight(t)).role == Role::Parameter;
+    node.inputs.iter().any(|&t| weight(t))
 }
 
 /// Whether the layer's forward op multiplies data by a weight and sums. An embedding does not: what it reads
 /// beside its table are ids.
 fn is_product(context: &Context<'_>, layer: LayerId, kinds: &[FactorKind]) -> bool {
     let node = context.graph.node(context.layers.members[layer.index()].forward());
-    let tensor = |t: &TensorId| context.graph.tensor(*t);
+    let tensor = |t: &TensorId| context.graph.tensor(context.graph.held_weight(*t));
     let data = |t: &TensorId| tensor(t).role != Role::Parameter && tensor(t).ty.dtype.is_float();
     reads_weight(context, layer) && kinds.contains(&FactorKind::Reduction) && node.inputs.iter().any(data)
 }
@@ -262,15 +353,22 @@ fn split_axes(
     split_op(context, context.layers.members[layer.index()].forward(), |_, axis| factor(axis))
 }
 
-/// Every axis on the first factor that it divides further: all devices hold different parts.
-fn shards(context: &Context<'_>, op: OpId) -> Config {
-    let factors = context.shapes[op.index()].rule.factors.len() as FactorIndex;
+/// Every one of some axes on the first factor that it divides further: their devices hold different parts.
+fn shards(context: &Context<'_>, op: OpId, used: impl Fn(AxisId) -> bool) -> Config {
+    let rule = &context.shapes[op.index()].rule;
+    let partial = |f: &FactorIndex| rule.inputs.iter().any(|map| map.partial == Some(*f));
+    let factors: SmallVec<[FactorIndex; 6]> =
+        (0..rule.factors.len() as FactorIndex).filter(|f| !partial(f)).collect();
     // One factor for all axes, if there is one that can take them.
-    let all = (0..factors).map(|f| split_op(context, op, |_, _| Some(f)));
-    let full = |config: &Config| !config.uses().contains(&AxisUse::Replicate);
-    all.into_iter()
-        .find(full)
-        .unwrap_or_else(|| split_op(context, op, |divides, _| (0..factors).find(|&f| divides(f))))
+    let all = factors.iter().map(|&f| split_op(context, op, |_, axis| used(axis).then_some(f)));
+    let full = |config: &Config| {
+        let mut split = context.mesh().all().iter().filter(|&axis| used(axis));
+        split.all(|axis| config.get(axis) != AxisUse::Replicate)
+    };
+    all.into_iter().find(full).unwrap_or_else(|| {
+        let first = |divides: &dyn Fn(FactorIndex) -> bool| factors.iter().copied().find(|&f| divides(f));
+        split_op(context, op, |divides, axis| if used(axis) { first(divides) } else { None })
+    })
 }
 
 /// Splits for each axis the factor that is asked for, where it divides; the rest repeats. `factor` is told which

@@ -13,6 +13,7 @@ use crate::{
 use shardwright_cost::Comm;
 use shardwright_plan::{Constraints, Context, MoveCount, Optimised};
 use shardwright_search::Control;
+use shardwright_sim::DeltaError;
 use shardwright_soybean::{Cuts, Objective, count, solve};
 use shardwright_space::{Assignment, AxisUse, Config};
 use std::sync::Arc;
@@ -63,10 +64,10 @@ impl Strategy for SoyBean {
     ) -> Result<Solution<'a>, StrategyError> {
         // Weights have tilings of their own: the untied space.
         let context = Arc::clone(planner.untied_prime()?);
-        let count = context.graph.micro_batches.get();
-        if count > 1 {
+        let micro_batches = context.graph.micro_batches.get();
+        if micro_batches > 1 {
             // SoyBean's tilings know no sums over time.
-            return Err(DeltaError::MicroBatches { count }.into());
+            return Err(DeltaError::MicroBatches { count: micro_batches }.into());
         }
         let (shapes, comm) = (&context.shapes, context.resharder.comm());
         let cuts = solve(context.graph, shapes, comm, self.objective, control)?;

@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Args {
     #[command(flatten)]
     request: Request,
-    /// Strategy: auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, fsdp
+    /// Strategy: auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, zero1, zero2, fsdp, hsdp
     #[arg(long, default_value = "auto")]
     solver: String,
     /// Plan with the op times that `run --record` measured, instead of --costs
