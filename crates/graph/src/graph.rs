@@ -222,11 +222,11 @@ impl Graph {
     /// The weight that micro-batches read through a view ([`crate::microbatch`]); any other tensor is itself.
     pub fn held_weight(&self, tensor: TensorId) -> TensorId {
         let producer = self.tensor(tensor).producer.map(|op| self.node(op));
-        let held = producer.filter(|node| {
-            self.micro_batches.get() > 1 && !node.repeated && node.op.operator().is_view()
-        });
+        let held = producer
+            .filter(|node| self.micro_batches.get() > 1 && !node.repeated && node.op.operator().is_view());
         let source = held.and_then(|node| node.inputs.first().copied());
-        let same = |&t: &TensorId| self.tensor(t).producer.is_none() && self.tensor(t).ty == self.tensor(tensor).ty;
+        let same =
+            |&t: &TensorId| self.tensor(t).producer.is_none() && self.tensor(t).ty == self.tensor(tensor).ty;
         source.filter(same).unwrap_or(tensor)
     }
 

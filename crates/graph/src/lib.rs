@@ -64,7 +64,9 @@ mod workload;
 pub use autodiff::GradContext;
 pub use builder::{BuildError, GraphBuilder};
 pub use fuse_attention::{AttentionFusion, fuse_attention};
-pub use graph::{Carry, Consumers, Graph, Init, Layer, Node, Phase, Role, SlicedTensor, Tensor, WeightGradient};
+pub use graph::{
+    Carry, Consumers, Graph, Init, Layer, Node, Phase, Role, SlicedTensor, Tensor, WeightGradient,
+};
 pub use ids::{LayerId, OpId, TensorId};
 pub use json::ReadError;
 pub use microbatch::{MicroBatchError, MicroBatched, micro_batch_counts, microbatch};

@@ -81,7 +81,9 @@ pub enum MicroBatchError {
         reason: String,
     },
     /// A result of the step that has one value per sample.
-    #[error("output `{tensor}` has a value per sample, which no sum over micro-batches gives; plan with one micro-batch")]
+    #[error(
+        "output `{tensor}` has a value per sample, which no sum over micro-batches gives; plan with one micro-batch"
+    )]
     Output {
         /// The output.
         tensor: String,
@@ -314,7 +316,8 @@ impl<'g> Rewrite<'g> {
             let in_body = self.sections[op.index()] == Section::Body;
             for &t in base.node(op).inputs.iter().filter(|_| in_body) {
                 let tensor = base.tensor(t);
-                let stored = tensor.producer.is_none() && !matches!(tensor.role, Role::Input | Role::Constant);
+                let stored =
+                    tensor.producer.is_none() && !matches!(tensor.role, Role::Input | Role::Constant);
                 let Some(weight) = self.made[t.index()].filter(|_| stored) else { continue };
                 if self.in_body.contains_key(&t) {
                     continue;
@@ -394,7 +397,8 @@ impl<'g> Rewrite<'g> {
     fn place(&self, op: OpId) -> Result<(LayerId, Phase), MicroBatchError> {
         let node = self.base.node(op);
         let layer = self.layers[node.layer.index()];
-        let late = || MicroBatchError::op(self.base, op, "its layer's forward op runs once per step, after it");
+        let late =
+            || MicroBatchError::op(self.base, op, "its layer's forward op runs once per step, after it");
         // A sum that flows back feeds an op that is not yet added: a layer may begin with it.
         Ok((layer.or_else(|| self.producer_layer(op)).ok_or_else(late)?, node.phase))
     }
@@ -410,7 +414,8 @@ impl<'g> Rewrite<'g> {
         let node = base.node(op);
         let body = section == Section::Body;
         let sums = node.inputs.iter().all(|t| self.kinds[t.index()] == Kind::Sum);
-        let linear = self.cuts.factors[op.index()].is_none() && is_linear(node) && sums && !node.inputs.is_empty();
+        let linear =
+            self.cuts.factors[op.index()].is_none() && is_linear(node) && sums && !node.inputs.is_empty();
         let mut inputs: SmallVec<[TensorId; 4]> = SmallVec::new();
         for &t in &node.inputs {
             inputs.push(match self.sums.get(&t) {

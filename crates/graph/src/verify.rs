@@ -36,8 +36,8 @@
 //!
 //! 12. In a step of one micro-batch no op is repeated and no data are sliced. In other steps repeated ops are neighbours,
 //!     only data and constants are sliced, and only repeated ops read slices.
-//! 13. Results leave the repeated ops through ops that [accumulate](crate::Operator::accumulates). Only repeated ops
-//!     accumulate, and no repeated op reads a sum over micro-batches.
+//! 13. Results leave the repeated ops through ops that [accumulate](crate::Operator::accumulates). Then only repeated ops
+//!     accumulate, and none reads a sum over micro-batches.
 
 use crate::{
     graph::{Graph, Init, Node, Phase, Role, Tensor},
@@ -310,7 +310,8 @@ fn check_micro_batches(graph: &Graph) -> Result<(), VerifyError> {
         if single {
             return fail("is sliced, but the step has one micro-batch");
         }
-        if !matches!(tensor.role, Role::Input | Role::Constant) || usize::from(slice.dim) >= tensor.ty.rank() {
+        if !matches!(tensor.role, Role::Input | Role::Constant) || usize::from(slice.dim) >= tensor.ty.rank()
+        {
             return fail("cannot be sliced: only dimensions of data and constants can");
         }
         if std::mem::replace(&mut sliced[slice.tensor.index()], true) {
@@ -328,7 +329,7 @@ fn check_micro_batches(graph: &Graph) -> Result<(), VerifyError> {
         if node.repeated && (single || !body.contains(&i)) {
             return fail("is repeated, apart from the other repeated ops or in a step of one micro-batch");
         }
-        if accumulates(id) && (!node.repeated || node.inputs.len() != 1) {
+        if !single && accumulates(id) && (!node.repeated || node.inputs.len() != 1) {
             return fail("accumulates, but is not repeated or does not read exactly one tensor");
         }
         for &t in &node.inputs {

@@ -34,6 +34,9 @@ use std::ops::Range;
 /// Buffers are whole cache lines of this many bytes.
 pub const LINE: u64 = 64;
 
+/// Micro-batches whose memory differs: the first, one in between, the last.
+const ALL_KINDS: u32 = 3;
+
 /// Tensors of at most this size are reduced together as one row: copying them costs less than a message each.
 pub const SMALL_BYTES: u64 = 16 << 10;
 
@@ -182,11 +185,11 @@ struct Tasks<'p> {
 }
 
 impl DeviceAccount {
-    /// The account of a device. That of a program whose body is written once is that of the first two micro-batches: in
-    /// the second, all sums over micro-batches are held.
+    /// The account of a device. That of a program whose body is written once is that of three micro-batches. From the
+    /// second on, all sums over micro-batches are held; up to the last but one, all that the next one reads.
     pub fn of(program: &ParallelGraph, device: DeviceId) -> Self {
         if program.copies == 1 && program.micro_batches.get() > 1 && !program.body.is_empty() {
-            return Self::of(&program.unrolled_to(2), device);
+            return Self::of(&program.unrolled_to(ALL_KINDS), device);
         }
         let in_place = program.updated_in_place();
         let replaced = program.replaced();
@@ -322,7 +325,11 @@ impl Tasks<'_> {
 impl ParallelGraph {
     /// The most bytes that any device holds at once.
     pub fn peak_memory(&self) -> u64 {
-        let program = if self.copies == 1 && !self.body.is_empty() { Cow::Owned(self.unrolled_to(2)) } else { Cow::Borrowed(self) };
+        let program = if self.copies == 1 && !self.body.is_empty() {
+            Cow::Owned(self.unrolled_to(ALL_KINDS))
+        } else {
+            Cow::Borrowed(self)
+        };
         let devices = self.memory_devices().into_iter();
         devices.map(|device| DeviceAccount::of(&program, device).account.peak()).max().unwrap_or(0)
     }

@@ -13,7 +13,7 @@ impl ParallelGraph {
     }
 
     /// The program with the bodies of the first `copies` micro-batches, at least one; the last copy holds the data of all
-    /// further ones. The step of a program with fewer copies than micro-batches is shorter, its memory is the same from two
+    /// further ones. The step of a program with fewer copies than micro-batches is shorter, its memory is the same from three
     /// copies on.
     pub fn unrolled_to(&self, copies: u32) -> Self {
         let copies = copies.clamp(1, self.micro_batches.get());

@@ -39,7 +39,8 @@ pub fn local_bytes(context: &Context<'_>, tensor: TensorId, layout: &Layout) -> 
     // Of data that micro-batches slice, all slices are held.
     let sliced = context.graph.sliced_dim(tensor).is_some();
     let slices = if sliced { u64::from(context.graph.micro_batches.get()) } else { 1 };
-    let bytes = context.graph.tensor(tensor).ty.bytes() / u64::from(context.mesh().group_size(sharded)).max(1);
+    let bytes =
+        context.graph.tensor(tensor).ty.bytes() / u64::from(context.mesh().group_size(sharded)).max(1);
     bytes.saturating_mul(slices)
 }
 
@@ -84,7 +85,8 @@ fn network_charges(context: &Context<'_>) -> Vec<(NetworkCharge, Range<u32>)> {
         }
         let stored = |when: Range<u32>| (NetworkCharge::Stored { tensor, at }, when);
         let producer = graph.tensor(tensor).producer.filter(|_| !read_again(tensor));
-        let (Some(producer), Some(source), Some(&first)) = (producer, at, readers[tensor.index()].first()) else {
+        let (Some(producer), Some(source), Some(&first)) = (producer, at, readers[tensor.index()].first())
+        else {
             charges.push(stored(alive));
             continue;
         };

@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use shardwright_graph::{
-    DType, Graph, GraphBuilder, Init, MicroBatchError, Optimizer, Real, Role, TensorId, TensorType, micro_batch_counts,
-    microbatch,
+    DType, Graph, GraphBuilder, Init, MicroBatchError, Optimizer, Real, Role, TensorId, TensorType,
+    micro_batch_counts, microbatch,
     ops::{Binary, BinaryFn, Contract, Dropout, Reduce, Softmax, Unary, UnaryFn},
     train,
     verify::verify,
@@ -146,7 +146,9 @@ fn steps_that_cannot_be_divided_say_why() {
     assert_eq!(error.to_string(), "4 micro-batches do not divide a batch of 6; choose one of 1, 2, 3, 6");
     let ty = |shape: &[u64]| TensorType::new(DType::F64, shape);
     // A softmax over the batch needs all samples; a product of samples relates them to each other.
-    for (name, expected) in [("softmax", "needs all samples at once"), ("pairs", "relates samples to each other")] {
+    for (name, expected) in
+        [("softmax", "needs all samples at once"), ("pairs", "relates samples to each other")]
+    {
         let mut b = GraphBuilder::new(name);
         let x = b.source("x", ty(&[4, 4]), Role::Input, Init::Normal(Real(1.0))).unwrap();
         let y = match name {

@@ -164,7 +164,8 @@ impl LayerSplit {
                 operands(member, rule).find_map(|(map, t)| {
                     let layout = known.get(t)?;
                     // Partial sums are added up as they are, where the op can.
-                    let partial = map.partial.filter(|_| layout.get(id) == Placement::Partial(Reduction::Sum));
+                    let partial =
+                        map.partial.filter(|_| layout.get(id) == Placement::Partial(Reduction::Sum));
                     partial.or_else(|| led_factor(rule, map, layout, id)).filter(fits)
                 })
             });

@@ -39,5 +39,7 @@ pub use layer::LayerSplit;
 pub use layout::{OpShapes, input_layout, output_layout};
 pub use search_mesh::SearchMesh;
 pub use tensor_layouts::{Fetch, TensorLayout, TensorLayouts, assign_layouts, elementwise_config};
-pub use transfers::{Endpoint, FetchGroup, Pass, Sharing, Transfer, Transfers, UPDATE, pass_of, reduce_partials};
+pub use transfers::{
+    Endpoint, FetchGroup, Pass, Sharing, Transfer, Transfers, UPDATE, pass_of, reduce_partials,
+};
 pub use window::{Halo, WindowCut, halos, window_cuts};

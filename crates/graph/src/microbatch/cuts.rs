@@ -71,12 +71,16 @@ impl Cuts {
         }
         let Some(factor) = factor else { return Ok(false) };
         let mut found = self.factors[op.index()].replace(factor).is_none();
-        let cuts: Vec<(TensorId, Option<usize>)> =
-            tensors().filter(|(map, _)| map.has(factor)).map(|(m, t)| (t, m.dim_led_by(factor, rule))).collect();
+        let cuts: Vec<(TensorId, Option<usize>)> = tensors()
+            .filter(|(map, _)| map.has(factor))
+            .map(|(m, t)| (t, m.dim_led_by(factor, rule)))
+            .collect();
         for (t, dim) in cuts {
             let tensor = graph.tensor(t);
             let name = tensor.name.escape_debug();
-            let Some(dim) = dim else { return Err(format!("the samples do not lead a dimension of `{name}`")) };
+            let Some(dim) = dim else {
+                return Err(format!("the samples do not lead a dimension of `{name}`"));
+            };
             match self.dims[t.index()] {
                 Some(known) if usize::from(known) != dim => {
                     return Err(format!("two dimensions of `{name}` run over the samples"));

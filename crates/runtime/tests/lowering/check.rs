@@ -240,7 +240,9 @@ fn check_in(context: &Context<'_>, assignment: &Assignment, steps: usize) -> Res
     program.verify()?;
     let (sent, held) = (program.traffic(resharder.comm()), program.peak_memory());
     if sent != predicted || held != peak {
-        return Err(format!("unrolled it sends {sent:?} and holds {held} bytes, not {predicted:?} and {peak}"));
+        return Err(format!(
+            "unrolled it sends {sent:?} and holds {held} bytes, not {predicted:?} and {peak}"
+        ));
     }
     let mut serial = Serial::new(graph, 7, &[]);
     let mut parallel = Reference::new(graph, &program, 7);
