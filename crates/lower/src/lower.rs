@@ -66,6 +66,9 @@ impl Default for LowerOptions {
 /// Reshard trees from one layout to several, for tensors of one shape.
 type ReshardTrees = FxHashMap<(TensorShape, Layout, Vec<Layout>), Rc<ReshardTree>>;
 
+/// The layouts to reshard a tensor to as soon as it is produced, each with the pass that needs it.
+type EagerFetches = SmallVec<[(Layout, Option<Pass>); 1]>;
+
 /// A copy of a tensor in another layout than the stored one.
 #[derive(Clone)]
 struct TensorCopy {
@@ -178,7 +181,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Per tensor: the layouts to reshard to as soon as it is produced.
-    fn eager(&self) -> Vec<SmallVec<[(Layout, Option<Pass>); 1]>> {
+    fn eager(&self) -> Vec<EagerFetches> {
         let mut eager = vec![SmallVec::new(); self.graph.tensors.len()];
         if self.sharing == Sharing::WithinLayers {
             return eager;
