@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
@@ -43,6 +44,23 @@ class Plan:
         """Writes the plan file, for `shardwright explain`, `simulate`, `report`, `export` and `run`. It contains a step that
         was given as text. Models and machines in files are referenced by path."""
         _write(path, self.to_json())
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan of a plan file's text.
+
+        >>> import shardwright
+        >>> p = shardwright.plan("mlp", machine="flat:2")
+        >>> shardwright.Plan.from_json(p.to_json()).configs() == p.configs()
+        True
+        """
+        return cls(_native.load(text))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads a plan file, as `save` and `shardwright plan -o` write it."""
+        with open(path, encoding="utf-8") as file:
+            return cls.from_json(file.read())
 
     @property
     def data(self) -> dict[str, Any]:
@@ -211,9 +229,21 @@ def _option(name: str, value: object) -> list[str]:
     return [f"--{name}={value}"]
 
 
-def _bytes(size: str | int | None) -> str | None:
-    """A size as text; numbers are bytes."""
-    return f"{size}B" if isinstance(size, int) else size
+# A number below this is no size of a device's memory in bytes.
+_FEWEST_BYTES = 1 << 16
+
+
+def _bytes(size: str | float | None, name: str) -> str | None:
+    """A size as text; numbers are bytes.
+
+    >>> _bytes(1e9, "memory"), _bytes("80GB", "memory")
+    ('1000000000B', '80GB')
+    """
+    if size is None or isinstance(size, str):
+        return size
+    if not math.isfinite(size) or size < _FEWEST_BYTES:
+        raise _native.PlanError(f'{name}={size} is {size} bytes; write {name}="{size}GB" for gigabytes, or {name}=80e9 for bytes')
+    return f"{int(size)}B"
 
 
 def _pairs(given: Mapping[str, object] | Iterable[str] | None) -> list[str]:
@@ -233,7 +263,7 @@ def plan(
     model: str | os.PathLike[str],
     *,
     machine: str = "p100x16",
-    memory: str | int | None = None,
+    memory: str | float | None = None,
     solver: str = "auto",
     batch: int | None = None,
     seq: int | None = None,
@@ -245,6 +275,7 @@ def plan(
     fix: Mapping[str, object] | Iterable[str] | None = None,
     roles: Mapping[str, object] | Iterable[str] | None = None,
     opaque: Iterable[str] = (),
+    rules: Mapping[str, str] | Iterable[str] | None = None,
     dims: Mapping[str, object] | Iterable[str] | None = None,
     loss: str = "cross-entropy",
     inference: bool = False,
@@ -254,7 +285,7 @@ def plan(
     proposals: int | None = None,
     balance: float | None = None,
     spmd: bool = False,
-    ram: str | int | None = None,
+    ram: str | float | None = None,
     progress: bool | Callable[[float, float | None, float], None] | None = None,
 ) -> Plan:
     """Plans how to split a model's training step over a machine's devices.
@@ -280,6 +311,8 @@ def plan(
         fix: constraints, op name pattern to config: `{"fc*": "c4"}`.
         roles: roles of a StableHLO program's arguments, by name pattern: `{"params.*": "parameter"}`.
         opaque: targets of custom calls that are pure functions. These calls are replicated.
+        rules: rules of custom calls, by target: `{"my_kernel": "b q _, b k _ -> b q _"}`. The call works on each block of the
+            dimensions of one name separately, and needs `_` whole.
         dims: sizes of symbolic dimensions of an ONNX file.
         loss: the loss of an ONNX model: `"cross-entropy"`, `"mse"`, `"output"`.
         inference: plan the forward pass only.
@@ -316,7 +349,7 @@ def plan(
         native = _native.plan(
             [
                 *_option("machine", machine),
-                *_option("memory", _bytes(memory)),
+                *_option("memory", _bytes(memory, "memory")),
                 *_option("batch", batch),
                 *_option("seq", seq),
                 *_option("precision", precision),
@@ -327,6 +360,7 @@ def plan(
                 *_option("fix", _pairs(fix)),
                 *_option("role", _pairs(roles)),
                 *_option("opaque", list(opaque)),
+                *_option("rule", _pairs(rules)),
                 *_option("dim", _pairs(dims)),
                 *_option("loss", loss),
                 *_option("inference", inference),
@@ -336,7 +370,7 @@ def plan(
                 *_option("proposals", proposals),
                 *_option("balance", balance),
                 *_option("spmd", spmd),
-                *_option("ram", _bytes(ram)),
+                *_option("ram", _bytes(ram, "ram")),
                 "--",
                 _file_name(text) if text else name,
             ],

@@ -26,11 +26,11 @@ from jax.experimental import multihost_utils
 from shardwright.jax import parallelize
 
 assert jax.device_count() == 8 and jax.local_device_count() == 4
-for name, solver in [("mlp", "exact"), ("mlp", "fsdp"), ("moe", "data")]:
+for name, solver, measure in [("mlp", "exact", False), ("mlp", "fsdp", False), ("moe", "data", False), ("mlp", "auto", True)]:
     step, args = steps.CASES[name]()
     args = jax.tree.map(np.asarray, args)
     want = jax.jit(step)(*args)
-    fast = parallelize(step, *args, machine="cpu:8", solver=solver)
+    fast = parallelize(step, *args, machine="cpu:8", solver=solver, measure=measure)
     got = fast(*args)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         whole = multihost_utils.process_allgather(a, tiled=True)

@@ -6,7 +6,7 @@
 use crate::tensor_paths::{PlanLayouts, partial};
 use serde::Serialize;
 use shardwright_cost::{Arrangement, Layout, LayoutError, Resharder};
-use shardwright_graph::{Graph, TensorId};
+use shardwright_graph::{Graph, Role, TensorId};
 use shardwright_machine::Mesh;
 use shardwright_space::Assignment;
 use shardwright_stablehlo::{ImportedProgram, OperandUse, TensorView};
@@ -52,6 +52,8 @@ pub struct SiteSpecs {
 pub struct Shardings {
     /// The program's arguments.
     pub arguments: Vec<Spec>,
+    /// The roles of the program's arguments.
+    pub roles: Vec<Role>,
     /// The program's results.
     pub results: Vec<Spec>,
     /// Its operations, in the order of the text.
@@ -136,6 +138,7 @@ impl Shardings {
         let sites: Vec<SiteSpecs> = sites.collect();
         Ok(Self {
             arguments: program.arguments.iter().map(|&t| whole(t, settled(t))).collect(),
+            roles: program.arguments.iter().map(|&t| graph.tensor(t).role).collect(),
             results: program.results.iter().map(result).collect(),
             sites,
         })

@@ -24,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("DoesNotFit", module.py().get_type::<DoesNotFit>())?;
     module.add_class::<handle::PlanHandle>()?;
     module.add_function(wrap_pyfunction!(task::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(task::load, module)?)?;
     module.add_function(wrap_pyfunction!(task::devices, module)?)?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::{DoesNotFit, PlanError, handle::PlanHandle};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
-use shardwright_plan::PlanError as Failure;
+use shardwright_plan::{Plan, PlanError as Failure};
 use shardwright_request::{Event, OpenedPlan, Request, open_machine};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -127,6 +127,16 @@ pub(crate) fn plan(
             _ => Err(wrong(format!("{error:#}"))),
         },
     }
+}
+
+/// Opens a plan file's text, with the model and the machine that it was made for.
+#[pyfunction]
+pub(crate) fn load(py: Python<'_>, json: &str) -> PyResult<PlanHandle> {
+    let open = || -> anyhow::Result<OpenedPlan> {
+        let plan = Plan::from_json(json.as_bytes()).map_err(|reason| anyhow::anyhow!("{reason}"))?;
+        OpenedPlan::of(plan, &Request::of_model("plan.json"))
+    };
+    py.detach(open).map(PlanHandle::new).map_err(|error| wrong(format!("{error:#}")))
 }
 
 /// How many devices a machine has.

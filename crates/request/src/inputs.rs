@@ -213,7 +213,11 @@ impl ModelSpec {
             "{}: a program is planned as it is; leave --inference out",
             path.display()
         );
-        let options = stablehlo::ImportOptions { roles: self.roles.clone(), opaque: self.opaque.clone() };
+        let options = stablehlo::ImportOptions {
+            roles: self.roles.clone(),
+            opaque: self.opaque.clone(),
+            rules: self.rules.clone(),
+        };
         let mut program = read_program(path, bytes, &options)?;
         inputs.graph = std::mem::take(&mut program.imported.graph);
         inputs.notes = std::mem::take(&mut program.imported.notes);

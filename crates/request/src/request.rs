@@ -50,6 +50,11 @@ pub struct ModelSpec {
     #[arg(long, value_name = "TARGET")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub opaque: Vec<String>,
+    /// Rule of custom calls to a target: `my_kernel=b q _, b k _ -> b q _`. The call works on each block of the dimensions of
+    /// one name separately, and needs `_` whole. May be repeated
+    #[arg(long = "rule", value_name = "TARGET=RULE", value_parser = parse_rule)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<(String, String)>,
     /// Size of a symbolic dimension of an ONNX file; may be repeated
     #[arg(long = "dim", value_name = "NAME=N", value_parser = parse_size)]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -180,6 +185,7 @@ impl Request {
                 precision: None,
                 roles: Vec::new(),
                 opaque: Vec::new(),
+                rules: Vec::new(),
                 dims: Vec::new(),
                 loss: Loss::default(),
                 inference: false,
@@ -288,6 +294,16 @@ pub fn parse_role(text: &str) -> Result<(String, Role), String> {
         _ => return Err(format!("unknown role {role}; choose parameter, state, input or constant")),
     };
     Ok((name.into(), role))
+}
+
+/// Parses `TARGET=RULE`.
+///
+/// # Errors
+/// Where it is none.
+pub fn parse_rule(text: &str) -> Result<(String, String), String> {
+    let (target, rule) =
+        text.split_once('=').ok_or("expected TARGET=RULE, such as `my_kernel=b d -> b d`")?;
+    Ok((target.trim().into(), rule.trim().into()))
 }
 
 /// Parses `NAME=N`.

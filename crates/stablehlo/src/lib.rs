@@ -44,6 +44,8 @@ pub struct ImportOptions {
     pub roles: Vec<(String, Role)>,
     /// Targets of custom calls that are pure functions and may be planned as opaque ops; `*` for all.
     pub opaque: Vec<String>,
+    /// Rules of custom calls by target, `b q h _, b k h _ -> b q h _`: dimensions of one name are shared.
+    pub rules: Vec<(String, String)>,
 }
 
 /// A program as a graph, with the correspondence between the two.

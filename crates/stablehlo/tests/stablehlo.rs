@@ -239,8 +239,8 @@ fn mistakes_are_explained_with_line_and_column() {
             "has a size that is not known; lower the function with concrete shapes",
         ),
         (
-            "    %0 = stablehlo.convert %x : (tensor<4x8xf32>) -> tensor<4x8xi8>",
-            "element type `i8` is not supported",
+            "    %0 = stablehlo.convert %x : (tensor<4x8xf32>) -> tensor<4x8xi7>",
+            "element type `i7` is not supported",
         ),
         ("    %0 = call @nobody(%x) : (tensor<4x8xf32>) -> tensor<4x8xf32>", "there is no function @nobody"),
         ("    %0 = call @main(%x) : (tensor<4x8xf32>) -> tensor<4x8xf32>", "function @main calls itself"),
@@ -326,6 +326,49 @@ fn damaged(text: &str, changes: &[(usize, usize, u8)]) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A call with a rule, stated in its configuration or by the user, is split along the dimensions that it shares.
+#[test]
+fn calls_with_rules_are_split_by_them() {
+    let text = |config: &str| {
+        format!(
+            "module @step {{ func.func public @main(%x: tensor<8x4xf32>) -> tensor<8x2xf32> {{
+                %0 = stablehlo.custom_call @kernel(%x) {{{config}}} : (tensor<8x4xf32>) -> tensor<8x2xf32>
+                return %0 : tensor<8x2xf32>
+            }} }}"
+        )
+    };
+    let stated = text("mhlo.backend_config = {rule = \"n _ -> n _\"}");
+    let given =
+        ImportOptions { rules: vec![("kernel".into(), "n d -> n e".into())], ..ImportOptions::default() };
+    for (text, options) in [(&stated, ImportOptions::default()), (&text(""), given)] {
+        let graph = import(text, "step.mlir", &options).unwrap().graph;
+        assert_eq!(graph.rule(graph.op_ids().next().unwrap()).to_string(), "([d0, _])->([d0, _]) {d0=8}");
+    }
+    for wrong in ["n", "n _ ->", "n -> n _", "_ n -> n _", "n n -> n n"] {
+        let options =
+            ImportOptions { rules: vec![("kernel".into(), wrong.into())], ..ImportOptions::default() };
+        let error = import(&text(""), "step.mlir", &options).unwrap_err();
+        assert_eq!(error.line, 2, "{error}");
+    }
+}
+
+/// Narrow numbers are planned as wider ones, with a note.
+#[test]
+fn narrow_numbers_are_planned_as_wider_ones() {
+    let text = "module @step { func.func public @main(%x: tensor<8x4xui8>) -> tensor<8x4xf32> {
+        %0 = stablehlo.convert %x : (tensor<8x4xui8>) -> tensor<8x4xf32>
+        return %0 : tensor<8x4xf32>
+    } }";
+    let imported = import(text, "step.mlir", &ImportOptions::default()).unwrap();
+    assert!(imported.notes.iter().any(|note| note.contains("narrow")), "{:?}", imported.notes);
+    let bytes = text.replace(
+        "%0 = stablehlo.convert %x",
+        "%c = stablehlo.constant dense<\"0x0102\"> : tensor<2xui8>
+        %0 = stablehlo.convert %x",
+    );
+    assert!(import(&bytes, "step.mlir", &ImportOptions::default()).unwrap_err().reason.contains("argument"));
 }
 
 proptest! {

@@ -12,8 +12,8 @@
 True
 """
 
-from ._parallelize import Parallelized, parallelize
+from ._parallelize import Parallelized, parallelize, plan
 from ._probe import probe, profile
 from ._verify import Verification, verify_plan
 
-__all__ = ["Parallelized", "Verification", "parallelize", "probe", "profile", "verify_plan"]
+__all__ = ["Parallelized", "Verification", "parallelize", "plan", "probe", "profile", "verify_plan"]

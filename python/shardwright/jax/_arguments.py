@@ -83,7 +83,7 @@ def unfold(tree: Any) -> Any:
 
 
 def leaf_type(leaf: Any) -> LeafType:
-    """The type by which calls are told apart, as `jax.jit` does."""
+    """The type that decides, as under `jax.jit`, whether a call runs a known program."""
     aval: Any = jax.typeof(leaf)
     return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
 

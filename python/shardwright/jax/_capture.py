@@ -6,10 +6,11 @@ arguments of the jaxpr are plain arrays: random keys are their numbers, and larg
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ import numpy as np
 from .._native import PlanError
 from . import _nnx
 from ._arguments import Call, LeafType, Structure, fold, is_key, show_type, unfold
-from ._walk import Path, Visit, large_constants, show, walk
+from ._stand_in import PREFIX, PlannedProgram, planned_type
+from ._walk import Visit, large_constants, walk
 
 _SCOPE = re.compile(r"#([\d.]+)(?:/|$)")
 # Larger constants of closures are arguments of the program instead of a part of its text.
@@ -47,8 +49,6 @@ class StepCapture:
     changed: tuple[int, ...]
     #: Large constants of closures.
     constants: tuple[Any, ...]
-    #: StableHLO, with locations. Its arguments are the constants, then the plain leaves.
-    text: str = ""
 
     @property
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
@@ -103,14 +103,62 @@ def capture(function: Callable[..., Any], call: Call, donated: tuple[bool, ...])
     """Traces a step for a call."""
     structure, types = call.structure, call.types()
     flat = _FlatStep(function, structure, types, donated)
+    with _meshes(call.leaves) as keeps_shardings:
+        leaves = call.leaves if keeps_shardings else [None] * len(types)
+        jaxpr = jax.make_jaxpr(flat)(*map(_traced_type, types, leaves))
+    constants = tuple(large_constants(jaxpr, _LARGEST_CONSTANT_BYTES))
+    return StepCapture(
+        function, structure, types, donated, jaxpr, flat.out_tree, tuple(flat.out_keys), tuple(flat.changed), constants
+    )
+
+
+def lower(step: StepCapture, replaced: frozenset[str] = frozenset()) -> PlannedText:
+    """The text that is planned. Equations at the `replaced` paths have stand-ins."""
+    program = PlannedProgram(replaced)
     with without_mesh():
-        jaxpr = jax.make_jaxpr(flat)(*map(_plain_shape, types))
-        constants = tuple(large_constants(jaxpr, _LARGEST_CONSTANT_BYTES))
-        step = StepCapture(
-            function, structure, types, donated, jaxpr, flat.out_tree, tuple(flat.out_keys), tuple(flat.changed), constants
-        )
-        text = _lower(step)
-    return StepCapture(**{**step.__dict__, "text": text})
+        text = _lower(step, program)
+    return PlannedText(text, frozenset(program.stand_ins))
+
+
+@contextlib.contextmanager
+def _meshes(leaves: Sequence[Any]) -> Iterator[bool]:
+    """The context of a trace. In explicit mode, shardings belong to the types of arguments, and the trace keeps them."""
+    current = jax.sharding.get_abstract_mesh()
+    explicit = [mesh for mesh in (current, *map(_mesh_of, leaves)) if mesh is not None and _is_explicit(mesh)]
+    if not explicit:
+        yield False
+    elif not current.empty:
+        yield True
+    else:
+        with jax.sharding.use_abstract_mesh(explicit[0]):
+            yield True
+
+
+def _mesh_of(leaf: Any) -> Any:
+    sharding = getattr(jax.typeof(leaf), "sharding", None)
+    return getattr(sharding, "mesh", None)
+
+
+def _is_explicit(mesh: Any) -> bool:
+    return not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
+
+
+def _traced_type(kind: LeafType, leaf: Any) -> jax.ShapeDtypeStruct:
+    plain = _plain_shape(kind)
+    mesh = None if leaf is None else _mesh_of(leaf)
+    if mesh is None or not _is_explicit(mesh) or _is_key_type(kind[1]):
+        return plain
+    sharding = jax.sharding.NamedSharding(mesh, jax.typeof(leaf).sharding.spec)
+    return jax.ShapeDtypeStruct(plain.shape, plain.dtype, weak_type=plain.weak_type, sharding=sharding)
+
+
+@dataclass(frozen=True)
+class PlannedText:
+    """A step's StableHLO, with locations. Its arguments are the constants, then the plain leaves."""
+
+    text: str
+    #: Paths of the equations with stand-ins.
+    stand_ins: frozenset[str]
 
 
 class _FlatStep:
@@ -157,20 +205,20 @@ class _FlatStep:
         return [x for _, x in changed]
 
 
-def _lower(step: StepCapture) -> str:
+def _lower(step: StepCapture, program: PlannedProgram) -> str:
     """The StableHLO text of a step. Arguments have the names that the user gave them."""
 
     def tagged(closure: Any, *args: Any, **kwargs: Any) -> list[Any]:
         replaced = {id(old): new for old, new in zip(step.constants, closure, strict=True)}
-        return walk(step.jaxpr.jaxpr, step.jaxpr.consts, jax.tree.leaves((args, kwargs)), _tag, constants=replaced)
+        return walk(step.jaxpr.jaxpr, step.jaxpr.consts, jax.tree.leaves((args, kwargs)), program, constants=replaced)
 
     tagged.__name__ = getattr(step.function, "__name__", "step")
     signature = _signature(step.function)
     if signature is not None:
         tagged.__signature__ = signature  # type: ignore[attr-defined]
-    args, kwargs = step.structure.arguments([_plain_shape(kind) for kind in step.types])
+    args, kwargs = step.structure.arguments([planned_type(_plain_shape(kind)) for kind in step.types])
     given, given_named = step.structure.arguments(step.donated)
-    closure = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in step.constants]
+    closure = [planned_type(jax.ShapeDtypeStruct(np.shape(x), x.dtype)) for x in step.constants]
     jitted = jax.jit(
         tagged,
         keep_unused=True,
@@ -190,6 +238,26 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     return signature.replace(parameters=[closure, *signature.parameters.values()])
 
 
+_INLINE_LOCATION = re.compile(r"\s*loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+
+
+def without_locations(text: str) -> list[str]:
+    """The lines of a program without locations, which name files and lines.
+
+    >>> without_locations('#loc1 = loc("a")\\n%0 = add %a, %b : tensor<f32> loc(#loc1)')
+    ['%0 = add %a, %b : tensor<f32>']
+    """
+    return [_INLINE_LOCATION.sub("", line) for line in text.splitlines() if not line.startswith("#loc")]
+
+
+def stand_in_paths(text: str) -> frozenset[str]:
+    """The paths of the equations that have stand-ins in a text."""
+    names = dict(re.findall(r'^#(loc\d*) = loc\("([^"]*)"', text, re.MULTILINE))
+    found = re.findall(rf"custom_call @{re.escape(PREFIX)}.*loc\(#(loc\d*)\)\s*$", text, re.MULTILINE)
+    paths = (path_of(names.get(alias)) for alias in found)
+    return frozenset(path for path in paths if path is not None)
+
+
 def path_of(name: str | None) -> str | None:
     """The path of the equation that became an operation with this location.
 
@@ -198,12 +266,6 @@ def path_of(name: str | None) -> str | None:
     """
     found = _SCOPE.findall(name or "")
     return found[-1] if found else None
-
-
-def _tag(eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    scopes = str(eqn.source_info.name_stack)
-    with jax.named_scope(f"{scopes}/#{show(path)}" if scopes else f"#{show(path)}"):
-        return bind(operands)
 
 
 def without_mesh() -> Any:

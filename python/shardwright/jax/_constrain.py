@@ -16,6 +16,9 @@ from ._walk import Path, show
 # Per dimension: the names of the mesh axes that split it, or None if XLA may choose.
 Spec = Sequence[Sequence[str] | None]
 
+# Calls with specs of their own: XLA reshards their operands as they say.
+_OWN_SPECS = {"shard_map", "xla_pmap", "pmap"}
+
 
 class Constraints:
     """Constrains every value: operands to the layouts that an operation's config reads, results to those it produces."""
@@ -31,10 +34,8 @@ class Constraints:
     def __call__(
         self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
-        if eqn.primitive.name == "sharding_constraint":
-            return operands
         site = self.sites.get(show(path))
-        if site is None:
+        if site is None or eqn.primitive.name in _OWN_SPECS:
             return bind(operands)
         wanted = site["operands"]
         if eqn.primitive.name.startswith("reduce_") and len(wanted) == 2 * len(operands):

@@ -6,22 +6,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ._probe import median_seconds
+from ._processes import agreed_seconds
 from ._sharded_step import ShardedStep
 
 
 def seconds_of(step: ShardedStep, hopeless: float) -> float:
     """Median seconds of a step on zeros, agreed by all processes. A step slower than `hopeless` runs once."""
-    return _agreed(_median_seconds(step, hopeless))
-
-
-def _median_seconds(step: ShardedStep, hopeless: float) -> float:
     kept = [_zeros(shape, sharding) for shape, sharding in zip(step.step.shapes, step.leaf_shardings, strict=True)]
     # Donated arguments would have to be created again for each run, and their creation would be timed.
     run = step.without_donation()
-    return median_seconds(lambda: run(*kept), hopeless=hopeless)
+    return median_seconds(lambda: run(*kept), hopeless=hopeless, agree=agreed_seconds)
 
 
 def _zeros(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
@@ -30,12 +26,3 @@ def _zeros(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
         data = jnp.zeros((*shape.shape, *impl._impl.key_shape), jnp.uint32)
         return jax.device_put(jax.random.wrap_key_data(data, impl=impl._impl.name), sharding)
     return jax.jit(lambda: jnp.zeros(shape.shape, shape.dtype), out_shardings=sharding)()
-
-
-def _agreed(seconds: float) -> float:
-    """The first process's measurement, so that all processes choose the same plan."""
-    if jax.process_count() == 1:
-        return seconds
-    from jax.experimental import multihost_utils
-
-    return float(multihost_utils.broadcast_one_to_all(np.float32(seconds)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,16 @@ from jax.sharding import Mesh
 
 from .._native import PlanError
 from .._native import devices as devices_of
-from .._plan import Plan, SearchOptions, plan
+from .._plan import Plan, SearchOptions
 from .._trial import candidates, fastest, show_measured
+from . import _explain as explanation
 from . import _nnx
 from ._arguments import Call, CallForm, unfold
-from ._capture import Donations, capture
+from ._capture import Donations
 from ._measure import seconds_of
+from ._memory import fitted
+from ._planning import StepPlanner, stand_in_lines
+from ._processes import text_of
 from ._sharded_step import ShardedStep
 
 if TYPE_CHECKING:
@@ -106,14 +110,20 @@ class Parallelized:
         return self.sharded(*args, **kwargs).lower()
 
     def explain(self, detail: str = "usual") -> str:
-        """The plan and its predicted times, the mesh, the measured times, and the shardings of arguments and results."""
-        lines = [self.plan.table(detail), f"mesh: {' '.join(f'{n}:{s}' for n, s in self.mesh.shape.items())}"]
-        lines += show_measured(self.measured)
+        """One sentence, the plan and its predicted times, the mesh, the measured times, and the shardings of arguments and
+        results. `detail="all"` lists every op and every sharding; otherwise equal ones are folded."""
+        step, everything = self._first, detail == "all"
+        lines = [
+            explanation.sentence(step.step.shapes, step.leaf_shardings, step.roles),
+            self.plan.table("all" if everything else "verdict").rstrip(),
+            f"mesh: {' '.join(f'{n}:{s}' for n, s in self.mesh.shape.items())}",
+            *show_measured(self.measured),
+        ]
         for title, tree in (("arguments", self.in_shardings), ("results", self.out_shardings)):
-            lines.append(f"{title}:")
-            for path, sharding in jax.tree_util.tree_flatten_with_path(tree)[0]:
-                lines.append(f"  {jax.tree_util.keystr(path)}: {sharding.spec}")
-        return "\n".join(lines)
+            lines += [f"{title}:", *explanation.shardings(tree, fold=not everything)]
+        most = 1 << 30 if everything else 8
+        stand_ins = stand_in_lines(step.step, step.planned)
+        return "\n".join([*lines, *explanation.numbered("planned as calls of which only types are known", stand_ins, most)])
 
     def __repr__(self) -> str:
         return f"<{getattr(self.function, '__name__', 'step')} parallelized: {self.plan!r}>"
@@ -123,7 +133,7 @@ def parallelize(
     step_fn: Callable[..., Any],
     *example_args: Any,
     machine: str | None = None,
-    memory: str | int | None = None,
+    memory: str | float | None = None,
     solver: str = "auto",
     devices: Sequence[Any] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -134,6 +144,8 @@ def parallelize(
     measure: bool = False,
     roles: Mapping[str, object] | Iterable[str] | None = None,
     opaque: Iterable[str] = (),
+    rules: Mapping[str, str] | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
     **options: Unpack[SearchOptions],
 ) -> Parallelized:
     """Plans a training step for a machine, and returns the step, sharded by the plan.
@@ -142,72 +154,125 @@ def parallelize(
         step_fn: a function of pytrees, jitted or not: `params, state, batch -> params, state, loss`. Leaves that are no
             arrays are static. NNX modules may be changed in place.
         example_args: arguments, or their shapes (`jax.ShapeDtypeStruct`).
-        machine: the machine to plan for (see `shardwright.plan`); by default `cpu:N` or `flat:N` for N devices.
-        memory: the memory limit of one device: `"16GiB"`, or bytes.
+        machine: the machine to plan for (see `shardwright.plan`); by default that of the devices (`8xh100`,
+            `tpu-v5p-8`, `cpu:8`), or `flat:N` where they are unknown.
+        memory: the memory limit of one device: `"16GiB"`, or bytes. XLA's compiled program keeps it too, or `DoesNotFit` is
+            raised.
         solver: `"auto"`, `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...
         devices: the devices to run on, in the machine's order; by default all.
         donate_argnums: positions of donated arguments; by default those that `step_fn` donates.
         static_argnums, static_argnames: static arguments, as of `jax.jit`; by default those of a jitted `step_fn`.
         kwargs: example keyword arguments.
+        plan: a plan of this step (`shardwright.jax.plan`), or its file. Calls with other shapes are refused then.
         constrain: constrain every planned value. Otherwise only arguments and results, from which XLA propagates.
         measure: runs the planned step, and the baselines beside it: data parallelism, and weights split by columns and
             rows in turn, on every grid of the devices. Returns the fastest; `.measured` has all times.
 
-    The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `roles`, `opaque`, `time`, ...). Sharding
+    The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `roles`, `opaque`, `rules`, `time`, ...). Sharding
     constraints inside `step_fn` are removed: the plan replaces them.
     """
     chosen = list(jax.devices() if devices is None else devices)
-    name = machine or _default_machine(chosen)
+    given = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+    name = machine or (_default_machine(chosen) if given is None else given.data["request"]["machine"])
     count = devices_of(name)
     if count != len(chosen):
         if devices is not None or count > len(chosen):
             raise PlanError(f"machine {name} has {count} devices, but there are {len(chosen)} to run on")
         chosen = chosen[:count]
-    form = CallForm.of(step_fn, static_argnums, static_argnames)
-    named = dict(kwargs or {})
-    donations = Donations.of(step_fn, donate_argnums)
+    planner = StepPlanner(
+        step_fn,
+        CallForm.of(step_fn, static_argnums, static_argnames),
+        Donations.of(step_fn, donate_argnums),
+        roles,
+        list(opaque),
+        rules,
+    )
     times: dict[str, float] = {}
 
     def plan_call(call: Call) -> ShardedStep:
-        step = capture(step_fn, call, donations.leaves(call.structure))
-        plan_step = functools.partial(
-            plan, step.text, memory=memory, roles=_roles(roles, len(step.constants)), opaque=opaque
+        step = planner.capture(call)
+        if given is not None:
+            return ShardedStep(step, given, text_of(step, given), chosen, constrain)
+        requested = fitted(
+            lambda limit: ShardedStep(step, *planner.plan(step, name, solver, options, limit), chosen, constrain), memory
         )
-        requested = plan_step(machine=name, solver=solver, **options)
         if not measure:
-            return ShardedStep(step, requested, chosen, constrain)
+            return requested
         # `fix` constrains the requested plan only, not the baselines.
         free: SearchOptions = {**options, "fix": None}
 
         def trials() -> Iterator[tuple[str, ShardedStep]]:
             for candidate in candidates(name, count, solver, constrain, propagates=True):
-                is_requested = (candidate.machine, candidate.solver) == (name, solver)
+                if (candidate.machine, candidate.solver) == (name, solver):
+                    yield candidate.name, requested.enforced(candidate.constrain)
+                    continue
                 try:
-                    if is_requested:
-                        trial = requested
-                    else:
-                        trial = plan_step(machine=candidate.machine, solver=candidate.solver, **free)
+                    plans = functools.partial(planner.plan, step, candidate.machine, candidate.solver, free)
+                    trial = fitted(
+                        lambda limit: ShardedStep(step, *plans(limit, requested.planned), chosen, candidate.constrain), memory
+                    )
                 except PlanError:
                     # A baseline may exceed the memory, or its grid may not fit the machine's levels.
                     continue
-                yield candidate.name, ShardedStep(step, trial, chosen, candidate.constrain)
+                yield candidate.name, trial
 
         best, measured = fastest(trials(), seconds_of)
         if not times:
             times.update(measured)
         return best
 
-    result = Parallelized(form, plan_call(form.call(example_args, named)), plan_call)
+    result = Parallelized(planner.form, plan_call(planner.form.call(example_args, dict(kwargs or {}))), plan_call)
     result.measured = times
     return result
 
 
-def _roles(given: Mapping[str, object] | Iterable[str] | None, constants: int) -> list[str]:
-    """Roles as `NAME=ROLE`. The constants of closures come before the arguments that users count."""
-    pairs = [f"{name}={role}" for name, role in given.items()] if isinstance(given, Mapping) else list(given or ())
-    shifted = [re.sub(r"^arg(\d+)(?==)", lambda found: f"arg{int(found[1]) + constants}", pair) for pair in pairs]
-    return [*shifted, *(f"arg{at}=constant" for at in range(constants))]
+def plan(
+    step_fn: Callable[..., Any],
+    *example_args: Any,
+    machine: str,
+    memory: str | float | None = None,
+    solver: str = "auto",
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    roles: Mapping[str, object] | Iterable[str] | None = None,
+    opaque: Iterable[str] = (),
+    rules: Mapping[str, str] | None = None,
+    **options: Unpack[SearchOptions],
+) -> Plan:
+    """Plans a training step for a machine that need not be there. `parallelize(step_fn, ..., plan=...)` runs it by the plan.
+
+    The arguments are those of `parallelize`; shapes (`jax.ShapeDtypeStruct`) are enough.
+
+    >>> shapes = jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((512, 64), "float32")
+    >>> plan(lambda w, x: ((x @ w) ** 2).sum(), *shapes, machine="h100x64").devices
+    64
+    """
+    form = CallForm.of(step_fn, static_argnums, static_argnames)
+    donations = Donations.of(step_fn, donate_argnums)
+    planner = StepPlanner(step_fn, form, donations, roles, list(opaque), rules)
+    step = planner.capture(form.call(example_args, dict(kwargs or {})))
+    return planner.plan(step, machine, solver, options, memory)[0]
+
+
+# Names of devices under JAX, and of their machines.
+_GPUS = {"H100": "h100", "H200": "h200", "A100": "a100", "V100": "v100", "P100": "p100", "B200": "b200", "MI300X": "mi300x"}
 
 
 def _default_machine(devices: Sequence[Any]) -> str:
-    return f"{'cpu' if devices[0].platform == 'cpu' else 'flat'}:{len(devices)}"
+    """The machine of the devices that there are: `8xh100`, `tpu-v5p-8`, `cpu:8`; `flat:N` where nothing is known."""
+    kind, count = str(devices[0].device_kind), len(devices)
+    names = []
+    if devices[0].platform == "cpu":
+        return f"cpu:{count}"
+    if devices[0].platform == "tpu":
+        names.append(f"tpu-{kind.lower().removeprefix('tpu').strip().replace(' lite', 'e')}-{count}")
+    names += [f"{count}x{name}" for known, name in _GPUS.items() if known in kind.upper()]
+    for name in names:
+        try:
+            if devices_of(name) == count:
+                return name
+        except PlanError:
+            continue
+    return f"flat:{count}"

@@ -26,17 +26,22 @@ _MOST_OPERATIONS, _MOST_ELEMENTS = 2 * 1024**3, 1 << 22
 
 
 def median_seconds(
-    run: Callable[[], Any], times: int = 5, patience: float = 4.0, hopeless: float = math.inf
+    run: Callable[[], Any],
+    times: int = 5,
+    patience: float = 4.0,
+    hopeless: float = math.inf,
+    agree: Callable[[float], float] = float,
 ) -> float:
     """Median seconds of `times` calls after one warm-up call, results awaited.
 
-    After `patience` seconds two calls are enough. If the first call takes longer than `hopeless`, it is the only one."""
+    After `patience` seconds two calls are enough. If the first call takes longer than `hopeless`, it is the only one. `agree` gives
+    all processes the same seconds, so that all of them make as many calls."""
     jax.block_until_ready(run())
     seconds: list[float] = []
     while len(seconds) < times and (len(seconds) < 2 or sum(seconds) < patience):
         start = time.perf_counter()
         jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
+        seconds.append(agree(time.perf_counter() - start))
         if seconds[0] > hopeless:
             break
     return statistics.median(seconds)

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._plan import Plan
 from . import _nnx
-from ._arguments import Call, is_key, unfold
-from ._capture import StepCapture, without_mesh
+from ._arguments import Call, unfold
+from ._capture import PlannedText, StepCapture, without_mesh
 from ._constrain import Constraints, Spec
 from ._walk import Path
 
@@ -21,14 +21,22 @@ from ._walk import Path
 class ShardedStep:
     """A captured step, its plan, and the program that both give."""
 
-    def __init__(self, step: StepCapture, plan: Plan, devices: Sequence[Any], constrain: bool) -> None:
+    def __init__(
+        self, step: StepCapture, plan: Plan, planned: PlannedText, devices: Sequence[Any], constrain: bool
+    ) -> None:
         self.step = step
+        #: The text that was planned.
+        self.planned = planned
         self.plan = plan
         self.mesh = _mesh(plan, devices)
         shardings = json.loads(plan._native.shardings())
         self.sites: list[dict[str, Any]] = shardings["sites"]
         first = len(step.constants)
-        self.constant_shardings = [self._sharding(spec) for spec in shardings["arguments"][:first]]
+        #: Per leaf of the arguments: `parameter`, `optimizer_state`, `input` or `constant`.
+        self.roles: list[str] = shardings["roles"][first:]
+        self.constant_shardings = [
+            self._sharding(spec, np.ndim(x)) for spec, x in zip(shardings["arguments"][:first], step.constants, strict=True)
+        ]
         #: Per leaf of the arguments.
         self.leaf_shardings = [
             self._sharding(spec, len(kind[0]))
@@ -36,15 +44,16 @@ class ShardedStep:
         ]
         #: Per leaf of the results, then per changed leaf of the modules.
         self.result_shardings = [
-            self._sharding(spec, None if key is None else len(spec) - len(key._impl.key_shape))
-            for spec, key in zip(shardings["results"], step.out_keys, strict=True)
+            self._sharding(spec, len(aval.shape) - (0 if key is None else len(key._impl.key_shape)))
+            for spec, aval, key in zip(shardings["results"], step.jaxpr.out_avals, step.out_keys, strict=True)
         ]
         self.constrain = constrain
         self._constants: list[Any] | None = None
+        self._compiled: Any = None
         self._jitted = self._jit(step.donated_leaves)
 
-    def _sharding(self, spec: Spec, rank: int | None = None) -> NamedSharding:
-        # The numbers of a random key are further dimensions, which the user does not see.
+    def _sharding(self, spec: Spec, rank: int) -> NamedSharding:
+        # The numbers of a random key and the parts of a complex number are further dimensions, which the user does not see.
         dims = (tuple(axes) if axes else None for axes in spec[:rank])
         return NamedSharding(self.mesh, PartitionSpec(*dims))
 
@@ -61,6 +70,12 @@ class ShardedStep:
             out_shardings=self.result_shardings,
             donate_argnums=tuple(at + 1 for at in donated),
         )
+
+    def enforced(self, constrain: bool) -> ShardedStep:
+        """The same plan with all values constrained, or only arguments and results."""
+        if constrain == self.constrain:
+            return self
+        return ShardedStep(self.step, self.plan, self.planned, list(self.mesh.devices.flat), constrain)
 
     @property
     def in_shardings(self) -> tuple[Any, ...]:
@@ -91,8 +106,10 @@ class ShardedStep:
     def run(self, call: Call) -> Any:
         """Runs a step, and writes new states into the modules of the call."""
         placed = self.place(call.leaves)
+        traced = any(isinstance(x, jax.core.Tracer) for x in placed)
+        program = self._jitted if self._compiled is None or traced else self._compiled
         with without_mesh():
-            results = self._jitted(self.constants(), *placed)
+            results = program(self.constants(), *placed)
         count = self.step.out_tree.num_leaves
         if call.structure.modules is not None:
             for at, x in zip(self.step.changed, results[count:], strict=True):
@@ -122,6 +139,12 @@ class ShardedStep:
         with without_mesh():
             return jitted.lower(constants, *self.step.shapes)
 
+    def compiled_bytes(self) -> int:
+        """Bytes of XLA's program on one device. The program is kept, and runs the steps."""
+        if self._compiled is None:
+            self._compiled = self.lower().compile()
+        return used_bytes(self._compiled)
+
     def predicted_bytes(self) -> int:
         """The predicted memory of XLA's program on one device."""
         first = len(self.step.constants)
@@ -136,6 +159,15 @@ class ShardedStep:
                 return jitted(self.constants(), *leaves)
 
         return run
+
+
+def used_bytes(compiled: Any) -> int:
+    """Bytes of a compiled program on one device: arguments, results and temporary values; 0 where XLA does not say."""
+    usage = compiled.memory_analysis()
+    if usage is None:
+        return 0
+    size = usage.argument_size_in_bytes + usage.output_size_in_bytes + usage.temp_size_in_bytes
+    return int(size - usage.alias_size_in_bytes)
 
 
 def put(x: Any, sharding: NamedSharding) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ._hlo import Collective, collectives, predicted
 from ._parallelize import Parallelized
+from ._sharded_step import used_bytes
 
 # Kind, axes and bytes: collectives are equal if these are.
 Key = tuple[str, tuple[str, ...], int]
@@ -99,8 +100,8 @@ def verify_plan(step: Parallelized, *args: Any, **kwargs: Any) -> Verification:
         compiled=_count(lists[1]),
         propagated=_count(lists[2]),
         predicted_peak_bytes=sharded.predicted_bytes(),
-        compiled_peak_bytes=_peak(compiled),
-        propagated_peak_bytes=_peak(propagated),
+        compiled_peak_bytes=used_bytes(compiled),
+        propagated_peak_bytes=used_bytes(propagated),
         sources=sources,
     )
 
@@ -114,11 +115,3 @@ def _count(entries: Iterable[Collective]) -> Counter[Key]:
 
 def _sum(counts: Counter[Key]) -> int:
     return sum(key[2] * count for key, count in counts.items())
-
-
-def _peak(compiled: Any) -> int:
-    usage = compiled.memory_analysis()
-    if usage is None:
-        return 0
-    size = usage.argument_size_in_bytes + usage.output_size_in_bytes + usage.temp_size_in_bytes
-    return int(size - usage.alias_size_in_bytes)

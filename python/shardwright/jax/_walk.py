@@ -6,12 +6,14 @@ position in the function, then in the call or loop body, and so on: `12.0.3`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
 
 Path = tuple[int, ...]
 # Takes an equation, its path, its operands, and the function from operands to results.
@@ -24,8 +26,10 @@ _INLINED = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
 }
+# Statements about layouts: the plan replaces them.
+_LAYOUTS = {"sharding_constraint", "reshard", "mesh_cast", "reshard_p"}
 # Primitives that keep their bodies, and the parameters that hold them.
-_KEPT = {
+KEPT = {
     "scan": ("jaxpr",),
     "while": ("cond_jaxpr", "body_jaxpr"),
     "cond": ("branches",),
@@ -66,13 +70,42 @@ def walk(
         here = (*path, at)
         operands = [read(atom) for atom in eqn.invars]
         body = _INLINED.get(eqn.primitive.name)
-        if body is not None and body in eqn.params:
-            inner, inner_consts = _parts(eqn.params[body])
-            results = walk(inner, inner_consts, operands, visit, here, replaced)
-        else:
-            results = visit(eqn, here, operands, _binding(eqn, visit, here))
+        with _scope(eqn):
+            if eqn.primitive.name in _LAYOUTS:
+                results = operands
+            elif body is not None and body in eqn.params:
+                inner, inner_consts = _parts(eqn.params[body])
+                results = walk(inner, inner_consts, operands, visit, here, replaced)
+            else:
+                results = visit(eqn, here, operands, _binding(eqn, visit, here))
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def equation(jaxpr: Any, path: Path) -> Any:
+    """The equation at a path; None if there is none."""
+    body, _ = _parts(jaxpr)
+    if not path or path[0] >= len(body.eqns):
+        return None
+    eqn, rest = body.eqns[path[0]], path[1:]
+    if not rest:
+        return eqn
+    inner = _INLINED.get(eqn.primitive.name)
+    if inner is not None and inner in eqn.params:
+        return equation(eqn.params[inner], rest)
+    bodies = eqn.params[KEPT[eqn.primitive.name][rest[0]]]
+    return equation(bodies[rest[1]] if isinstance(bodies, (tuple, list)) else bodies, rest[2:])
+
+
+def _scope(eqn: Any) -> Any:
+    """The context of an equation: its name scope and the line of the user's code, as JAX's own evaluation has them."""
+    try:
+        from jax._src import source_info_util as source
+    except ImportError:
+        scopes = str(eqn.source_info.name_stack)
+        return jax.named_scope(scopes) if scopes else contextlib.nullcontext()
+    names = source.current_name_stack() + eqn.source_info.name_stack
+    return source.user_context(eqn.source_info.traceback, name_stack=names)
 
 
 def large_constants(jaxpr: Any, least_bytes: int) -> list[Any]:
@@ -91,7 +124,11 @@ def large_constants(jaxpr: Any, least_bytes: int) -> list[Any]:
 
 def _binding(eqn: Any, visit: Visit, path: Path) -> Callable[[list[Any]], list[Any]]:
     params = dict(eqn.params)
-    for number, name in enumerate(_KEPT.get(eqn.primitive.name, ())):
+    for name in ("out_sharding", "sharding"):
+        # Shardings of the step's own mesh, which the plan's replaces.
+        if isinstance(params.get(name), (NamedSharding, PartitionSpec)):
+            params[name] = None
+    for number, name in enumerate(KEPT.get(eqn.primitive.name, ())):
         bodies = params[name]
         several = isinstance(bodies, (tuple, list))
         bodies_walked = [
@@ -103,11 +140,16 @@ def _binding(eqn: Any, visit: Visit, path: Path) -> Callable[[list[Any]], list[A
         bound = eqn.primitive.get_bind_params(params)
         # Older versions of JAX pass functions before the operands.
         functions, keywords = bound if isinstance(bound, tuple) else ((), bound)
-        with eqn.ctx.manager:
+        with _context(eqn):
             results = eqn.primitive.bind(*functions, *operands, **keywords)
         return list(results) if eqn.primitive.multiple_results else [results]
 
     return bind
+
+
+def _context(eqn: Any) -> Any:
+    # The context of an equation names the mesh of its trace. Only calls with a mesh of their own need it.
+    return eqn.ctx.manager if eqn.ctx.cur_abstract_mesh.empty else contextlib.nullcontext()
 
 
 def _parts(body: Any) -> tuple[Any, Sequence[Any]]:
@@ -117,7 +159,8 @@ def _parts(body: Any) -> tuple[Any, Sequence[Any]]:
 def _retrace(body: Any, visit: Visit, path: Path) -> Any:
     """The body of a loop, branch or checkpoint, traced again with `visit`."""
     jaxpr, consts = _parts(body)
-    operands = [_abstract(var.aval) for var in jaxpr.invars]
+    types = getattr(visit, "abstract", abstract)
+    operands = [types(var.aval) for var in jaxpr.invars]
     traced = jax.make_jaxpr(lambda *args: walk(jaxpr, consts, args, visit, path))(*operands)
     if hasattr(body, "consts"):
         return traced
@@ -125,5 +168,6 @@ def _retrace(body: Any, visit: Visit, path: Path) -> Any:
     return body if traced.consts else traced.jaxpr
 
 
-def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
+def abstract(aval: Any) -> jax.ShapeDtypeStruct:
+    """The type of an abstract value, without its sharding."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

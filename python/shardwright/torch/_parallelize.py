@@ -116,7 +116,7 @@ def parallelize(
     example_inputs: tuple[Any, ...] | Mapping[str, Any],
     loss_fn: Callable[[Any, Any], Any] | None = None,
     machine: str | None = None,
-    memory: str | int | None = None,
+    memory: str | float | None = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
     solver: str = "exact",

@@ -1,7 +1,7 @@
 //! An op with known types and unknown meaning: a call into a library, a random number generator.
 //!
-//! It is planned replicated, which is right for every function of its inputs. It has no kernel, and its only known cost
-//! is the bytes that it reads and writes.
+//! It is planned replicated, which is right for every function of its inputs, unless its caller states which dimensions
+//! its operands and results share. It has no kernel, and its only known cost is the bytes that it reads and writes.
 
 use crate::{
     autodiff::GradContext,
@@ -10,10 +10,13 @@ use crate::{
     ops::Op,
     region::Region,
     require,
-    rule::Rule,
+    rule::{DimMap, Rule, TensorMap, dim_name},
     types::TensorType,
 };
 use serde::{Deserialize, Serialize};
+
+/// The most shared dimensions of a call.
+const MOST_SHARED: usize = 26;
 
 /// A call with the types of its results.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -23,19 +26,79 @@ pub struct Opaque {
     pub call: String,
     /// Types of the results.
     pub makes: Vec<TensorType>,
+    /// Per operand, then per result: for each dimension the index of the shared dimension that it is, if any. The call works on
+    /// each block of a shared dimension separately, and every result has all of them. Empty if nothing is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared: Vec<Vec<Option<u8>>>,
+}
+
+impl Opaque {
+    /// The size of each shared dimension.
+    fn shared_sizes(&self, inputs: &[TensorType]) -> Result<Vec<u64>, OpError> {
+        let types: Vec<&TensorType> = inputs.iter().chain(&self.makes).collect();
+        require!(
+            self.shared.len() == types.len(),
+            "the rule of `{}` has {} tensors, but the call has {}",
+            self.call,
+            self.shared.len(),
+            types.len()
+        );
+        let count = self.shared.iter().flatten().flatten().map(|&d| usize::from(d) + 1).max().unwrap_or(0);
+        require!(count <= MOST_SHARED, "the rule of `{}` has more than {MOST_SHARED} dimensions", self.call);
+        let mut sizes = vec![None; count];
+        for (dims, ty) in self.shared.iter().zip(&types) {
+            require!(
+                dims.len() == ty.rank(),
+                "the rule of `{}` has {} dimensions for {ty}",
+                self.call,
+                dims.len()
+            );
+            let mut seen = [false; MOST_SHARED];
+            for (dim, &size) in dims.iter().zip(ty.shape.iter()) {
+                let Some(dim) = dim.map(usize::from) else { continue };
+                require!(!seen[dim], "the rule of `{}` names a dimension of {ty} twice", self.call);
+                seen[dim] = true;
+                let known = *sizes[dim].get_or_insert(size);
+                require!(
+                    known == size,
+                    "a dimension in the rule of `{}` has sizes {known} and {size}",
+                    self.call
+                );
+            }
+        }
+        for dims in &self.shared[inputs.len()..] {
+            let has = |d: usize| dims.contains(&Some(d as u8));
+            require!((0..count).all(has), "a result of `{}` lacks a dimension of its rule", self.call);
+        }
+        Ok(sizes.into_iter().map(|size| size.unwrap_or(1)).collect())
+    }
 }
 
 impl Operator for Opaque {
-    fn infer(&self, _: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         require!(!self.makes.is_empty() && self.makes.len() <= 64, "makes {} tensors", self.makes.len());
         for ty in &self.makes {
             ty.shape.check().map_err(OpError::new)?;
+        }
+        if !self.shared.is_empty() {
+            self.shared_sizes(inputs)?;
         }
         Ok(self.makes.clone())
     }
 
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
-        Rule::replicated(inputs, outputs)
+        if self.shared.is_empty() {
+            return Rule::replicated(inputs, outputs);
+        }
+        let mut rule = Rule::default();
+        for (i, size) in self.shared_sizes(inputs).unwrap_or_default().into_iter().enumerate() {
+            rule.factor(dim_name(i), size);
+        }
+        let dim = |dim: &Option<u8>| dim.map_or_else(DimMap::opaque, DimMap::of);
+        let mut maps = self.shared.iter().map(|dims| TensorMap::new(dims.iter().map(dim)));
+        rule.inputs = maps.by_ref().take(inputs.len()).collect();
+        rule.outputs = maps.collect();
+        rule
     }
 
     fn gradient(&self, _: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
@@ -46,8 +109,9 @@ impl Operator for Opaque {
         0
     }
 
-    fn localize(&self, _: &Region<'_>) -> Op {
-        self.clone().into()
+    fn localize(&self, region: &Region<'_>) -> Op {
+        let local = |(o, ty): (usize, &TensorType)| TensorType::new(ty.dtype, region.output_shape(o));
+        Opaque { makes: self.makes.iter().enumerate().map(local).collect(), ..self.clone() }.into()
     }
 }
 
@@ -64,15 +128,20 @@ mod examples {
 
         fn golden() -> Golden {
             Golden::new(
-                Opaque { call: "library".into(), makes: vec!["f32[8,6]".parse().unwrap()] },
-                &["f32[8,6]"],
-                "([_, _])->([_, _]) {}",
+                Opaque {
+                    call: "library".into(),
+                    makes: vec!["f32[8,6]".parse().unwrap()],
+                    shared: vec![vec![Some(0), None], vec![Some(0), None]],
+                },
+                &["f32[8,4]"],
+                "([d0, _])->([d0, _]) {d0=8}",
             )
         }
 
         fn case(rng: &mut Rng) -> Case {
             let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
-            Case::new(Opaque { call: "library".into(), makes: vec![ty.clone()] }, vec![(ty, NORMAL)])
+            let shared = vec![(0..ty.rank() as u8).map(Some).collect(); 2];
+            Case::new(Opaque { call: "library".into(), makes: vec![ty.clone()], shared }, vec![(ty, NORMAL)])
         }
     }
 }

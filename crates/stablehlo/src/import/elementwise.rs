@@ -244,6 +244,10 @@ impl<'a> Importer<'a> {
         op.arity(1)?;
         let to = op.result()?.ty.clone();
         let from = &op.types[0].ty;
+        if op.types[0].narrow || op.result()?.narrow {
+            let values = self.opaque(op, "bitcast_convert", "it reads the bits of narrow numbers")?;
+            return values.into_iter().next().ok_or_else(|| op.error("it has no result"));
+        }
         if from.dtype == to.dtype && from.shape == to.shape {
             return Ok(op.operand(0)?.clone());
         }

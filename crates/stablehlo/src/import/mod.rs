@@ -12,6 +12,7 @@ mod index;
 mod read;
 mod reduce;
 mod roles;
+mod rule;
 mod shape;
 mod sites;
 mod sort;
@@ -200,6 +201,13 @@ impl<'a> Importer<'a> {
             .iter()
             .map(|ty| HloType::of(ty, operation.at))
             .collect::<Result<Vec<_>>>()?;
+        if let Some(wider) = types.iter().chain(&results).find(|typed| typed.narrow) {
+            self.note(format!(
+                "narrow numbers (8 bits, 16-bit integers) are planned as {}: their bytes are overestimated, and `run` does \
+                 not wrap or round them",
+                wider.ty.dtype
+            ));
+        }
         self.draft.at = operation.at;
         self.draft.ordinal = 0;
         self.draft.name = self.name_of(operation);
@@ -358,13 +366,26 @@ impl<'a> Importer<'a> {
         call: &str,
         why: &str,
     ) -> Result<Vec<SymbolicValue>> {
+        self.opaque_by_rule(op, call, why, Vec::new())
+    }
+
+    /// Adds an op of which only the types and the shared dimensions are known, and a note about it.
+    fn opaque_by_rule(
+        &mut self,
+        op: &ResolvedOperation<'_, 'a>,
+        call: &str,
+        why: &str,
+        shared: Vec<Vec<Option<u8>>>,
+    ) -> Result<Vec<SymbolicValue>> {
         let inputs = op.slots(&mut self.draft)?;
         let makes: Vec<TensorType> = op.results.iter().map(|typed| typed.ty.clone()).collect();
         if makes.is_empty() {
             return Ok(Vec::new());
         }
-        self.note(format!("{} is opaque, replicated: {why}", self.draft.name));
-        let made = self.draft.add(Op::from(Opaque { call: call.to_string(), makes }), &inputs)?;
+        let split =
+            if shared.iter().flatten().any(Option::is_some) { "split by its rule" } else { "replicated" };
+        self.note(format!("{} is opaque, {split}: {why}", self.draft.name));
+        let made = self.draft.add(Op::from(Opaque { call: call.to_string(), makes, shared }), &inputs)?;
         Ok(made.into_iter().map(SymbolicValue::Tensor).collect())
     }
 
@@ -388,14 +409,30 @@ impl<'a> Importer<'a> {
                 Err(op.error("the program is parallel already; lower it without `shard_map` and meshes"))
             };
         }
+        let given =
+            self.options.rules.iter().find(|(target, _)| target == name).map(|(_, rule)| rule.as_str());
+        if let Some(text) = given.or_else(|| stated_rule(op.operation)) {
+            let shared =
+                rule::parse(text).map_err(|reason| op.error(format!("the rule `{text}` {reason}")))?;
+            return self.opaque_by_rule(op, name, "a call of which only the types are known", shared);
+        }
         if !self.options.opaque.iter().any(|known| known == name || known == "*") {
             return Err(op.error(format!(
                 "a call to `{name}`, of which only the types are known; if it is a pure function, `--opaque {name}` \
-                 plans it replicated"
+                 plans it replicated, and `--rule '{name}=b d, b d -> b d'` splits it by the dimensions that it shares"
             )));
         }
         self.opaque(op, name, "by `--opaque`")
     }
+}
+
+/// The rule that a call states in its configuration, `mhlo.backend_config = {rule = "..."}`.
+fn stated_rule<'a>(operation: &Operation<'a>) -> Option<&'a str> {
+    let Some(Attribute::Dict(entries)) = operation.attribute("mhlo.backend_config") else { return None };
+    entries.iter().find_map(|(key, value)| match value {
+        Attribute::Text(text) if *key == "rule" => Some(*text),
+        _ => None,
+    })
 }
 
 /// An operation with the values and types of its operands.

@@ -20,6 +20,8 @@ use std::rc::Rc;
 pub(super) struct HloType {
     pub ty: TensorType,
     pub unsigned: bool,
+    /// Whether the element type is narrower than the one that it is planned as.
+    pub narrow: bool,
 }
 
 impl HloType {
@@ -44,6 +46,10 @@ impl HloType {
             "i1" => (DType::Bool, false),
             "ui32" => (DType::I32, true),
             "ui64" => (DType::I64, true),
+            // Narrow numbers are planned as the next type that holds all their values.
+            "i2" | "i4" | "i8" | "i16" => (DType::I32, false),
+            "ui2" | "ui4" | "ui8" | "ui16" => (DType::I32, true),
+            narrow if narrow.starts_with("f8") || narrow.starts_with("f4") => (DType::Bf16, false),
             other => {
                 let reason = format!(
                     "element type `{other}` is not supported; convert to f32, bf16, i32 or bool first"
@@ -57,7 +63,21 @@ impl HloType {
             TextError::new(at, format!("the sizes of tensor<{}...> are out of range", ty.sizes))
         })?;
         shape.check().map_err(|reason| TextError::new(at, reason))?;
-        Ok(Self { ty: TensorType { dtype, shape }, unsigned })
+        let narrow = narrow_bits(ty.element).is_some();
+        Ok(Self { ty: TensorType { dtype, shape }, unsigned, narrow })
+    }
+}
+
+/// The bits of an element type that is planned as a wider one.
+pub(super) fn narrow_bits(element: &str) -> Option<u32> {
+    match element {
+        "i2" | "ui2" => Some(2),
+        "i4" | "ui4" => Some(4),
+        "i8" | "ui8" => Some(8),
+        "i16" | "ui16" => Some(16),
+        float if float.starts_with("f8") => Some(8),
+        float if float.starts_with("f4") => Some(4),
+        _ => None,
     }
 }
 
@@ -191,6 +211,11 @@ pub(super) fn constant(dense: &Dense<'_>) -> Result<SymbolicValue> {
             let values =
                 texts.iter().map(|text| number(text, ty.dtype, dense.at)).collect::<Result<Rc<[f64]>>>()?;
             Elements::Dense(values)
+        }
+        DenseValues::Bytes(_) if narrow_bits(dense.ty.element).is_some() => {
+            let element = dense.ty.element;
+            let reason = format!("a constant of type {element} is written as bytes; pass it as an argument");
+            return Err(TextError::new(dense.at, reason));
         }
         DenseValues::Bytes(text) => bytes(text, &ty, dense.at)?,
     };

@@ -1,0 +1,167 @@
+"""Plans a captured step. Equations that the planner refuses get stand-ins; other errors name the user's line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .._native import DoesNotFit, PlanError
+from .._plan import Plan, SearchOptions, plan
+from ._arguments import Call, CallForm
+from ._capture import Donations, PlannedText, StepCapture, capture, lower, path_of
+from ._processes import planned_once
+from ._walk import equation
+
+# The most equations of a step that are replaced one after the other.
+_MOST_REPLACED = 64
+_PLACE = re.compile(r"program\.mlir:(\d+):(\d+): ")
+_LOCATION = re.compile(r'loc\((?:#(loc\d*)|"([^"]*)"[^)]*)\)\s*$')
+# Limits of the planner that a stand-in does not lift.
+_LIMITS = re.compile(r"walks more than|more than \d+ ops|nested more than")
+
+
+@dataclass(frozen=True)
+class StepPlanner:
+    """A step, and what its user says about all plans of it."""
+
+    function: Callable[..., Any]
+    form: CallForm
+    donations: Donations
+    roles: Mapping[str, object] | Iterable[str] | None
+    opaque: list[str]
+    rules: Mapping[str, str] | None
+
+    def capture(self, call: Call) -> StepCapture:
+        """The step for a call."""
+        return capture(self.function, call, self.donations.leaves(call.structure))
+
+    def plan(
+        self,
+        step: StepCapture,
+        machine: str,
+        solver: str,
+        options: SearchOptions,
+        memory: str | float | None,
+        planned: PlannedText | None = None,
+    ) -> tuple[Plan, PlannedText]:
+        """The plan of a captured step, and its text. Of several processes, the first one plans."""
+
+        def plan_text(text: str) -> Plan:
+            return plan(
+                text,
+                machine=machine,
+                memory=memory,
+                solver=solver,
+                roles=_roles(self.roles, len(step.constants)),
+                opaque=self.opaque,
+                rules=self.rules,
+                **options,
+            )
+
+        return planned_once(step, lambda: plan_captured(step, plan_text, planned))
+
+
+def _roles(given: Mapping[str, object] | Iterable[str] | None, constants: int) -> list[str]:
+    """Roles as `NAME=ROLE`. The constants of closures come before the arguments that users count."""
+    pairs = [f"{name}={role}" for name, role in given.items()] if isinstance(given, Mapping) else list(given or ())
+    shifted = [re.sub(r"^arg(\d+)(?==)", lambda found: f"arg{int(found[1]) + constants}", pair) for pair in pairs]
+    return [*shifted, *(f"arg{at}=constant" for at in range(constants))]
+
+
+def plan_captured(
+    step: StepCapture, plan_text: Callable[[str], Plan], planned: PlannedText | None = None
+) -> tuple[Plan, PlannedText]:
+    """The plan of a step, and the text that was planned. `planned` is a text of the step that the planner has read before."""
+    replaced: frozenset[str] = frozenset()
+    while True:
+        planned = planned or lower(step, replaced)
+        try:
+            return plan_text(planned.text), planned
+        except DoesNotFit:
+            raise
+        except PlanError as error:
+            path = _path(planned.text, str(error))
+            if path is None:
+                raise
+            if path in replaced or len(replaced) >= _MOST_REPLACED or _LIMITS.search(str(error)):
+                raise PlanError(_PLACE.sub(f"{source_of(step, path)}: ", str(error))) from None
+            replaced |= {path}
+            planned = None
+
+
+def source_of(step: StepCapture, path: str) -> str:
+    """The line of the user's code that an equation comes from, `train.py:12 (loss)`."""
+    eqn = equation(step.jaxpr, tuple(map(int, path.split("."))))
+    if eqn is None:
+        return f"equation {path}"
+    try:
+        from jax._src import source_info_util
+
+        place = source_info_util.summarize(eqn.source_info)
+    except ImportError:
+        place = f"equation {path}"
+    scopes = str(eqn.source_info.name_stack)
+    return f"{place}: {scopes + '/' if scopes else ''}{eqn.primitive.name}"
+
+
+def stand_in_lines(step: StepCapture, planned: PlannedText) -> list[str]:
+    """The equations that were planned as calls, with the lines of the user's code."""
+    paths = sorted(planned.stand_ins, key=lambda path: tuple(map(int, path.split("."))))
+    return list(dict.fromkeys(source_of(step, path) for path in paths))
+
+
+def _path(text: str, error: str) -> str | None:
+    """The path of the equation that an error is about."""
+    place = _PLACE.search(error)
+    if place is None:
+        return None
+    lines = text.splitlines()
+    at: int | None = int(place[1]) - 1
+    # Functions of the text are lowered once for several calls: then the first call is the place.
+    for _ in range(8):
+        if at is None or at >= len(lines):
+            return None
+        path = _path_at(text, lines, at)
+        if path is not None:
+            return path
+        at = _first_call(lines, at)
+    return None
+
+
+def _first_call(lines: list[str], at: int) -> int | None:
+    """The first line that calls the function around a line."""
+    around = (found[1] for line in reversed(lines[: at + 1]) if (found := re.match(r"\s*func\.func .*?@([\w.$-]+)\(", line)))
+    name = next(around, None)
+    if name is None:
+        return None
+    return next((i for i, line in enumerate(lines) if re.search(rf"call @{re.escape(name)}\(", line)), None)
+
+
+def _path_at(text: str, lines: list[str], at: int) -> str | None:
+    found = _LOCATION.search(lines[at])
+    if found is None or lines[at].rstrip().endswith("{"):
+        # The location of an operation with regions follows its last brace.
+        indent = len(lines[at]) - len(lines[at].lstrip())
+        rest = (line for line in lines[at + 1 :] if line.startswith(" " * indent + "}"))
+        found = next((match for line in rest if (match := _LOCATION.search(line))), None)
+    if found is None:
+        return None
+    return path_of(found[2] if found[1] is None else _alias(text, found[1]))
+
+
+def _alias(text: str, name: str) -> str | None:
+    """The name in the location that an alias stands for."""
+    for _ in range(8):
+        meaning: Any = re.search(rf"^#{name} = loc\((.*)\)$", text, re.MULTILINE)
+        if meaning is None:
+            return None
+        quoted = re.match(r'"([^"]*)"', meaning[1])
+        if quoted is not None:
+            return str(quoted[1])
+        inner = re.match(r"#(loc\d*)", meaning[1])
+        if inner is None:
+            return None
+        name = inner[1]
+    return None
