@@ -271,6 +271,7 @@ def plan(
     optimizer: str | None = None,
     price: str | float | None = None,
     costs: str | None = None,
+    micro_batches: int | None = None,
     untied: bool = False,
     fix: Mapping[str, object] | Iterable[str] | None = None,
     roles: Mapping[str, object] | Iterable[str] | None = None,
@@ -307,6 +308,7 @@ def plan(
             transformers, else plain gradient descent.
         price: the price of a device for an hour; `Plan.throughput` then has the cost of a million tokens or samples.
         costs: measured op times: a cost file, or a built-in device.
+        micro_batches: equal passes over parts of the batch before one update, a divisor of the batch; one by default.
         untied: every op has its own config, so that weights, gradients and optimizer state may be sharded differently.
         fix: constraints, op name pattern to config: `{"fc*": "c4"}`.
         roles: roles of a StableHLO program's arguments, by name pattern: `{"params.*": "parameter"}`.
@@ -356,6 +358,7 @@ def plan(
                 *_option("price", price),
                 *_option("optimizer", optimizer),
                 *_option("costs", costs),
+                *_option("micro-batches", micro_batches),
                 *_option("untied", untied),
                 *_option("fix", _pairs(fix)),
                 *_option("role", _pairs(roles)),

@@ -9,7 +9,7 @@ use crate::{
 };
 use anyhow::Context as _;
 use shardwright_cost::CostFile;
-use shardwright_graph::{Graph, GraphBuilder, Optimizer, TensorId, train};
+use shardwright_graph::{Graph, GraphBuilder, Optimizer, TensorId, microbatch, printable, train};
 use shardwright_machine::{Machine, Mesh};
 use shardwright_onnx as onnx;
 use shardwright_plan::Context;
@@ -17,6 +17,7 @@ use shardwright_search::Clock;
 use shardwright_stablehlo as stablehlo;
 use shardwright_strategies::Planner;
 use shardwright_zoo::{self as zoo, BuildOptions, Precision};
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
@@ -65,6 +66,9 @@ impl Request {
             start,
         };
         self.model.read_into(&mut inputs)?;
+        if let Some(count) = self.micro_batches.filter(|count| count.get() > 1) {
+            inputs.divide(count)?;
+        }
         Ok(inputs)
     }
 
@@ -248,6 +252,23 @@ impl ModelSpec {
 }
 
 impl Inputs {
+    /// Divides the step into micro-batches.
+    fn divide(&mut self, count: NonZeroU32) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !self.spmd,
+            "--micro-batches {count}: a program of an engine keeps its own micro-batches; leave the option out"
+        );
+        let divided = microbatch(&self.graph, count).with_context(|| format!("--micro-batches {count}"))?;
+        if let Some(first) = divided.statistics.first() {
+            self.notes.push(format!(
+                "statistics over the batch are those of one micro-batch ({} of them, `{}` first), so results differ from one pass",
+                divided.statistics.len(),
+                printable(first, 60)
+            ));
+        }
+        self.graph = divided.graph;
+        Ok(())
+    }
     /// The planner of these inputs.
     pub fn planner(&self) -> Planner<'_> {
         Planner::new(&self.graph, &self.machine, self.costs.as_ref(), self.request.untied)

@@ -10,6 +10,7 @@ use shardwright_onnx::Loss;
 use shardwright_plan::ConfigConstraint;
 use shardwright_suggest::did_you_mean;
 use shardwright_zoo::Precision;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// The machine where none is named.
@@ -131,6 +132,10 @@ pub struct Request {
     #[arg(long, value_name = "LIMIT", default_value = "device", hide_default_value = true, value_parser = MemoryLimit::parse)]
     #[serde(skip)]
     pub memory: MemoryLimit,
+    /// Equal passes over parts of the batch before one update: gradients are added up. A divisor of the batch
+    #[arg(long, value_name = "N")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<NonZeroU32>,
     /// Price of a device for an hour, in any currency: `2.5` or `2.5/gpu-hour`. The plan then says what a million tokens cost
     #[arg(long, value_name = "PRICE", value_parser = parse_price)]
     #[serde(skip)]
@@ -195,6 +200,7 @@ impl Request {
             machine: machine.into(),
             costs: None,
             memory: MemoryLimit::Device,
+            micro_batches: None,
             price: None,
             untied: false,
             fix: Vec::new(),
@@ -227,10 +233,11 @@ impl Request {
         <Self as clap::FromArgMatches>::from_arg_matches(&matches).map_err(|error| error.to_string())
     }
 
-    /// Model, machine and costs of this request, everything else of another.
+    /// Model, micro-batches, machine and costs of this request, everything else of another.
     #[must_use]
     pub fn with_limits_of(self, other: &Self) -> Self {
-        Self { model: self.model, machine: self.machine, costs: self.costs, ..other.clone() }
+        let Self { model, machine, costs, micro_batches, .. } = self;
+        Self { model, machine, costs, micro_batches, ..other.clone() }
     }
 }
 

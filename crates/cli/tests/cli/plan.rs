@@ -380,3 +380,36 @@ fn toulbar2_finds_the_same_optimum_where_it_is_installed() {
     let plan = json(&["plan", MODEL, "--machine", "flat:4", "--solver", "exact", "--json"]);
     assert_eq!(optimum, Some(plan["objective"].to_string().as_str()), "{text}");
 }
+
+#[test]
+fn steps_in_micro_batches_are_planned_simulated_and_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    let model = "gpt:batch=8,layers=1,hidden=16,heads=2,vocab=24,seq=4";
+    let with = |count: &'static str, solver: &'static str| {
+        json(&["plan", model, "--machine", "flat:2", "--micro-batches", count, "--solver", solver, "--json"])
+    };
+    let [one, four] = ["1", "4"].map(|count| with(count, "data"));
+    assert_eq!(
+        one["throughput"]["tokens_per_second"].is_f64(),
+        four["throughput"]["tokens_per_second"].is_f64()
+    );
+    // Gradients are reduced once per step in both, and activations are a quarter.
+    assert_eq!(one["traffic_bytes"], four["traffic_bytes"]);
+    // The stages of ZeRO: less memory for more traffic.
+    let stages = ["zero1", "zero2", "fsdp"].map(|solver| with("4", solver));
+    let number = |plan: &serde_json::Value, key: &str| plan[key].as_u64().unwrap();
+    for pair in stages.windows(2) {
+        assert!(number(&pair[0], "traffic_bytes") < number(&pair[1], "traffic_bytes"));
+        assert!(number(&pair[0], "peak_memory_bytes") > number(&pair[1], "peak_memory_bytes"));
+    }
+    let plan = ["plan", model, "--machine", "cpu:2", "--micro-batches"];
+    let written = shardwright(&[&plan[..], &["4", "--untied", "-o", file]].concat());
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let simulated = shardwright(&["simulate", file]);
+    assert!(simulated.status.success(), "{}", String::from_utf8_lossy(&simulated.stderr));
+    let checked = json(&["run", file, "--steps", "2", "--json"]);
+    assert_eq!(checked["agrees"], true, "{checked}");
+    refused(&[&plan[..], &["3"]].concat(), "do not divide a batch of 8; choose one of 1, 2, 4, 8");
+}
