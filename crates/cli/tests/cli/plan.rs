@@ -383,19 +383,15 @@ fn toulbar2_finds_the_same_optimum_where_it_is_installed() {
 
 #[test]
 fn steps_in_micro_batches_are_planned_simulated_and_run() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("plan.json");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
     let file = file.to_str().unwrap();
-    let model = "gpt:batch=8,layers=1,hidden=16,heads=2,vocab=24,seq=4";
+    let model = "mlp:batch=8,input=64,hidden=256,layers=3";
     let with = |count: &'static str, solver: &'static str| {
         json(&["plan", model, "--machine", "flat:2", "--micro-batches", count, "--solver", solver, "--json"])
     };
+    // Data parallelism reduces gradients once per step.
     let [one, four] = ["1", "4"].map(|count| with(count, "data"));
-    assert_eq!(
-        one["throughput"]["tokens_per_second"].is_f64(),
-        four["throughput"]["tokens_per_second"].is_f64()
-    );
-    // Gradients are reduced once per step in both, and activations are a quarter.
     assert_eq!(one["traffic_bytes"], four["traffic_bytes"]);
     // The stages of ZeRO: less memory for more traffic.
     let stages = ["zero1", "zero2", "fsdp"].map(|solver| with("4", solver));
@@ -405,7 +401,7 @@ fn steps_in_micro_batches_are_planned_simulated_and_run() {
         assert!(number(&pair[0], "peak_memory_bytes") > number(&pair[1], "peak_memory_bytes"));
     }
     let plan = ["plan", model, "--machine", "cpu:2", "--micro-batches"];
-    let written = shardwright(&[&plan[..], &["4", "--untied", "-o", file]].concat());
+    let written = shardwright(&[&plan[..], &["4", "--solver", "zero2", "-o", file]].concat());
     assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
     let simulated = shardwright(&["simulate", file]);
     assert!(simulated.status.success(), "{}", String::from_utf8_lossy(&simulated.stderr));
