@@ -45,7 +45,10 @@ def numbers(tree):
 
 
 def case(name, step, *arguments, **options):
-    lowered = jax.jit(step, **options).lower(*arguments)
+    store(name, jax.jit(step, **options).lower(*arguments), step, arguments)
+
+
+def store(name, lowered, step, arguments):
     text = lowered.as_text(debug_info=name.startswith("named"))
     # Where this machine keeps its files is nobody's business.
     pack(FOLDER / f"{name}.mlir.gz", re.sub(r'"/[^"]*/([^"/]*)"', r'"\1"', text))
@@ -217,3 +220,58 @@ def shapes(x, i, p):
 
 
 case("shapes", shapes, normal(3, 4), jnp.int32(1), jnp.array(True))
+
+
+# Attention in the forms in which JAX and its users write it, each with its own weights.
+def projected(p, x, z):
+    return (jnp.einsum("btm,mnh->btnh", a, p[k]) for k, a in (("q", x), ("k", z), ("v", z)))
+
+
+def masked_attention(q, k, v, seen):
+    q, k, v = (t.swapaxes(1, 2) for t in (q, k, v))
+    scores = jnp.where(seen[:, None, None, :] > 0, q @ k.swapaxes(2, 3) / 2.0, -1e9)
+    return jax.nn.softmax(scores) @ v
+
+
+def shifted_attention(q, k, v):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q * 0.5, k)
+    weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def attention_loss(params, x, z, seen):
+    attend = jax.nn.dot_product_attention
+    made = [
+        attend(*projected(params[0], x, x), is_causal=True),
+        attend(*projected(params[1], x, x), is_causal=True, local_window_size=(2, 0)),
+        attend(*projected(params[2], x, z)),
+        masked_attention(*projected(params[3], x, z), seen),
+        shifted_attention(*projected(params[4], x, z)),
+    ]
+    return sum(jnp.mean(jnp.sin(y) ** 2) for y in made)
+
+
+def attention_params(heads, groups):
+    shapes = {"q": (6, heads, 4), "k": (6, groups, 4), "v": (6, groups, 4)}
+    return {k: normal(*s) for k, s in shapes.items()}
+
+
+def bf16_loss(params, x, implementation=None):
+    q, k, v = projected(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), *2 * [x.astype(jnp.bfloat16)])
+    y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+    return jnp.mean(y.astype(jnp.float32) ** 2)
+
+
+ATTENTION = [attention_params(*heads) for heads in ((2, 2), (4, 2), (4, 1), (3, 3), (2, 2))]
+SEEN = jnp.asarray([[1, 1, 1, 0, 1, 1, 0], [1, 0, 1, 1, 1, 1, 1]], jnp.int32)
+case("attention", sgd(attention_loss), ATTENTION, normal(2, 5, 6), normal(2, 7, 6), SEEN)
+case("attention_bf16", sgd(bf16_loss), attention_params(4, 2), normal(2, 5, 6))
+
+
+# The same by cuDNN's kernels: lowered for GPUs as if there were one, computed by XLA.
+from jax._src.cudnn import fused_attention_stablehlo  # noqa: E402
+
+fused_attention_stablehlo.check_cudnn_version = fused_attention_stablehlo.check_compute_capability = lambda *_: 91000
+CUDNN = [{k: normal(6, heads, 8) for k, heads in (("q", 4), ("k", 2), ("v", 2))}, normal(2, 16, 6)]
+GPU = jax.jit(sgd(lambda *given: bf16_loss(*given, implementation="cudnn"))).trace(*CUDNN)
+store("attention_cudnn", GPU.lower(lowering_platforms=("cuda",)), sgd(bf16_loss), CUDNN)

@@ -280,6 +280,7 @@ def plan(
     dims: Mapping[str, object] | Iterable[str] | None = None,
     loss: str = "cross-entropy",
     inference: bool = False,
+    plain_attention: bool = False,
     time: float = 60.0,
     threads: int = 0,
     seed: int = 0,
@@ -318,6 +319,8 @@ def plan(
         dims: sizes of symbolic dimensions of an ONNX file.
         loss: the loss of an ONNX model: `"cross-entropy"`, `"mse"`, `"output"`.
         inference: plan the forward pass only.
+        plain_attention: keep attention of an ONNX or StableHLO file as products and softmax that store scores, instead of
+            one fused op.
         time: time limit of the search, in seconds. The best plan so far is returned.
         threads: number of threads; 0 means all cores.
         seed: seed of the random generator.
@@ -367,6 +370,7 @@ def plan(
                 *_option("dim", _pairs(dims)),
                 *_option("loss", loss),
                 *_option("inference", inference),
+                *_option("plain-attention", plain_attention),
                 *_option("time", float(time)),
                 *_option("threads", threads),
                 *_option("seed", seed),

@@ -102,17 +102,9 @@ fn fuse(
             (!literal.assumed).then(|| literal.to_reals())
         };
         let fusion = fuse_attention(graph, &[], &contents).map_err(|e| OnnxError::Model(e.to_string()))?;
+        notes.extend(fusion.note());
         cx.b = GraphBuilder::resume(fusion.graph);
         tensors = fusion.tensors;
-        if let Some(first) = fusion.fused.first() {
-            let rest = match fusion.fused.len() - 1 {
-                0 => String::new(),
-                n => format!(" and {n} more"),
-            };
-            notes.push(format!(
-                "products and softmax that end in `{first}`{rest} are one attention op each; --plain-attention keeps them apart"
-            ));
-        }
     }
     // Sources and outputs are never intermediate results.
     let moved = move |t: TensorId| tensors.get(t.index()).copied().flatten().unwrap_or(t);

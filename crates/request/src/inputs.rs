@@ -221,6 +221,7 @@ impl ModelSpec {
             roles: self.roles.clone(),
             opaque: self.opaque.clone(),
             rules: self.rules.clone(),
+            fuse_attention: !self.plain_attention,
         };
         let mut program = read_program(path, bytes, &options)?;
         inputs.graph = std::mem::take(&mut program.imported.graph);

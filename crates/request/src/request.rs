@@ -68,7 +68,7 @@ pub struct ModelSpec {
     #[arg(long)]
     #[serde(default, skip_serializing_if = "is_default")]
     pub inference: bool,
-    /// Keep attention of an ONNX model as products and softmax that store scores, instead of one fused op
+    /// Keep attention of an ONNX or StableHLO file as products and softmax that store scores, instead of one fused op
     #[arg(long)]
     #[serde(default, skip_serializing_if = "is_default")]
     pub plain_attention: bool,

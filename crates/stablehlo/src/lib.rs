@@ -38,7 +38,7 @@ pub use error::StablehloError;
 use shardwright_graph::{Graph, OpId, Role, TensorId};
 
 /// Facts that a text does not state.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ImportOptions {
     /// Roles of arguments by name. `*` matches any text, and later entries take precedence.
     pub roles: Vec<(String, Role)>,
@@ -46,6 +46,14 @@ pub struct ImportOptions {
     pub opaque: Vec<String>,
     /// Rules of custom calls by target, `b q h _, b k h _ -> b q h _`: dimensions of one name are shared.
     pub rules: Vec<(String, String)>,
+    /// Whether products and softmax that compute attention become one op.
+    pub fuse_attention: bool,
+}
+
+impl Default for ImportOptions {
+    fn default() -> Self {
+        Self { roles: Vec::new(), opaque: Vec::new(), rules: Vec::new(), fuse_attention: true }
+    }
 }
 
 /// A program as a graph, with the correspondence between the two.
@@ -57,7 +65,7 @@ pub struct ImportedProgram {
     pub arguments: Vec<TensorId>,
     /// The program's results, in order.
     pub results: Vec<TensorId>,
-    /// Approximations: opaque ops, branches of which both sides are computed.
+    /// Approximations and replacements: opaque ops, branches of which both sides are computed, fused attention.
     pub notes: Vec<String>,
     /// The program's operations and their ops, in text order. Operations of functions with several call sites are missing,
     /// since each of them corresponds to several ops.

@@ -4,7 +4,7 @@
 
 use flate2::read::GzDecoder;
 use proptest::prelude::*;
-use shardwright_graph::{DType, Phase, Role, Shape};
+use shardwright_graph::{DType, Op, Phase, Role, Shape};
 use shardwright_runtime::{Data, HostTensor, Serial};
 use shardwright_stablehlo::{ImportOptions, ImportedProgram, StablehloError, import, normalise};
 use std::{io::Read, path::PathBuf};
@@ -18,8 +18,17 @@ fn unpack(name: &str) -> String {
 }
 
 fn read(case: &str) -> ImportedProgram {
-    import(&unpack(&format!("{case}.mlir.gz")), case, &ImportOptions::default())
-        .unwrap_or_else(|e| panic!("{e}"))
+    read_with(case, true)
+}
+
+fn read_with(case: &str, fuse_attention: bool) -> ImportedProgram {
+    let options = ImportOptions { fuse_attention, ..ImportOptions::default() };
+    import(&unpack(&format!("{case}.mlir.gz")), case, &options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The number of ops of a kind.
+fn count(program: &ImportedProgram, kind: &str) -> usize {
+    program.graph.ops.iter().filter(|node| node.op.kind() == kind).count()
 }
 
 /// A tensor of these numbers; unsigned ones wrap.
@@ -35,7 +44,11 @@ fn value(dtype: DType, shape: &Shape, numbers: &[f64]) -> HostTensor {
 
 /// Runs a case and compares every result with JAX's.
 fn check(case: &str, tolerance: f64) {
-    let ImportedProgram { graph, arguments, results, notes, .. } = read(case);
+    check_program(case, read(case), tolerance);
+}
+
+fn check_program(case: &str, program: ImportedProgram, tolerance: f64) {
+    let ImportedProgram { graph, arguments, results, notes, .. } = program;
     assert_eq!(notes.iter().filter(|n| n.contains("opaque")).count(), 0, "{case}: {notes:?}");
     let stored: serde_json::Value = serde_json::from_str(&unpack(&format!("{case}.json.gz"))).unwrap();
     let lists = |key: &str| -> Vec<Vec<f64>> {
@@ -82,6 +95,71 @@ fn convolutions_and_pooling_step_as_in_jax() {
 #[test]
 fn a_transformer_with_adam_steps_as_in_jax() {
     check("gpt_adam", 2e-5);
+}
+
+#[test]
+fn attention_is_fused_forwards_and_backwards() {
+    // The scanned transformer computes its blocks again: a forward pass, and a forward and backward pass, per block.
+    for (case, forward, backward, tolerance) in [
+        ("attention", 5, 5, 1e-5),
+        ("attention_bf16", 1, 1, 1e-2),
+        ("gpt_adam", 2, 2, 1e-5),
+        ("scan_transformer", 6, 3, 1e-5),
+    ] {
+        let (fused, plain) = (read(case), read_with(case, false));
+        assert_eq!(
+            (count(&fused, "attention"), count(&fused, "attention_grad")),
+            (forward, backward),
+            "{case}"
+        );
+        let notes = fused.notes.join("\n");
+        assert!(notes.contains("--plain-attention"), "{case}: {notes}");
+        assert_eq!((count(&plain, "attention"), plain.notes.join("").contains("attention")), (0, false));
+        check_program(case, fused, tolerance);
+        check_program(case, plain, tolerance);
+    }
+}
+
+#[test]
+fn calls_to_cudnn_are_attention() {
+    let program = read_with("attention_cudnn", false);
+    assert_eq!((count(&program, "attention"), count(&program, "attention_grad")), (1, 1));
+    assert_eq!(count(&program, "transpose"), 0, "{}", program.graph);
+    check_program("attention_cudnn", program, 1e-2);
+    let text = unpack("attention_cudnn.mlir.gz");
+    let refused = |from: &str, to: &str| {
+        import(&text.replace(from, to), "step", &ImportOptions::default()).unwrap_err().reason
+    };
+    let padded = refused("CAUSAL", "PADDING");
+    assert!(padded.contains("__cudnn$fmhaSoftmax") && padded.contains("PADDING"), "{padded}");
+    let kernel = refused("__cudnn$fmhaSoftmax", "tpu_custom_call");
+    assert!(kernel.contains("Pallas") && kernel.contains("dot_product_attention"), "{kernel}");
+}
+
+#[test]
+fn causal_masks_and_windows_are_attributes() {
+    let program = read("attention");
+    let masks = program.graph.ops.iter().filter_map(|node| match &node.op {
+        Op::Attention(op) => Some((op.before, op.after, node.inputs.len())),
+        _ => None,
+    });
+    assert_eq!(
+        masks.collect::<Vec<_>>(),
+        [(None, Some(0), 3), (Some(2), Some(0), 3), (None, None, 3), (None, None, 4), (None, None, 3)]
+    );
+}
+
+#[test]
+fn operands_inside_attention_are_those_of_the_fused_op() {
+    let program = read("gpt_adam");
+    for node in program.graph.op_ids().filter(|&op| program.graph.node(op).op.kind().starts_with("attention"))
+    {
+        let reads = |input: usize| {
+            let uses = program.sites.iter().flat_map(|site| site.operands.iter().flatten());
+            uses.filter(|used| used.op == node && used.input == input).count()
+        };
+        assert!((0..3).all(|input| reads(input) > 0), "{:?}", program.graph.node(node));
+    }
 }
 
 #[test]

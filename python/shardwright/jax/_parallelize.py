@@ -146,6 +146,7 @@ def parallelize(
     opaque: Iterable[str] = (),
     rules: Mapping[str, str] | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
+    plain_attention: bool = True,
     **options: Unpack[SearchOptions],
 ) -> Parallelized:
     """Plans a training step for a machine, and returns the step, sharded by the plan.
@@ -167,6 +168,8 @@ def parallelize(
         constrain: constrain every planned value. Otherwise only arguments and results, from which XLA propagates.
         measure: runs the planned step, and the baselines beside it: data parallelism, and weights split by columns and
             rows in turn, on every grid of the devices. Returns the fastest; `.measured` has all times.
+        plain_attention: plan attention as the products and softmax that XLA runs. `False` plans it as one fused op that
+            stores no scores; XLA then propagates shardings between its operands and results.
 
     The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `roles`, `opaque`, `rules`, `time`, ...). Sharding
     constraints inside `step_fn` are removed: the plan replaces them.
@@ -186,6 +189,7 @@ def parallelize(
         roles,
         list(opaque),
         rules,
+        plain_attention,
     )
     times: dict[str, float] = {}
 

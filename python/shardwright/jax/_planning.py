@@ -32,6 +32,8 @@ class StepPlanner:
     roles: Mapping[str, object] | Iterable[str] | None
     opaque: list[str]
     rules: Mapping[str, str] | None
+    #: Whether attention is planned as the products and softmax that XLA runs.
+    plain_attention: bool = True
 
     def capture(self, call: Call) -> StepCapture:
         """The step for a call."""
@@ -57,6 +59,7 @@ class StepPlanner:
                 roles=_roles(self.roles, len(step.constants)),
                 opaque=self.opaque,
                 rules=self.rules,
+                plain_attention=self.plain_attention,
                 **options,
             )
 

@@ -55,6 +55,12 @@ impl<'a> Importer<'a> {
                 (*letters, *slot) = (before, op.inputs[0]);
             }
         }
+        // Gradients of products with a wider result have operands of two types: the narrow one is widened.
+        let [a, b] = slots.map(|slot| self.draft.ty(slot).dtype);
+        if a != b && a.is_float() && b.is_float() {
+            let (narrow, wide) = if a.bytes() < b.bytes() { (0, b) } else { (1, a) };
+            slots[narrow] = self.cast(&SymbolicValue::Tensor(slots[narrow]), wide)?.slot(&mut self.draft)?;
+        }
         let [l, r] = letters;
         let made = self.draft.one(Contract { operands: [l, r].into_iter().collect(), result }, &slots)?;
         // Sums are accumulated in a wide type; a result wider than the operands is rounded once.

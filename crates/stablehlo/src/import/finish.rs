@@ -11,11 +11,13 @@ use super::{
     draft::{DraftGraph, DraftOp, Origin, Slot, Source},
     roles::{Roles, infer, pointwise},
     shown,
-    sites::AbsorbedTransposes,
+    sites::{AbsorbedTransposes, ReplacedSlots},
     value::SymbolicValue,
 };
 use rustc_hash::FxHashMap;
-use shardwright_graph::{DType, GraphBuilder, Init, LayerId, Op, Phase, Real, Role, Rule, TensorId};
+use shardwright_graph::{
+    DType, GraphBuilder, Init, LayerId, Op, Phase, Real, Role, Rule, Tensor, TensorId, fuse_attention,
+};
 
 impl<'a> Importer<'a> {
     pub fn finish(mut self, main: &'a Operation<'a>, results: &[SymbolicValue]) -> Result<ImportedProgram> {
@@ -62,9 +64,14 @@ impl<'a> Importer<'a> {
         for (op, _) in self.draft.ops.iter().zip(&live).filter(|(_, live)| **live) {
             build.add(&self.draft, op)?;
         }
-        let sites = self.sites.finish(&self.draft, &absorbed, &build.tensors, build.builder.graph());
-        let imported = build.finish(&self.draft, &roles, &arguments, &results, self.notes)?;
-        Ok(ImportedProgram { sites, ..imported })
+        let (mut imported, mut tensors) =
+            build.finish(&self.draft, &roles, &arguments, &results, self.notes)?;
+        let mut replaced = ReplacedSlots::default();
+        if self.options.fuse_attention {
+            replaced = fuse(&mut imported, &mut tensors, main.at)?;
+        }
+        imported.sites = self.sites.finish(&self.draft, &absorbed, &tensors, &replaced, &imported.graph);
+        Ok(imported)
     }
 
     /// Applies the roles that the user gave by name.
@@ -114,6 +121,38 @@ impl<'a> Importer<'a> {
         };
         arguments.iter().enumerate().map(name).collect()
     }
+}
+
+/// Fuses the attention of a program. Returns the fused op in the place of each slot that is no tensor any more.
+fn fuse(
+    imported: &mut ImportedProgram,
+    tensors: &mut [Option<TensorId>],
+    at: usize,
+) -> Result<ReplacedSlots> {
+    let graph = std::mem::take(&mut imported.graph);
+    let number = |tensor: &Tensor| match tensor.init {
+        Some(Init::Constant(value)) if tensor.role == Role::Constant => Some(value.0),
+        _ => None,
+    };
+    let numbers: FxHashMap<TensorId, f64> =
+        graph.tensor_ids().filter_map(|t| Some((t, number(graph.tensor(t))?))).collect();
+    let contents = |t: TensorId| Some(vec![*numbers.get(&t)?]);
+    let kept = [&imported.arguments[..], &imported.results].concat();
+    let fusion = fuse_attention(graph, &kept, &contents).map_err(|e| TextError::new(at, e.to_string()))?;
+    imported.notes.extend(fusion.note());
+    let mut replaced = ReplacedSlots::default();
+    for (slot, tensor) in tensors.iter_mut().enumerate() {
+        if let Some(old) = *tensor {
+            *tensor = fusion.tensors[old.index()];
+            replaced.extend(fusion.replaced.get(&old).map(|op| (Slot(slot as u32), *op)));
+        }
+    }
+    for tensor in imported.arguments.iter_mut().chain(&mut imported.results) {
+        let moved = fusion.tensors[tensor.index()];
+        *tensor = moved.ok_or_else(|| TextError::new(at, "a result was lost; please report it"))?;
+    }
+    imported.graph = fusion.graph;
+    Ok(replaced)
 }
 
 /// Whether the caller donates the memory of an argument, as training steps do with their state.
@@ -289,7 +328,7 @@ impl Assembler {
         arguments: &[Slot],
         results: &[Slot],
         notes: Vec<String>,
-    ) -> Result<ImportedProgram> {
+    ) -> Result<(ImportedProgram, Vec<Option<TensorId>>)> {
         let tensors = results.iter().map(|&slot| self.tensor(draft, slot)).collect::<Result<Vec<_>>>()?;
         let given = arguments.iter().map(|&slot| self.tensor(draft, slot)).collect::<Result<Vec<_>>>()?;
         let mut carried = vec![false; results.len()];
@@ -312,6 +351,8 @@ impl Assembler {
         }
         let graph = self.builder.finish();
         shardwright_graph::verify::verify(&graph).map_err(|e| TextError::new(self.at, e.to_string()))?;
-        Ok(ImportedProgram { graph, arguments: given, results: tensors, notes, sites: Vec::new() })
+        let imported =
+            ImportedProgram { graph, arguments: given, results: tensors, notes, sites: Vec::new() };
+        Ok((imported, self.tensors))
     }
 }

@@ -1,6 +1,7 @@
 //! Converts a program to a graph: walks the main function, inlines calls, runs loops of known count, and converts every
 //! operation to ops. One file per family of operations; [`finish`] assigns roles and builds the graph.
 
+mod attention;
 mod contract;
 mod control;
 mod conv;
@@ -187,6 +188,9 @@ impl<'a> Importer<'a> {
         scope: &Scope<'_, 'a>,
     ) -> Result<Vec<SymbolicValue>> {
         self.walk(operation.at, 1)?;
+        if !operation.result_types.is_empty() && operation.result_types.iter().all(attention::is_empty) {
+            return Ok(vec![SymbolicValue::empty(); operation.result_types.len()]);
+        }
         let mut operands = Vec::with_capacity(operation.operands.len());
         let mut types = Vec::with_capacity(operation.operands.len());
         for (value, ty) in operation.operands.iter().zip(&operation.operand_types) {
@@ -196,8 +200,9 @@ impl<'a> Importer<'a> {
             operands.push(found);
             types.push(typed);
         }
-        let results = operation
-            .result_types
+        // A kernel's workspace has no elements here; nobody reads it.
+        let workspaces = operation.result_types.iter().rev().take_while(|ty| attention::is_empty(ty)).count();
+        let results = operation.result_types[..operation.result_types.len() - workspaces]
             .iter()
             .map(|ty| HloType::of(ty, operation.at))
             .collect::<Result<Vec<_>>>()?;
@@ -213,7 +218,7 @@ impl<'a> Importer<'a> {
         self.draft.name = self.name_of(operation);
         let what = ResolvedOperation { operation, operands: &operands, types: &types, results: &results };
         let (first, path) = (self.draft.ops.len() as u32, self.draft.path);
-        let values = self.dispatch(&what, scope)?;
+        let mut values = self.dispatch(&what, scope)?;
         if values.len() != results.len() {
             return Err(what.error(format!(
                 "the operation computes {} values, but has {} results",
@@ -229,6 +234,7 @@ impl<'a> Importer<'a> {
                 );
             }
         }
+        values.extend((0..workspaces).map(|_| SymbolicValue::empty()));
         // Operations inside calls and loops are recorded themselves.
         if matches!(operation.name, "func.call" | "stablehlo.while") {
             return Ok(values);
@@ -396,10 +402,11 @@ impl<'a> Importer<'a> {
     }
 
     fn custom_call(&mut self, op: &ResolvedOperation<'_, 'a>) -> Result<Vec<SymbolicValue>> {
-        let name = match op.operation.attribute("call_target_name") {
-            Some(Attribute::Text(name) | Attribute::Symbol(name)) => *name,
-            _ => return Err(op.error("`call_target_name` is missing")),
-        };
+        let name = attention::target(op.operation);
+        let name = name.ok_or_else(|| op.error("`call_target_name` is missing"))?;
+        if let Some(values) = self.attention_call(name, op)? {
+            return Ok(values);
+        }
         if matches!(name, "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape")
             && op.operands.len() == 1
         {

@@ -41,6 +41,9 @@ pub(super) struct SiteRecorder {
 /// the permutation between them.
 pub(super) type AbsorbedTransposes = FxHashMap<Slot, (Slot, SmallVec<[usize; 4]>)>;
 
+/// The fused op that does the work of the op that made a slot. The slot has no tensor.
+pub(super) type ReplacedSlots = FxHashMap<Slot, OpId>;
+
 impl SiteRecorder {
     pub fn record(&mut self, at: usize, mut record: SiteRecord) {
         if let Some(before) = self.records.get(&at) {
@@ -55,6 +58,7 @@ impl SiteRecorder {
         draft: &DraftGraph,
         absorbed: &AbsorbedTransposes,
         tensors: &[Option<TensorId>],
+        replaced: &ReplacedSlots,
         graph: &Graph,
     ) -> Vec<Site> {
         let resolver = SiteResolver { draft, absorbed, tensors };
@@ -79,6 +83,9 @@ impl SiteRecorder {
             // Ops that compute come before transposes, so that an operand's use is where the work is.
             let mut readers: SmallVec<[OpId; 4]> =
                 ops.iter().filter_map(|t| graph.tensor(*t).producer).collect();
+            // Operands of a product inside attention are those of the fused op.
+            let slots = record.ops.clone().filter_map(|op| draft.ops[op as usize].outputs.first());
+            readers.extend(slots.filter_map(|slot| replaced.get(slot).copied()));
             readers.sort_by_key(|&op| matches!(graph.node(op).op, Op::Transpose(_)));
             let operand = |value: &SymbolicValue| {
                 let view = resolver.view(value)?;

@@ -109,6 +109,11 @@ pub(super) struct Stack {
 }
 
 impl SymbolicValue {
+    /// In the place of a value without elements.
+    pub fn empty() -> Self {
+        Self::Constant(TensorType::new(DType::F32, Shape::scalar()), Elements::Splat(0.0))
+    }
+
     pub fn ty(&self, draft: &DraftGraph) -> TensorType {
         match self {
             SymbolicValue::Tensor(slot) => draft.ty(*slot).clone(),
