@@ -43,6 +43,15 @@ def test_results_equal_one_device(name, solver):
     assert all(jax.tree.leaves(placed))
 
 
+@pytest.mark.parametrize("solver", ["exact", "data", "megatron", "fsdp"])
+@pytest.mark.parametrize("name", ["gpt", "scanned"])
+def test_attention_that_is_planned_as_one_op_equals_one_device(name, solver):
+    step, args, first, _ = case(name)
+    fast = parallelize(step, *args, machine="cpu:8", solver=solver, plain_attention=False)
+    assert any(op.endswith(".fused") for op in fast.plan.configs())
+    assert_close(fast(*args), first)
+
+
 def test_levels_of_a_machine_are_axes_of_the_mesh():
     step, args, first, _ = case("mlp")
     fast = parallelize(step, *args, machine="p100x16:8")
