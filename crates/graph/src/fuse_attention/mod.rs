@@ -77,7 +77,8 @@ pub fn fuse_attention(
     };
     let mut taken: FxHashSet<OpId> = FxHashSet::default();
     let mut patterns: Vec<Pattern> = Vec::new();
-    for op in graph.op_ids() {
+    // A step that is divided into micro-batches was imported, and fused, before.
+    for op in graph.op_ids().filter(|_| graph.micro_batches.get() == 1) {
         // A product that ends one attention is not the scores of another.
         if let Some(pattern) = matcher.at(op).filter(|pattern| pattern.removed.is_disjoint(&taken)) {
             taken.extend(&pattern.removed);
