@@ -8,14 +8,14 @@
 use super::{
     constants::Constants,
     masks::{Chain, ChainMask, Mask, apply},
-    rows::{DimLetters, RowRandom, RowValues, Rows, WIDTH, softmax, softmax_gradient},
+    rows::{DimLetters, RegionValues, RowRandom, RowValues, Rows, WIDTH, softmax, softmax_gradient},
 };
 use crate::{
     graph::{Consumers, Phase},
     ids::{OpId, TensorId},
     ops::{Attention, Contract, Dropout, Op},
 };
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 /// Random rows on which two forms must agree.
 const TRIALS: usize = 8;
@@ -163,7 +163,7 @@ impl<'a> Matcher<'a> {
             all.iter().copied().filter(|dim| !gone.contains(dim)).chain([last]).collect::<Vec<Dim>>()
         };
         // The product by values, and the other products that read weights.
-        let is_weights = |values: &FxHashMap<TensorId, RowValues>, t: TensorId| {
+        let is_weights = |values: &RegionValues, t: TensorId| {
             Some(agree(values.get(&t)?, &softmax(values.get(&chain.end)?)))
         };
         let readers: Vec<Reader> = rows.products.iter().map(|&(op, at)| self.reader(op, at)).collect();
@@ -289,7 +289,7 @@ impl<'a> Matcher<'a> {
         if readers.len() != 4 {
             return None;
         }
-        let is_gradient = |values: &FxHashMap<TensorId, RowValues>, t: TensorId| {
+        let is_gradient = |values: &RegionValues, t: TensorId| {
             let weights = softmax(values.get(&chain.end)?);
             let scores = softmax_gradient(&weights, values.get(&seeds[1])?).map(|x| x * chain.scale);
             Some(agree(values.get(&t)?, &scores))
@@ -405,12 +405,12 @@ impl<'a> Matcher<'a> {
         chain: &Chain,
         seeds: &[TensorId],
         readers: &[Reader],
-        holds: &dyn Fn(&FxHashMap<TensorId, RowValues>, TensorId) -> Option<bool>,
+        holds: &dyn Fn(&RegionValues, TensorId) -> Option<bool>,
     ) -> Vec<bool> {
         let mut random = RowRandom::new();
         let mut always = vec![true; readers.len()];
         for _ in 0..TRIALS {
-            let mut given: FxHashMap<TensorId, RowValues> = FxHashMap::default();
+            let mut given: RegionValues = RegionValues::default();
             for &seed in seeds {
                 given.insert(seed, random.row(|x| 2.0 * x));
             }
@@ -485,9 +485,9 @@ fn assignments(shared: &[u8], own: &[u8], queries: &[u8], key: u8, depth: u8) ->
     let base: Roles =
         shared.iter().copied().zip(names.iter().copied()).chain([(key, Dim::K), (depth, Dim::D)]).collect();
     let with = |more: &[(u8, Dim)]| base.iter().copied().chain(more.iter().copied()).collect::<Roles>();
-    match own {
-        &[q] => vec![with(&[(q, Dim::Q)])],
-        &[a, b] => {
+    match *own {
+        [q] => vec![with(&[(q, Dim::Q)])],
+        [a, b] => {
             // Heads of a group follow their key head.
             let after_heads = queries.windows(2).any(|pair| Some(&pair[0]) == shared.last() && pair[1] == a);
             let (q, r) = if after_heads && shared.len() == 2 { (b, a) } else { (a, b) };

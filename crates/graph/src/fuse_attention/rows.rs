@@ -25,6 +25,9 @@ pub(super) const WIDTH: usize = 5;
 /// One number per score of a row; a number per row is repeated.
 pub(super) type RowValues = [f64; WIDTH];
 
+/// The values of a region's tensors for one row.
+pub(super) type RegionValues = FxHashMap<TensorId, RowValues>;
+
 /// Per dimension of a tensor: the letter that the product of queries and keys has for it; `None`: a dimension of size one.
 pub(super) type DimLetters = SmallVec<[Option<u8>; 5]>;
 
@@ -190,9 +193,9 @@ impl<'a> Rows<'a> {
     pub fn evaluate(
         &self,
         constants: &Constants<'_>,
-        mut given: FxHashMap<TensorId, RowValues>,
+        mut given: RegionValues,
         random: &mut RowRandom,
-    ) -> FxHashMap<TensorId, RowValues> {
+    ) -> RegionValues {
         let mut outside: Vec<_> = self.outside.iter().collect();
         outside.sort_unstable_by_key(|(t, _)| **t);
         for (&t, letters) in outside {
