@@ -3,8 +3,11 @@
 //! On hundreds of devices the search works on merged axes and then refines. Its bound does not cover the finer axes;
 //! this bound does. Each op takes at least its minimum time over all splits on the machine's prime axes. Communication
 //! counts as zero. Plans on coarser axes, tied or not, are plans of that space too.
+//!
+//! The same holds for the step that runs, where communication overlaps with computing: a device computes its ops in
+//! sequence, so no step is shorter than its computing.
 
-use crate::{context::Context, error::PlanError};
+use crate::{context::Context, error::PlanError, op_times::OpTimes};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use shardwright_graph::{FactorIndex, Op, OpId, Rule};
@@ -21,21 +24,52 @@ const MAX_DIVISIONS: usize = 1 << 14;
 /// # Errors
 /// Where the costs are of another device.
 pub fn compute_lower_bound(context: &Context<'_>) -> Result<i64, PlanError> {
-    let (graph, mesh) = (context.graph, context.machine.mesh());
-    let times = context.times_on_slowest(mesh)?;
-    let mut counts: FxHashMap<(&Op, &OpShapes), (OpId, i64)> = FxHashMap::default();
+    let times = context.times_on_slowest(context.machine.mesh())?;
+    let total = sum_of_least(context, |op, _, config| i128::from(times.compute(op, config)));
+    Ok(i64::try_from(total).unwrap_or(i64::MAX))
+}
+
+/// Picoseconds that no step of this graph on this machine is shorter than, whatever overlaps.
+///
+/// Without pins (`spmd`), every device runs every op, and the computing of one device is the bound. With pins, devices run
+/// different ops. An op then occupies its time on each of its devices, and the busiest device has at least the average.
+///
+/// # Errors
+/// Where the costs are of another device.
+pub fn step_lower_bound(context: &Context<'_>, spmd: bool) -> Result<i64, PlanError> {
+    if spmd {
+        return compute_lower_bound(context);
+    }
+    let (graph, mesh) = (&context.graph, context.machine.mesh());
+    let times: Vec<OpTimes<'_>> = context
+        .times_of_each_device()?
+        .into_iter()
+        .map(|times| OpTimes::new(times, graph, &context.shapes, mesh))
+        .collect();
+    let occupied = |op: OpId, parts: &[u64], config: &Config| {
+        let least = times.iter().map(|times| times.compute(op, config)).min().unwrap_or(0);
+        parts.iter().fold(i128::from(least), |time, &parts| time.saturating_mul(i128::from(parts)))
+    };
+    let total = sum_of_least(context, occupied) / i128::from(context.machine.devices().max(1));
+    Ok(i64::try_from(total).unwrap_or(i64::MAX))
+}
+
+/// The sum over all ops of the least price of any division. A division is its parts per factor and one of its configs.
+fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64], &Config) -> i128 + Sync) -> i128 {
+    let (graph, mesh) = (&context.graph, context.machine.mesh());
+    let mut counts: FxHashMap<(&Op, &OpShapes), (OpId, i128)> = FxHashMap::default();
     for op in graph.op_ids() {
         let key = (&graph.node(op).op, &context.shapes[op.index()]);
         counts.entry(key).or_insert((op, 0)).1 += i64::from(graph.runs(op));
     }
-    let mut kinds: Vec<(OpId, i64)> = counts.into_values().collect();
+    let mut kinds: Vec<(OpId, i128)> = counts.into_values().collect();
     kinds.sort_unstable();
     let least = kinds.par_iter().map(|&(op, count)| {
         let divisions = divisions(&context.shapes[op.index()].rule, mesh);
-        let least = divisions.values().map(|config| times.compute(op, config)).min();
+        let least = divisions.iter().map(|(parts, config)| price(op, parts, config)).min();
         least.unwrap_or(0).saturating_mul(count)
     });
-    Ok(least.reduce(|| 0, i64::saturating_add))
+    least.reduce(|| 0, i128::saturating_add)
 }
 
 /// One config for every division of a rule's factors into parts; none if there are too many.

@@ -3,7 +3,7 @@
 use crate::{error::PlanError, op_times::OpTimes, variables::Variables};
 use shardwright_cost::{CostFile, OperatorTimes, Resharder};
 use shardwright_graph::Graph;
-use shardwright_machine::{Device, Machine, Mesh};
+use shardwright_machine::{Device, DeviceId, Machine, Mesh};
 use shardwright_space::{OpShapes, SearchMesh, Transfers};
 
 /// A graph on a mesh of a machine, with everything that prices assignments.
@@ -104,6 +104,18 @@ impl<'a> Context<'a> {
     /// Where the costs are of another device.
     pub fn times(&self) -> Result<OpTimes<'_>, PlanError> {
         Ok(self.times_on_slowest(self.mesh())?.on(self.machine, self.costs))
+    }
+
+    /// Operator times of each kind of device. Measurements of one kind do not apply to another.
+    pub(crate) fn times_of_each_device(&self) -> Result<Vec<OperatorTimes<'_>>, PlanError> {
+        let units = if self.machine.is_homogeneous() { 1 } else { self.machine.levels()[0].count };
+        let per_unit = self.machine.devices_per_unit(0);
+        let times = |unit: u32| {
+            let device = self.machine.device(DeviceId(unit * per_unit));
+            let measured = OperatorTimes::new(device, self.costs);
+            Ok(measured.or_else(|_| OperatorTimes::new(device, None))?)
+        };
+        (0..units).map(times).collect()
     }
 
     /// Times of ops on the slowest device, split over any mesh.
