@@ -138,8 +138,9 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Upper bound of (objective - optimum) / objective."""
-        return float(self.data["gap"])
+        """(objective - lower_bound) / lower_bound: the plan is at most so far above the optimum. Infinite without a bound."""
+        gap = self.data["gap"]
+        return math.inf if gap is None else float(gap)
 
     @property
     def proved_optimal(self) -> bool:

@@ -26,8 +26,8 @@ class ProgressLine:
         if best is None:
             text = f"{elapsed:.0f} s: no plan yet, lower bound {show_seconds(bound)}"
         else:
-            gap = max(best - bound, 0) / best if best > 0 else 0
-            text = f"{elapsed:.0f} s: best {show_seconds(best)} per step, gap {gap:.2%} (interrupt keeps the best)"
+            gap = f", gap {max(best - bound, 0) / bound:.2%}" if bound > 0 else ""
+            text = f"{elapsed:.0f} s: best {show_seconds(best)} per step{gap} (interrupt keeps the best)"
         sys.stderr.write("\r" + text.ljust(self._written))
         sys.stderr.flush()
         self._written = len(text)

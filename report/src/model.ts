@@ -33,10 +33,11 @@ export interface Plan {
   devices: number;
   solver: string;
   seed: number;
-  space: { description: string; untied: boolean; variables: number; choices: number; coarse?: { axes: string; objective: number; gap: number } };
+  space: { description: string; untied: boolean; variables: number; choices: number; coarse?: { axes: string; objective: number; gap: number | null } };
   objective: number;
   lower_bound: number;
-  gap: number;
+  /** (objective - lower_bound) / lower_bound; null where nothing is proved. */
+  gap: number | null;
   proved_optimal: boolean;
   search_seconds: number;
   simulated: { step_seconds: number; compute_seconds: number; exposed_comm_seconds: number };

@@ -9,9 +9,8 @@ import { Baseline, Plan, Report } from "./model";
 /** The proved quality of the plan, for the step without overlap. */
 export function verdict(plan: Plan): string {
   if (plan.proved_optimal) return "proved optimal";
-  if (plan.lower_bound <= 0) return "no bound";
-  const above = plan.space.coarse ? plan.gap / Math.max(1 - plan.gap, 1e-300) : plan.gap;
-  return `at most ${show.percent(above)} above the ${plan.space.coarse ? "optimum on any axes" : "optimum"}`;
+  if (plan.gap === null) return "no bound";
+  return `at most ${show.percent(plan.gap)} above the ${plan.space.coarse ? "optimum on any axes" : "optimum"}`;
 }
 
 function steps(report: Report): HTMLElement {

@@ -4,7 +4,7 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shardwright_request::show_seconds;
-use shardwright_search::LogEntry;
+use shardwright_search::{LogEntry, gap};
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
@@ -61,15 +61,14 @@ fn describe(entry: &LogEntry) -> String {
         Some(best) if entry.bound <= 0 => {
             format!("best {} per step (Ctrl-C keeps the best)", seconds(best))
         }
-        Some(best) if best > 0 => {
-            let gap = (best - entry.bound).max(0) as f64 / best as f64;
+        Some(best) => {
+            let gap = gap(best, entry.bound).unwrap_or(0.0) * 100.0;
             format!(
-                "best {} per step, bound {bound}, gap {:.2}% (Ctrl-C keeps the best)",
-                seconds(best),
-                gap * 100.0
+                "best {} per step, bound {bound}, gap {gap:.2}% (Ctrl-C keeps the best)",
+                seconds(best)
             )
         }
-        _ => format!("no plan yet, bound {bound}"),
+        None => format!("no plan yet, bound {bound}"),
     }
 }
 
@@ -82,7 +81,7 @@ mod tests {
         let entry = |best| LogEntry { elapsed: PATIENCE, iteration: 1, best, bound: 3_000_000_000 };
         assert_eq!(
             describe(&entry(Some(4_000_000_000))),
-            "best 4.00 ms per step, bound 3.00 ms, gap 25.00% (Ctrl-C keeps the best)"
+            "best 4.00 ms per step, bound 3.00 ms, gap 33.33% (Ctrl-C keeps the best)"
         );
         assert_eq!(describe(&entry(None)), "no plan yet, bound 3.00 ms");
         let unproved = LogEntry { bound: 0, ..entry(Some(4_000_000_000)) };

@@ -45,8 +45,9 @@ pub struct Plan {
     /// Lower bound on the objective of any plan in the space, on its coarse axes if it was refined; zero if none is
     /// proved.
     pub lower_bound: i64,
-    /// How far the objective may be above the optimum, relative to the objective.
-    pub gap: f64,
+    /// How far the objective may be above the optimum: (objective - lower_bound) / lower_bound. None where nothing is
+    /// proved.
+    pub gap: Option<f64>,
     /// Whether no plan in the space is faster.
     pub proved_optimal: bool,
     /// Time to build and solve the search problem.
@@ -154,8 +155,8 @@ pub struct CoarseSpace {
     pub objective: i64,
     /// No plan on these axes costs less.
     pub lower_bound: i64,
-    /// (objective - lower_bound) / objective.
-    pub gap: f64,
+    /// (objective - lower_bound) / lower_bound; none where the bound is zero.
+    pub gap: Option<f64>,
 }
 
 /// Durations of the stages of planning.

@@ -224,10 +224,12 @@ fn print_search(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
         fact(out, "proof", &proof(plan))?;
         if let (Some(coarse), false) = (&plan.space.coarse, plan.optimised == Optimised::Simulated) {
             let objective = show_seconds(coarse.objective as f64 / 1e12);
-            let gap = coarse.gap * 100.0;
-            let gap =
-                if coarse.gap == 0.0 { "proved optimal there".into() } else { format!("gap {gap:.2}%") };
-            fact(out, "before refinement", &format!("{objective} on {}, {gap}", coarse.axes))?;
+            let gap = match coarse.gap {
+                Some(0.0) => ", proved optimal there".to_string(),
+                Some(gap) => format!(", gap {:.2}%", gap * 100.0),
+                None => String::new(),
+            };
+            fact(out, "before refinement", &format!("{objective} on {}{gap}", coarse.axes))?;
         }
     }
     let memory = plan
@@ -238,22 +240,20 @@ fn print_search(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
 
 /// What is proved of a plan.
 fn proof(plan: &Plan) -> String {
-    let gap = plan.gap * 100.0;
-    let bounded = plan.lower_bound > 0;
-    match (plan.optimised == Optimised::Simulated, bounded) {
-        (true, true) => {
+    let simulated = plan.optimised == Optimised::Simulated;
+    match plan.gap.map(|gap| gap * 100.0) {
+        None if simulated => "step shortened by simulation; nothing proved".into(),
+        None => "nothing proved".into(),
+        Some(gap) if simulated => {
             format!("step shortened by simulation; without overlap, gap {gap:.2}% to the lower bound")
         }
-        (true, false) => "step shortened by simulation; nothing proved".into(),
-        (false, _) if plan.proved_optimal => {
+        Some(_) if plan.proved_optimal => {
             "proved optimal: without overlap, no plan in the search space is faster".into()
         }
-        (false, true) if plan.space.coarse.is_some() => {
-            let above = plan.gap / (1.0 - plan.gap).max(f64::MIN_POSITIVE) * 100.0;
-            format!("without overlap, at most {above:.2}% above any plan on any axes")
+        Some(gap) if plan.space.coarse.is_some() => {
+            format!("without overlap, at most {gap:.2}% above any plan on any axes")
         }
-        (false, true) => format!("without overlap, gap {gap:.2}% to the lower bound"),
-        (false, false) => "nothing proved".into(),
+        Some(gap) => format!("without overlap, gap {gap:.2}% to the lower bound"),
     }
 }
 

@@ -57,4 +57,4 @@ pub use network::{
     Evaluation, FORBIDDEN, Interval, Limits, Network, NetworkBuilder, NetworkError, SharedTable, VarId,
     is_forbidden,
 };
-pub use outcome::{LogEntry, Outcome, Progress, Recorder, Solver, StopReason};
+pub use outcome::{LogEntry, Outcome, Progress, Recorder, Solver, StopReason, gap};

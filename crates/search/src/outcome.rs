@@ -87,11 +87,18 @@ impl Outcome {
         self.cost.is_some_and(|c| c <= self.bound)
     }
 
-    /// (cost - bound) / cost: an upper limit of the incumbent's distance from the optimum, relative to the incumbent's
-    /// own cost. Zero when proved optimal; `None` without an incumbent.
+    /// The incumbent's [`gap`]; `None` without an incumbent.
     pub fn gap(&self) -> Option<f64> {
-        let cost = self.cost?;
-        if cost <= self.bound { Some(0.0) } else { Some((cost - self.bound) as f64 / cost as f64) }
+        gap(self.cost?, self.bound)
+    }
+}
+
+/// (cost - bound) / bound: how far the cost is above the optimum at most, relative to the bound. This is the only
+/// meaning of gap. Zero where the bound proves the cost optimal; `None` where it is not above zero and says nothing.
+pub fn gap(cost: i64, bound: i64) -> Option<f64> {
+    match cost <= bound {
+        true => Some(0.0),
+        false => (bound > 0).then(|| (i128::from(cost) - i128::from(bound)) as f64 / bound as f64),
     }
 }
 
@@ -200,5 +207,12 @@ mod tests {
         let out = r.finish(StopReason::Deadline);
         assert_eq!((out.cost, out.bound, &out.stop_reason), (Some(7), 7, &StopReason::Optimal));
         assert_eq!((out.log.len(), out.gap()), (4, Some(0.0)));
+    }
+
+    #[test]
+    fn a_gap_is_relative_to_the_bound() {
+        assert_eq!([gap(5, 4), gap(4, 4), gap(3, 4)], [Some(0.25), Some(0.0), Some(0.0)]);
+        assert_eq!([gap(5, 0), gap(0, 0), gap(5, -1)], [None, Some(0.0), None], "a bound of zero says nothing");
+        assert!(gap(i64::MAX, 1).is_some_and(f64::is_finite) && gap(i64::MAX, i64::MIN).is_none());
     }
 }

@@ -4,7 +4,6 @@ use crate::{
     Planner, PricedRecipe, Solution, Strategy,
     baselines::baseline,
     error::StrategyError,
-    network_search::gap,
     recipes::{DATA, RECIPES},
 };
 use shardwright_cost::TimeSource;
@@ -14,7 +13,7 @@ use shardwright_plan::{
     BaselineCost, Constraints, Context, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer,
     PlanOp, SearchSpace, StepTimes, Throughput, model_hash, padding_hint,
 };
-use shardwright_search::{Control, StopReason};
+use shardwright_search::{Control, StopReason, gap};
 use shardwright_sim::simulate_step;
 use shardwright_space::Assignment;
 use std::collections::BTreeMap;
@@ -146,7 +145,7 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         },
         objective,
         lower_bound: solution.lower_bound.unwrap_or(0),
-        gap: solution.lower_bound.map_or(1.0, |bound| gap(objective, bound)),
+        gap: solution.lower_bound.and_then(|bound| gap(objective, bound)),
         proved_optimal: solution.coarse.is_none() && solution.proved_optimal(),
         search_seconds: 0.0,
         planning_memory_bytes: None,

@@ -11,7 +11,7 @@ use shardwright_plan::{
     CoarseSpace, Constraints, MinMemory, Optimised, PlanError, SearchProblem, compute_lower_bound, limited,
     min_memory, peak, tighten,
 };
-use shardwright_search::{Control, Network, NetworkBuilder, Outcome, Solver, StopReason, VarId};
+use shardwright_search::{Control, Network, NetworkBuilder, Outcome, Solver, StopReason, VarId, gap};
 use shardwright_space::{Assignment, AxisUse};
 use std::sync::Arc;
 
@@ -333,19 +333,14 @@ fn refined<'a>(
     let axes = problem.context.search_mesh.describe();
     let gap = gap(coarse.objective, coarse.bound);
     solution.notes.push(format!(
-        "refined from {axes}, where the best plan takes {:.3} ms with a gap of {:.2}%; lower_bound is the computing time \
-         that no plan on any axes avoids",
+        "refined from {axes}, where the best plan takes {:.3} ms{}; lower_bound is the computing time that no plan on any \
+         axes avoids",
         milliseconds(coarse.objective),
-        gap * 100.0
+        gap.map_or(String::new(), |gap| format!(" with a gap of {:.2}%", gap * 100.0))
     ));
     let (objective, lower_bound) = (coarse.objective, coarse.bound);
     solution.coarse = Some(CoarseSpace { axes, objective, lower_bound, gap });
     Ok(solution)
-}
-
-/// How far above the bound an objective may be, as a share of the objective.
-pub fn gap(objective: i64, bound: i64) -> f64 {
-    if objective > bound { (objective - bound) as f64 / objective as f64 } else { 0.0 }
 }
 
 /// Milliseconds of picoseconds.

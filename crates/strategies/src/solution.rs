@@ -1,11 +1,11 @@
 //! A strategy's answer: an assignment on a mesh, its price, and what is proved of it.
 
-use crate::{error::StrategyError, network_search::gap};
+use crate::error::StrategyError;
 use shardwright_plan::{
     CoarseSpace, Constraints, Context, Costs, MoveCount, Optimised, PlacementRow, PlanError, SearchProblem,
     StageTimes, compute_lower_bound,
 };
-use shardwright_search::StopReason;
+use shardwright_search::{StopReason, gap};
 use shardwright_sim::SimulatedStep;
 use shardwright_space::Assignment;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use shardwright_machine::Bytes;
 use shardwright_request::{WallClock, half_of_free};
 use shardwright_search::registry::{self, SOLVERS};
-use shardwright_search::{Clock as _, Control, LogEntry, Network, Outcome, Progress, StopReason};
+use shardwright_search::{Clock as _, Control, LogEntry, Network, Outcome, Progress, StopReason, gap};
 use shardwright_suggest::did_you_mean;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -135,8 +135,7 @@ fn report(args: &Args, network: &Network, outcome: &Outcome, elapsed: Duration) 
     }
     let mut out = io::stdout().lock();
     if !args.quiet && !args.json {
-        let gap =
-            outcome.gap().map_or("no feasible assignment".to_string(), |gap| format!("gap {}", percent(gap)));
+        let gap = outcome.cost.map_or("no feasible assignment".to_string(), |_| percent(outcome.gap()));
         let bound = outcome.bound;
         writeln!(
             out,
@@ -183,8 +182,8 @@ fn stop_text(reason: &StopReason) -> String {
     }
 }
 
-fn percent(gap: f64) -> String {
-    format!("{:.4}%", gap * 100.0)
+fn percent(gap: Option<f64>) -> String {
+    gap.map_or("no gap: nothing is proved yet".to_string(), |gap| format!("gap {:.4}%", gap * 100.0))
 }
 
 /// Prints improvements: as lines on standard output, and as a progress line on a terminal.
@@ -244,8 +243,7 @@ fn describe(entry: &LogEntry) -> String {
     match entry.best {
         None => format!("no assignment yet, bound {}", entry.bound),
         Some(best) => {
-            let gap = if best <= entry.bound { 0.0 } else { (best - entry.bound) as f64 / best as f64 };
-            format!("best {best}, bound {}, gap {}", entry.bound, percent(gap))
+            format!("best {best}, bound {}, {}", entry.bound, percent(gap(best, entry.bound)))
         }
     }
 }
