@@ -63,10 +63,7 @@ fn describe(entry: &LogEntry) -> String {
         }
         Some(best) => {
             let gap = gap(best, entry.bound).unwrap_or(0.0) * 100.0;
-            format!(
-                "best {} per step, bound {bound}, gap {gap:.2}% (Ctrl-C keeps the best)",
-                seconds(best)
-            )
+            format!("best {} per step, bound {bound}, gap {gap:.2}% (Ctrl-C keeps the best)", seconds(best))
         }
         None => format!("no plan yet, bound {bound}"),
     }

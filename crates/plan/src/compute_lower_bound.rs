@@ -60,7 +60,7 @@ fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64], &Config) -> 
     let mut counts: FxHashMap<(&Op, &OpShapes), (OpId, i128)> = FxHashMap::default();
     for op in graph.op_ids() {
         let key = (&graph.node(op).op, &context.shapes[op.index()]);
-        counts.entry(key).or_insert((op, 0)).1 += i64::from(graph.runs(op));
+        counts.entry(key).or_insert((op, 0)).1 += i128::from(graph.runs(op));
     }
     let mut kinds: Vec<(OpId, i128)> = counts.into_values().collect();
     kinds.sort_unstable();

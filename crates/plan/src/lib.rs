@@ -56,8 +56,8 @@ pub use memory_shares::{MemoryShares, memory_shares};
 pub use min_memory::{MinMemory, min_memory, tighten};
 pub use op_times::{OpTimes, picoseconds};
 pub use plan::{
-    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, MoveCount, Optimised, PlacementRow,
-    Plan, PlanAxis, PlanLayer, PlanOp, SearchSpace, StageTimes, StepTimes,
+    BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, MoveCount, Optimised, OverlapBound,
+    PlacementRow, Plan, PlanAxis, PlanLayer, PlanOp, SearchSpace, StageTimes, StepTimes,
 };
 pub use price::{Costs, LayerCost};
 pub use reading::model_hash;

@@ -3,6 +3,7 @@
 use crate::error::PlanError;
 use crate::throughput::Throughput;
 use serde::{Deserialize, Serialize};
+use shardwright_search::gap;
 use std::collections::BTreeMap;
 
 /// The version of the plan's JSON.
@@ -50,6 +51,9 @@ pub struct Plan {
     pub gap: Option<f64>,
     /// Whether no plan in the space is faster.
     pub proved_optimal: bool,
+    /// A proved bound on the step of any plan, with overlap; none where the step was not simulated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<OverlapBound>,
     /// Time to build and solve the search problem.
     pub search_seconds: f64,
     /// The same time by stage.
@@ -97,6 +101,25 @@ pub struct Plan {
 
 fn yes() -> bool {
     true
+}
+
+/// A proved lower bound on the overlapped step of any plan, on any axes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OverlapBound {
+    /// No plan's step is shorter.
+    pub lower_bound_seconds: f64,
+    /// How far this plan's step is above the bound, relative to the bound; none for a bound of zero.
+    pub gap: Option<f64>,
+}
+
+impl OverlapBound {
+    /// The bound of a simulated step, both in picoseconds.
+    pub fn of(step: u64, lower_bound: i64) -> Self {
+        Self {
+            lower_bound_seconds: lower_bound as f64 / 1e12,
+            gap: gap(i64::try_from(step).unwrap_or(i64::MAX), lower_bound),
+        }
+    }
 }
 
 /// The quantity that a search minimises. Objective, bound and proof always refer to the sum.

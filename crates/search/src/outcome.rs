@@ -212,7 +212,11 @@ mod tests {
     #[test]
     fn a_gap_is_relative_to_the_bound() {
         assert_eq!([gap(5, 4), gap(4, 4), gap(3, 4)], [Some(0.25), Some(0.0), Some(0.0)]);
-        assert_eq!([gap(5, 0), gap(0, 0), gap(5, -1)], [None, Some(0.0), None], "a bound of zero says nothing");
+        assert_eq!(
+            [gap(5, 0), gap(0, 0), gap(5, -1)],
+            [None, Some(0.0), None],
+            "a bound of zero says nothing"
+        );
         assert!(gap(i64::MAX, 1).is_some_and(f64::is_finite) && gap(i64::MAX, i64::MIN).is_none());
     }
 }

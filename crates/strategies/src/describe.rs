@@ -10,8 +10,9 @@ use shardwright_cost::TimeSource;
 use shardwright_graph::{FactorIndex, FactorKind, OpId, Phase, factor_kinds};
 use shardwright_machine::{Bytes, LevelId, Mesh, show_bytes};
 use shardwright_plan::{
-    BaselineCost, Constraints, Context, CostSource, FORMAT_VERSION, LevelTraffic, Plan, PlanAxis, PlanLayer,
-    PlanOp, SearchSpace, StepTimes, Throughput, model_hash, padding_hint,
+    BaselineCost, Constraints, Context, CostSource, FORMAT_VERSION, LevelTraffic, OverlapBound, Plan,
+    PlanAxis, PlanLayer, PlanOp, SearchSpace, StepTimes, Throughput, model_hash, padding_hint,
+    step_lower_bound,
 };
 use shardwright_search::{Control, StopReason, gap};
 use shardwright_sim::simulate_step;
@@ -57,6 +58,10 @@ pub fn plan(
     plan.baselines = baselines;
     plan.memory_limit_bytes = constraints.memory.map(|limit| limit.0);
     plan.fits = limit.is_none_or(|limit| plan.peak_memory_bytes <= limit.0);
+    if let Some(step) = solution.step {
+        let lower_bound = step_lower_bound(&solution.context, constraints.spmd)?;
+        plan.overlap = Some(OverlapBound::of(step.makespan, lower_bound));
+    }
     plan.throughput = Throughput::of(solution.context.graph, planner.machine(), plan.simulated.step_seconds);
     plan.stages.describe_seconds = control.elapsed().saturating_sub(solved).as_secs_f64();
     plan.stages = plan.stages.rounded();
@@ -147,6 +152,7 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         lower_bound: solution.lower_bound.unwrap_or(0),
         gap: solution.lower_bound.and_then(|bound| gap(objective, bound)),
         proved_optimal: solution.coarse.is_none() && solution.proved_optimal(),
+        overlap: None,
         search_seconds: 0.0,
         planning_memory_bytes: None,
         stages: solution.stages,

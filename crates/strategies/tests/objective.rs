@@ -1,4 +1,5 @@
-//! One objective: the price of an assignment is the makespan of its simulated step without overlap, to the picosecond.
+//! One objective: the price of an assignment is the makespan of its simulated step without overlap, to the picosecond. No
+//! overlapped step is shorter than its bound.
 
 #[path = "../../plan/tests/graphs/mod.rs"]
 mod graphs;
@@ -6,8 +7,8 @@ mod graphs;
 use proptest::prelude::*;
 use shardwright_graph::{Graph, OpId, micro_batch_counts, microbatch};
 use shardwright_machine::{AxisId, Machine, builtin, parse};
-use shardwright_plan::Context;
-use shardwright_sim::simulate_objective;
+use shardwright_plan::{Context, step_lower_bound};
+use shardwright_sim::{simulate_objective, simulate_step};
 use shardwright_space::{Assignment, AxisUse, Config};
 use shardwright_zoo::{BuildOptions, build};
 use std::num::NonZeroU32;
@@ -114,6 +115,10 @@ fn check(graph: &Graph, machine: &Machine, seed: u64) -> usize {
                     machine.name(),
                     mesh.len()
                 );
+                let step = simulate_step(&context, &assignment).unwrap().makespan as i64;
+                let bound = |spmd| step_lower_bound(&context, spmd).unwrap();
+                let bounds = [bound(false), if pins { 0 } else { bound(true) }];
+                assert!(bounds.iter().all(|&bound| bound <= step), "{}: {bounds:?}, step {step}", graph.name);
                 cases += 1;
             }
         }

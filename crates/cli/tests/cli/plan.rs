@@ -216,6 +216,7 @@ fn a_plan_is_written_to_a_file_and_told() {
         "search",
         "search space",
         "proof",
+        "proof of the sum",
         "planning",
     ];
     for label in labels {
