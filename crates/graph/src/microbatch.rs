@@ -21,6 +21,10 @@
 //! Then results differ from those of the whole batch; [`MicroBatched::statistics`] names these sums.
 
 mod cuts;
+mod error;
+mod sections;
+
+pub use error::MicroBatchError;
 
 use crate::{
     graph::{Graph, Layer, Node, Phase, Role, SlicedTensor, Tensor, WeightGradient},
@@ -31,6 +35,7 @@ use crate::{
 };
 use cuts::Cuts;
 use rustc_hash::{FxHashMap, FxHashSet};
+use sections::{Section, is_linear, sections};
 use smallvec::{SmallVec, smallvec};
 use std::num::NonZeroU32;
 
@@ -41,65 +46,6 @@ pub struct MicroBatched {
     pub graph: Graph,
     /// Names of sums over samples that flow back into the body. They are those of one micro-batch.
     pub statistics: Vec<String>,
-}
-
-/// Why a step cannot be divided into micro-batches.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MicroBatchError {
-    /// A number that does not divide the batch.
-    #[error("{count} micro-batches do not divide a batch of {batch}; choose one of {}", list(.allowed))]
-    Count {
-        /// The number.
-        count: u32,
-        /// Samples of the batch.
-        batch: u64,
-        /// The numbers that do.
-        allowed: Vec<u32>,
-    },
-    /// A step whose batch cannot be found.
-    #[error("model `{model}` has no batch to divide: {reason}; plan it with one micro-batch")]
-    NoBatch {
-        /// The model.
-        model: String,
-        /// The reason.
-        reason: String,
-    },
-    /// A step that is divided already.
-    #[error("the step is divided into {count} micro-batches already")]
-    Divided {
-        /// Their number.
-        count: u32,
-    },
-    /// An op that cannot run on part of the batch.
-    #[error("op `{op}` ({kind}) cannot run on part of the batch: {reason}; plan with one micro-batch")]
-    Op {
-        /// The op.
-        op: String,
-        /// Its kind.
-        kind: &'static str,
-        /// The reason.
-        reason: String,
-    },
-    /// A result of the step that has one value per sample.
-    #[error(
-        "output `{tensor}` has a value per sample, which no sum over micro-batches gives; plan with one micro-batch"
-    )]
-    Output {
-        /// The output.
-        tensor: String,
-    },
-}
-
-fn list(allowed: &[u32]) -> String {
-    let numbers: Vec<String> = allowed.iter().map(u32::to_string).collect();
-    numbers.join(", ")
-}
-
-impl MicroBatchError {
-    fn op(graph: &Graph, op: OpId, reason: impl Into<String>) -> Self {
-        let node = graph.node(op);
-        Self::Op { op: node.name.clone(), kind: node.op.kind(), reason: reason.into() }
-    }
 }
 
 /// The numbers of micro-batches that divide a step's batch, ascending.
@@ -157,14 +103,6 @@ pub fn microbatch(graph: &Graph, count: NonZeroU32) -> Result<MicroBatched, Micr
     rewrite.finish()
 }
 
-/// When an op runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Section {
-    First,
-    Body,
-    Last,
-}
-
 /// The kind of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -172,50 +110,6 @@ enum Kind {
     Samples,
     Sum,
     Statistic,
-}
-
-/// Whether a sum over samples passes through an op as a sum.
-fn is_linear(node: &Node) -> bool {
-    let operator = node.op.operator();
-    operator.is_sum() || operator.is_view()
-}
-
-fn sections(graph: &Graph, cuts: &Cuts) -> Vec<Section> {
-    let differentiated = !graph.gradients.is_empty();
-    let consumers = graph.consumers();
-    // Whether an op that runs over samples depends on the op.
-    let mut reaches = vec![false; graph.ops.len()];
-    for op in graph.op_ids().rev() {
-        let readers = graph.node(op).outputs.iter().flat_map(|&t| consumers.of(t));
-        reaches[op.index()] =
-            readers.into_iter().any(|r| cuts.factors[r.index()].is_some() || reaches[r.index()]);
-    }
-    let mut data: Vec<bool> = graph.tensor_ids().map(|t| cuts.dims[t.index()].is_some()).collect();
-    let mut sections = Vec::with_capacity(graph.ops.len());
-    for op in graph.op_ids() {
-        let node = graph.node(op);
-        let from_data = node.inputs.iter().any(|t| data[t.index()]);
-        let after = |t: &TensorId| {
-            graph.tensor(*t).producer.is_some_and(|p: OpId| sections[p.index()] == Section::Last)
-        };
-        let own_layer = graph.layers[node.layer.index()].forward == op;
-        let section = if cuts.factors[op.index()].is_some() {
-            Section::Body
-        } else if node.phase == Phase::Update || node.inputs.iter().any(after) {
-            Section::Last
-        } else if !from_data {
-            if node.phase == Phase::Forward && own_layer { Section::First } else { Section::Body }
-        } else if reaches[op.index()] || (differentiated && node.phase == Phase::Forward) || is_linear(node) {
-            Section::Body
-        } else {
-            Section::Last
-        };
-        for t in &node.outputs {
-            data[t.index()] |= from_data;
-        }
-        sections.push(section);
-    }
-    sections
 }
 
 struct Rewrite<'g> {
