@@ -192,7 +192,8 @@ impl GraphBuilder {
             outputs.push(self.push_tensor(Tensor { name, ty, role, producer: Some(id), init: None }));
         }
         let (inputs, made) = (inputs.into(), outputs.clone());
-        self.graph.ops.push(Node { name, op, inputs, outputs: made, layer, phase, repeated: false });
+        let (repeated, recomputes) = (false, None);
+        self.graph.ops.push(Node { name, op, inputs, outputs: made, layer, phase, repeated, recomputes });
         Ok(outputs)
     }
 
@@ -247,6 +248,9 @@ impl GraphBuilder {
         graph.ops = order.iter().filter_map(|&(_, from)| ops[from].take()).collect();
         for producer in graph.tensors.iter_mut().filter_map(|tensor| tensor.producer.as_mut()) {
             *producer = moved[producer.index()];
+        }
+        for original in graph.ops.iter_mut().filter_map(|node| node.recomputes.as_mut()) {
+            *original = moved[original.index()];
         }
         for layer in &mut graph.layers {
             layer.forward = moved[layer.forward.index()];

@@ -86,6 +86,9 @@ pub struct Node {
     pub phase: Phase,
     /// Whether it runs once per micro-batch; other ops run once per step. Always false in a step of one micro-batch.
     pub repeated: bool,
+    /// The forward op that this backward op recomputes ([`crate::remat`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recomputes: Option<OpId>,
 }
 
 /// A forward op together with the backward and update ops that came from it.

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! Tensors, ops and layers are named by their position; a layer is written as its forward op, a gradient as
-//! `[weight, gradient]`, a carry as `[old, new]`; `"op_by_op":true` is written where it is so ([`Graph::op_by_op`]).
+//! `[weight, gradient]`, a carry as `[old, new]`; an op that recomputes another has `"recomputes"` and that op's position;
+//! `"op_by_op":true` is written where it is so ([`Graph::op_by_op`]).
 //! A step of several micro-batches has `"micro_batches"`, `"sliced"` with `[tensor, dimension]` for data that micro-batches slice, and
 //! `"repeated":true` at every op that runs once per micro-batch.
 //! The same graph always gives the same bytes.
@@ -119,6 +120,8 @@ struct NodeOut<'a> {
     phase: Phase,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     repeated: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recomputes: Option<OpId>,
 }
 
 #[derive(Deserialize)]
@@ -134,6 +137,8 @@ struct NodeIn<'a> {
     phase: Phase,
     #[serde(default)]
     repeated: bool,
+    #[serde(default)]
+    recomputes: Option<OpId>,
 }
 
 /// The fields that identify the format; all others are read later.
@@ -235,6 +240,7 @@ impl Graph {
             layer: n.layer,
             phase: n.phase,
             repeated: n.repeated,
+            recomputes: n.recomputes,
         });
         write_list(to, "ops", "\n", ops)?;
         write_list(to, "layers", "", self.layers.iter().map(|l| l.forward))?;
@@ -306,8 +312,8 @@ fn assemble(form: GraphForm<'_>) -> Result<Graph, ReadError> {
             }
         }
         let name = n.name.into_owned();
-        let (layer, phase, repeated) = (n.layer, n.phase, n.repeated);
-        ops.push(Node { name, op, inputs: n.inputs, outputs: n.outputs, layer, phase, repeated });
+        let NodeIn { inputs, outputs, layer, phase, repeated, recomputes, .. } = n;
+        ops.push(Node { name, op, inputs, outputs, layer, phase, repeated, recomputes });
     }
     let layer = |forward: OpId| {
         // A dangling id is reported by the verifier.

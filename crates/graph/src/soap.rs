@@ -107,7 +107,7 @@ fn record_outputs(graph: &Graph, id: OpId, rule: &Rule, kinds: &[FactorKind], or
             origin.sample_dims |= (sample as u16) << d;
         }
         // Gradients of weights depend on the data but have the weight's dimensions: marked beforehand.
-        if node.phase == Phase::Forward {
+        if node.phase == Phase::Forward || node.recomputes.is_some() {
             (origin.data, origin.weight) = (data, weight);
         }
     }

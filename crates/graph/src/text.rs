@@ -12,10 +12,12 @@
 //! ```
 //!
 //! An op's line gives its results, kind, operands, attributes as JSON, layer (`@` and the name of its forward
-//! op), phase, and `repeated` where it runs once per micro-batch. Steps of several micro-batches have a line `micro_batches 4`
+//! op), phase, `repeated` where it runs once per micro-batch, and `recomputes` with the name of the op that it recomputes. Steps of several micro-batches have a line `micro_batches 4`
 //! and, for data that micro-batches slice along dimension 0, `sliced %0 0`. The op's name is that of its first result unless `as NAME` follows, and a result's
 //! role follows from the phase unless it is written after the type. Names that are not plain words are
 //! quoted as JSON strings. Files are kept as [JSON](crate::json); this form holds the same.
+
+mod line;
 
 use crate::{
     graph::{Carry, Graph, Init, Layer, Node, Phase, Role, SlicedTensor, Tensor, WeightGradient},
@@ -25,7 +27,7 @@ use crate::{
     types::Real,
     verify::{VerifyError, verify},
 };
-use serde_json::value::RawValue;
+use line::{Line, ReadResult};
 use smallvec::SmallVec;
 use std::{collections::HashMap, fmt, num::NonZeroU32, str::FromStr};
 
@@ -180,171 +182,22 @@ impl Graph {
             Phase::Backward => " backward",
             Phase::Update => " update",
         })?;
-        f.write_str(if node.repeated { " repeated\n" } else { "\n" })
+        if node.repeated {
+            f.write_str(" repeated")?;
+        }
+        match node.recomputes.and_then(|op| self.ops.get(op.index())) {
+            Some(original) => writeln!(f, " recomputes {}", Name(&original.name)),
+            None => writeln!(f),
+        }
     }
 }
 
-/// A line being read.
-struct Line<'a> {
-    number: usize,
-    text: &'a str,
-    at: usize,
-}
-
-type ReadResult<T> = Result<T, TextError>;
-
-impl<'a> Line<'a> {
-    fn rest(&self) -> &'a str {
-        &self.text[self.at..]
-    }
-
-    fn fail<T>(&self, reason: impl Into<String>) -> ReadResult<T> {
-        let column = self.text[..self.at].chars().count() + 1;
-        Err(TextError::Syntax { line: self.number, column, reason: reason.into() })
-    }
-
-    fn skip_spaces(&mut self) {
-        self.at += self.rest().len() - self.rest().trim_start_matches([' ', '\t']).len();
-    }
-
-    /// Takes `mark` if it comes next.
-    fn eat(&mut self, mark: &str) -> bool {
-        self.skip_spaces();
-        let found = self.rest().starts_with(mark);
-        self.at += if found { mark.len() } else { 0 };
-        found
-    }
-
-    fn expect(&mut self, mark: &str) -> ReadResult<()> {
-        if self.eat(mark) { Ok(()) } else { self.fail(format!("expected `{mark}`")) }
-    }
-
-    /// Takes `length` bytes.
-    fn take(&mut self, length: usize) -> &'a str {
-        let word = &self.rest()[..length];
-        self.at += length;
-        word
-    }
-
-    /// A plain word, perhaps empty.
-    fn word(&mut self) -> &'a str {
-        self.skip_spaces();
-        self.take(plain_length(self.rest()))
-    }
-
-    /// A JSON value, as text.
-    fn json(&mut self) -> ReadResult<&'a RawValue> {
-        self.skip_spaces();
-        let mut values = serde_json::Deserializer::from_str(self.rest()).into_iter::<&RawValue>();
-        match values.next() {
-            Some(Ok(value)) => {
-                self.at += values.byte_offset();
-                Ok(value)
-            }
-            Some(Err(error)) => self.fail(format!("bad JSON here: {error}")),
-            None => self.fail("expected JSON"),
-        }
-    }
-
-    fn name(&mut self) -> ReadResult<String> {
-        self.skip_spaces();
-        if !self.rest().starts_with('"') {
-            let word = self.word();
-            return if word.is_empty() { self.fail("expected a name") } else { Ok(word.into()) };
-        }
-        let start = self.at;
-        let text = self.json()?.get();
-        serde_json::from_str(text).or_else(|e| {
-            self.at = start;
-            self.fail(format!("bad name: {e}"))
-        })
-    }
-
-    fn tensor_id(&mut self) -> ReadResult<TensorId> {
-        self.expect("%")?;
-        let start = self.at;
-        let digits = self.rest().len() - self.rest().trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let id = self.take(digits).parse::<u32>();
-        id.map(TensorId).or_else(|_| {
-            self.at = start;
-            self.fail("expected the number of a tensor")
-        })
-    }
-
-    fn number<N: FromStr>(&mut self) -> ReadResult<N> {
-        self.skip_spaces();
-        let start = self.at;
-        let digits = self.rest().len() - self.rest().trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        self.take(digits).parse().or_else(|_| {
-            self.at = start;
-            self.fail("expected a number")
-        })
-    }
-
-    /// `%3 w1: f32[784,300]`; the caller fills in the rest.
-    fn tensor(&mut self) -> ReadResult<(TensorId, Tensor)> {
-        let id = self.tensor_id()?;
-        let name = self.name()?;
-        self.expect(":")?;
-        self.skip_spaces();
-        let length = self.rest().find(']').map_or(self.rest().len(), |end| end + 1);
-        let ty = self.rest()[..length].parse().or_else(|e: String| self.fail(e))?;
-        self.at += length;
-        Ok((id, Tensor { name, ty, role: Role::Activation, producer: None, init: None }))
-    }
-
-    fn role(&mut self) -> ReadResult<Option<Role>> {
-        self.skip_spaces();
-        let start = self.at;
-        let word = self.word();
-        if word.is_empty() {
-            return Ok(None);
-        }
-        match ROLES.into_iter().find(|role| role_name(*role) == word) {
-            Some(role) => Ok(Some(role)),
-            None => {
-                self.at = start;
-                self.fail(format!("`{word}` is not the role of a tensor"))
-            }
-        }
-    }
-
-    fn init(&mut self) -> ReadResult<Option<Init>> {
-        self.skip_spaces();
-        let start = self.at;
-        let word = self.word();
-        if word.is_empty() {
-            return Ok(None);
-        }
-        self.expect("(")?;
-        let length = self.rest().find(')').unwrap_or(self.rest().len());
-        let number = self.take(length).trim();
-        let real = || number.parse().ok().map(Real);
-        let init = match word {
-            "constant" => real().map(Init::Constant),
-            "normal" => real().map(Init::Normal),
-            "uniform" => real().map(Init::Uniform),
-            "below" => number.parse().ok().map(Init::Below),
-            _ => None,
-        };
-        if init.is_none() {
-            self.at = start;
-            return self.fail("expected an initial value: constant(x), normal(x), uniform(x) or below(n)");
-        }
-        self.expect(")")?;
-        Ok(init)
-    }
-
-    fn end(&mut self) -> ReadResult<()> {
-        self.skip_spaces();
-        if self.rest().is_empty() { Ok(()) } else { self.fail("expected the end of the line") }
-    }
-}
-
-/// An op whose layer is still a name.
+/// An op whose layer and original are still names.
 struct Draft {
     node: Node,
     layer: String,
+    /// The name of the op that it recomputes.
+    recomputes: Option<String>,
     line: usize,
 }
 
@@ -463,8 +316,9 @@ impl Reader {
             let role = role.unwrap_or(usual_role(phase));
             self.tensors.push((t, Tensor { role, producer: Some(id), ..tensor }, line.number));
         }
-        let node = Node { name, op, inputs, outputs, layer: LayerId(0), phase, repeated };
-        self.drafts.push(Draft { node, layer, line: line.number });
+        let recomputes = if line.eat("recomputes") { Some(line.name()?) } else { None };
+        let node = Node { name, op, inputs, outputs, layer: LayerId(0), phase, repeated, recomputes: None };
+        self.drafts.push(Draft { node, layer, recomputes, line: line.number });
         line.end()
     }
 
@@ -492,11 +346,30 @@ impl Reader {
             let reason = "its layer does not exist: no op is its own layer under that name".to_owned();
             TextError::Syntax { line, column: 1, reason }
         })?;
-        let nodes = self.drafts.into_iter().zip(ids).map(|(d, layer)| Node { layer, ..d.node });
+        let originals = originals(&self.drafts)?;
+        let nodes = self.drafts.into_iter().zip(ids).zip(originals);
+        let nodes = nodes.map(|((d, layer), recomputes)| Node { layer, recomputes, ..d.node });
         self.graph.ops = nodes.collect();
         verify(&self.graph)?;
         Ok(self.graph)
     }
+}
+
+/// Per op: the op that it recomputes.
+fn originals(drafts: &[Draft]) -> ReadResult<Vec<Option<OpId>>> {
+    let mut ops: HashMap<&str, OpId> = HashMap::new();
+    if drafts.iter().any(|draft| draft.recomputes.is_some()) {
+        ops.extend(drafts.iter().enumerate().map(|(i, d)| (d.node.name.as_str(), OpId::new(i))));
+    }
+    let original = |draft: &Draft| match &draft.recomputes {
+        None => Ok(None),
+        Some(name) => ops.get(name.as_str()).copied().map(Some).ok_or_else(|| TextError::Syntax {
+            line: draft.line,
+            column: 1,
+            reason: "it recomputes an op that does not exist".to_owned(),
+        }),
+    };
+    drafts.iter().map(original).collect()
 }
 
 /// An op from its kind and the JSON object of its attributes.

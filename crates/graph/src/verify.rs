@@ -23,7 +23,8 @@
 //! 8. A layer's forward op is a forward op of that layer; layers are in the order of their forward ops; an
 //!    op does not come before its layer's forward op.
 //! 9. Data never flow back to an earlier phase: a forward op reads no gradient.
-//! 10. Inputs and constants are made by no op, activations by a forward op, gradients by a backward op;
+//! 10. Inputs and constants are made by no op, activations by a forward op or by one that recomputes it, gradients by a
+//!     backward op;
 //!     weights and optimizer state by no op, by an update op, or by an op whose result is carried over.
 //!
 //! The step as a whole
@@ -38,6 +39,12 @@
 //!     only data and constants are sliced, and only repeated ops read slices.
 //! 13. Results leave the repeated ops through ops that [accumulate](crate::Operator::accumulates). Then only repeated ops
 //!     accumulate, and none reads a sum over micro-batches.
+//!
+//! Recomputation
+//!
+//! 14. An op that recomputes another is a backward op; the other is a forward op before it, of its layer and with its
+//!     attributes. Its operands are the original's, or results of ops that recompute their producers. No op is
+//!     recomputed twice.
 
 use crate::{
     graph::{Graph, Init, Node, Phase, Role, Tensor},
@@ -71,6 +78,7 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
         check_types(graph, id, node).or_else(|reason| fail_op(id, node, reason))?;
     }
     check_layers(graph)?;
+    check_recomputation(graph)?;
     let carried = check_step(graph)?;
     check_micro_batches(graph)?;
     for id in graph.tensor_ids() {
@@ -258,6 +266,44 @@ fn check_layers(graph: &Graph) -> Result<(), VerifyError> {
     Ok(())
 }
 
+/// Every clone computes what its original computes.
+fn check_recomputation(graph: &Graph) -> Result<(), VerifyError> {
+    let mut seen = vec![false; graph.ops.len()];
+    for (i, node) in graph.ops.iter().enumerate() {
+        let Some(original) = node.recomputes else { continue };
+        let fail = |reason| fail_op(OpId::new(i), node, reason);
+        // Originals come first, so that dangling ids are found here too.
+        if original.index() >= i {
+            return fail(format!("recomputes {original}, which does not come before it"));
+        }
+        let other = graph.node(original);
+        let name = other.name.escape_debug();
+        if node.phase != Phase::Backward || other.phase != Phase::Forward {
+            return fail(format!("recomputes `{name}`: only backward ops recompute, and only forward ops"));
+        }
+        if node.layer != other.layer || node.op != other.op || node.inputs.len() != other.inputs.len() {
+            return fail(format!("recomputes `{name}`, but is of another layer or computes something else"));
+        }
+        let same = |(own, its): (&TensorId, &TensorId)| own == its || recomputes_tensor(graph, *own, *its);
+        if !node.inputs.iter().zip(&other.inputs).all(same) {
+            return fail(format!("recomputes `{name}` from operands that are not that op's"));
+        }
+        if std::mem::replace(&mut seen[original.index()], true) {
+            return fail(format!("recomputes `{name}`, which another op recomputes"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether one tensor is the recomputed other.
+fn recomputes_tensor(graph: &Graph, clone: TensorId, tensor: TensorId) -> bool {
+    let (Some(own), Some(other)) = (graph.tensor(clone).producer, graph.tensor(tensor).producer) else {
+        return false;
+    };
+    let position = |op: OpId, t: TensorId| graph.node(op).outputs.iter().position(|&o| o == t);
+    graph.node(own).recomputes == Some(other) && position(own, clone) == position(other, tensor)
+}
+
 /// Gradients and carries; returns which tensors are carried over.
 fn check_step(graph: &Graph) -> Result<Vec<bool>, VerifyError> {
     let mut seen = vec![false; graph.tensors.len()];
@@ -351,10 +397,11 @@ fn check_micro_batches(graph: &Graph) -> Result<(), VerifyError> {
 
 fn check_role(graph: &Graph, tensor: &Tensor, carried: bool) -> Result<(), String> {
     let phase = tensor.producer.map(|p| graph.node(p).phase);
+    let recomputed = tensor.producer.is_some_and(|p| graph.node(p).recomputes.is_some());
     let fits = match tensor.role {
         Role::Input | Role::Constant => phase.is_none(),
-        Role::Activation => phase == Some(Phase::Forward),
-        Role::Gradient => phase == Some(Phase::Backward),
+        Role::Activation => phase == Some(Phase::Forward) || recomputed,
+        Role::Gradient => phase == Some(Phase::Backward) && !recomputed,
         Role::Parameter | Role::OptimizerState => phase.is_none() || phase == Some(Phase::Update) || carried,
     };
     let missing = |p: OpId| !graph.node(p).outputs.iter().any(|&t| std::ptr::eq(graph.tensor(t), tensor));
