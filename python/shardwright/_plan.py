@@ -265,6 +265,7 @@ def plan(
     *,
     machine: str = "p100x16",
     memory: str | float | None = None,
+    recompute: str | None = None,
     solver: str = "auto",
     batch: int | None = None,
     seq: int | None = None,
@@ -301,6 +302,8 @@ def plan(
             devices, or a .toml file.
         memory: the memory limit of one device: `"16GiB"`, or bytes; `"none"` lifts it. By default the device's memory less
             its reserve.
+        recompute: forward ops that are computed again in the backward pass: `"off"`, `"selective"` (cheap ops and attention scores),
+            `"full"` (whole blocks). By default none, unless the memory limit binds: then the fastest of these.
         solver: `"auto"`, `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...
         batch: samples per step, for models without a fixed batch size.
         seq: tokens per sample, for built-in models of sequences and configs.
@@ -356,6 +359,7 @@ def plan(
             [
                 *_option("machine", machine),
                 *_option("memory", _bytes(memory, "memory")),
+                *_option("recompute", recompute),
                 *_option("batch", batch),
                 *_option("seq", seq),
                 *_option("precision", precision),

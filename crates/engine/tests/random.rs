@@ -8,7 +8,7 @@ use random_plans::{Random, configs};
 use shardwright_assist::PlannedTask;
 use shardwright_cost::Resharder;
 use shardwright_engine::{Options, PlannedSchedule, run};
-use shardwright_graph::{Optimizer, micro_batch_counts, microbatch};
+use shardwright_graph::{OpId, Optimizer, Phase, micro_batch_counts, microbatch, remat};
 use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::builtin;
 use shardwright_runtime::Reference;
@@ -46,7 +46,11 @@ fn random_configs_give_the_reference_executors_bits() {
                 let mut random = Random((m * 100 + c * 10 + case) as u64 * 1_000_003);
                 let counts = micro_batch_counts(&whole).unwrap();
                 let count = NonZeroU32::new(counts[random.below(counts.len())]).unwrap();
-                let graph = microbatch(&whole, count).unwrap().graph;
+                let base = microbatch(&whole, count).unwrap().graph;
+                // No op is recomputed, some are, or all.
+                let named =
+                    |op: &OpId| base.node(*op).phase == Phase::Forward && (random.below(2) < c || case == 3);
+                let graph = remat(&base, &base.op_ids().filter(named).collect::<Vec<_>>()).unwrap();
                 let configs = configs(&graph, machine.mesh(), &mut random, case % 2 == 0, case / 2 == 0);
                 pinned +=
                     configs.iter().filter(|c| c.uses().iter().any(|u| matches!(u, AxisUse::Pin(_)))).count();

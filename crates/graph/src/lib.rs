@@ -51,8 +51,10 @@ mod microbatch;
 mod operator;
 pub mod ops;
 mod printable;
+mod recompute_policy;
 mod region;
 mod remat;
+mod repeated_blocks;
 mod rule;
 pub mod soap;
 pub mod text;
@@ -74,6 +76,7 @@ pub use microbatch::{MicroBatchError, MicroBatched, micro_batch_counts, microbat
 pub use operator::{OpError, Operator, UPDATE_CHUNK};
 pub use ops::Op;
 pub use printable::printable;
+pub use recompute_policy::RecomputePolicy;
 pub use region::{Block, Region};
 pub use remat::{RematError, recomputed_ops, remat};
 pub use rule::{DimMap, Factor, FactorIndex, Reach, Reduction, Rule, TensorMap, Window, dim_name};

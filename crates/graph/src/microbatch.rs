@@ -246,7 +246,7 @@ impl<'g> Rewrite<'g> {
         let result =
             self.tensor(Tensor { name: name.clone(), ty, role: made_role(phase), producer, init: None });
         let (inputs, outputs) = (smallvec![operand], smallvec![result]);
-        self.graph.ops.push(Node { name, op, inputs, outputs, layer, phase, repeated });
+        self.graph.ops.push(Node { name, op, inputs, outputs, layer, phase, repeated, recomputes: None });
         result
     }
 
@@ -340,7 +340,16 @@ impl<'g> Rewrite<'g> {
             }
         }
         let (name, phase, repeated) = (node.name.clone(), node.phase, body);
-        self.graph.ops.push(Node { name, op: local, inputs, outputs, layer, phase, repeated });
+        self.graph.ops.push(Node {
+            name,
+            op: local,
+            inputs,
+            outputs,
+            layer,
+            phase,
+            repeated,
+            recomputes: None,
+        });
         for (o, &t) in node.outputs.iter().enumerate().filter(|_| body) {
             if self.leaves[t.index()] {
                 self.accumulate(op, o, t, (layer, phase))?;

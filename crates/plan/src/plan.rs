@@ -81,6 +81,12 @@ pub struct Plan {
     pub traffic_bytes: u64,
     /// The same bytes by the level that they cross, outermost first.
     pub traffic_per_level: Vec<LevelTraffic>,
+    /// Equal passes over parts of the batch before one update.
+    #[serde(default = "one")]
+    pub micro_batches: u32,
+    /// The forward ops that are recomputed.
+    #[serde(default)]
+    pub recompute: Recomputation,
     /// For SoyBean's plans: the elements moved, by its measure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soybean: Option<MoveCount>,
@@ -119,6 +125,25 @@ impl OverlapBound {
             lower_bound_seconds: lower_bound as f64 / 1e12,
             gap: gap(i64::try_from(step).unwrap_or(i64::MAX), lower_bound),
         }
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// The forward ops whose results are dropped and computed again before their backward readers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recomputation {
+    /// The policy that chose them: `off`, `selective`, `full`, or `ops` where it is none of these.
+    pub policy: String,
+    /// Their names, in the graph's order.
+    pub ops: Vec<String>,
+}
+
+impl Default for Recomputation {
+    fn default() -> Self {
+        Self { policy: "off".into(), ops: Vec::new() }
     }
 }
 
@@ -285,6 +310,9 @@ pub struct PlanOp {
     pub kind: String,
     /// Its layer.
     pub layer: String,
+    /// The op that it recomputes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recomputes: Option<String>,
     /// The config in short form: `n4·c4`.
     pub config: String,
     /// The number of parts of each split factor.

@@ -1,9 +1,10 @@
-//! Reads the mesh and the assignment of a plan file, and checks that graph and machine are the plan's.
+//! Reads the step's variant, the mesh and the assignment of a plan file, and checks that graph and machine are the plan's.
 
 use crate::{error::PlanError, plan::Plan};
-use shardwright_graph::Graph;
+use shardwright_graph::{Graph, OpId, remat};
 use shardwright_machine::{AxisId, AxisSet, Machine, Mesh};
 use shardwright_space::Assignment;
+use std::collections::BTreeMap;
 
 /// The hash that identifies a plan's model: FNV-1a, 64 bits, of the graph's JSON.
 pub fn model_hash(graph: &Graph) -> String {
@@ -52,6 +53,29 @@ impl Plan {
             let axes: Vec<String> = self.axes.iter().map(|a| format!("{}:{}", a.name, a.size)).collect();
             mismatch(format!("machine {} has no axes {}; plan again", machine.name(), axes.join(" ")))
         })
+    }
+
+    /// The step that the plan is for: the model's graph with the plan's ops recomputed.
+    ///
+    /// # Errors
+    /// Where the model has no such ops, or they cannot be recomputed.
+    pub fn step(&self, model: Graph) -> Result<Graph, PlanError> {
+        if self.recompute.ops.is_empty() {
+            return Ok(model);
+        }
+        let by_name: BTreeMap<&str, OpId> =
+            model.op_ids().map(|op| (model.node(op).name.as_str(), op)).collect();
+        let find = |name: &String| {
+            by_name.get(name.as_str()).copied().ok_or_else(|| {
+                mismatch(format!(
+                    "it recomputes op `{}`, which the model does not have; it was made for {}: name the same model with the same options",
+                    name.escape_debug(),
+                    self.model
+                ))
+            })
+        };
+        let ops = self.recompute.ops.iter().map(find).collect::<Result<Vec<OpId>, PlanError>>()?;
+        remat(&model, &ops).map_err(|error| mismatch(format!("{error}; plan again")))
     }
 
     /// The plan's assignment.

@@ -1,6 +1,7 @@
 //! The message where no plan fits the memory: what fills it, what needs least, and what would help.
 
 use crate::inputs::Inputs;
+use shardwright_graph::RecomputePolicy;
 use shardwright_machine::{Bytes, show_bytes};
 use shardwright_plan::{MemoryShares, PlanError, memory_shares};
 use shardwright_search::Control;
@@ -10,13 +11,20 @@ use shardwright_strategies::{Planner, PricedRecipe, Strategy};
 pub(crate) fn explain(
     inputs: &Inputs,
     planner: &Planner<'_>,
+    recompute: RecomputePolicy,
     control: &Control<'_>,
     error: &PlanError,
     limit: Bytes,
 ) -> String {
     let recipes = planner.recipes(control).unwrap_or_default();
     match recipes.iter().min_by_key(|own| own.costs.peak_memory) {
-        Some(least) => format!("{error}. {}", LeastBaseline::new(least).describe(inputs, limit)),
+        Some(least) => {
+            let recomputing = match recompute {
+                RecomputePolicy::Off => String::new(),
+                policy => format!(" with --recompute {}", policy.name()),
+            };
+            format!("{error}{recomputing}. {}", LeastBaseline::new(least, recompute).describe(inputs, limit))
+        }
         // Without baselines the search's own words are all there is.
         None => error.to_string(),
     }
@@ -27,14 +35,16 @@ struct LeastBaseline {
     name: &'static str,
     peak: Bytes,
     shares: Option<MemoryShares>,
+    recompute: RecomputePolicy,
 }
 
 impl LeastBaseline {
-    fn new(priced: &PricedRecipe<'_>) -> Self {
+    fn new(priced: &PricedRecipe<'_>, recompute: RecomputePolicy) -> Self {
         Self {
             name: priced.recipe.name(),
             peak: priced.costs.peak_memory,
             shares: memory_shares(&priced.context, &priced.assignment),
+            recompute,
         }
     }
 
@@ -66,6 +76,9 @@ impl LeastBaseline {
         let untied = inputs.request.untied;
         if self.peak <= limit && !untied {
             return format!("It fits: plan with --untied, or with --untied --solver {}", self.name);
+        }
+        if self.recompute == RecomputePolicy::Off && !inputs.spmd {
+            all.push("--recompute full (results of blocks are computed again)".to_string());
         }
         if !untied {
             all.push("--untied (weights, gradients and optimizer state in shards)".to_string());

@@ -42,7 +42,8 @@ impl OpenedPlan {
         })?;
         let request: Request = serde_json::from_value(request)
             .map_err(|error| anyhow::anyhow!("{file}: the plan's request is wrong: {error}; plan again"))?;
-        let inputs = request.with_limits_of(given).open()?;
+        let mut inputs = request.with_limits_of(given).open()?;
+        inputs.graph = plan.step(inputs.graph)?;
         let mesh = plan.mesh(&inputs.machine)?;
         let assignment = plan.assignment(&inputs.graph, &mesh)?;
         Ok(Self { inputs, plan, mesh, assignment })

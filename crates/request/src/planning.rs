@@ -6,13 +6,18 @@ use crate::{
     no_fit::explain,
     opened_plan::OpenedPlan,
     ram::{half_of_free, most_held},
-    request::Request,
+    request::{RecomputeChoice, Request},
     summary::headline,
 };
+use shardwright_graph::RecomputePolicy;
 use shardwright_machine::Bytes;
 use shardwright_plan::{Constraints, PlanError};
 use shardwright_search::{Control, LogEntry, Progress};
-use shardwright_strategies::{PlanAnswer, Strategy, StrategyError, find, plan};
+use shardwright_strategies::{
+    PlanAnswer, Strategy, StrategyError, Variant, VariantAnswer, VariantError, VariantInputs, find,
+    plan_variants, variant_graphs,
+};
+use std::borrow::Cow;
 use std::sync::atomic::AtomicBool;
 
 /// News of a search.
@@ -60,12 +65,40 @@ impl Inputs {
         }
     }
 
+    /// The variants of the step that may be planned, the step as it is first.
+    ///
+    /// # Errors
+    /// Where a policy is asked for that the step or its engine does not take.
+    pub fn variants(&self) -> anyhow::Result<Vec<Variant>> {
+        let of = |recompute| Variant { recompute, ..Variant::BASE };
+        match self.request.recompute {
+            RecomputeChoice::Policy(RecomputePolicy::Off) => Ok(vec![Variant::BASE]),
+            // Programs of engines are run by their engines, which do not recompute by plan yet.
+            RecomputeChoice::Auto if self.spmd => Ok(vec![Variant::BASE]),
+            RecomputeChoice::Auto => Ok(RecomputePolicy::ALL.map(of).to_vec()),
+            RecomputeChoice::Policy(policy) => {
+                let name = policy.name();
+                anyhow::ensure!(
+                    !self.spmd,
+                    "--recompute {name}: a program of an engine keeps its own recomputation; use --recompute off"
+                );
+                let variant = of(policy).graph(&self.graph)?;
+                anyhow::ensure!(
+                    variant.ops.len() > self.graph.ops.len(),
+                    "--recompute {name}: no backward op of {} reads a result that the policy recomputes; use --recompute off",
+                    self.graph.name
+                );
+                Ok(vec![of(policy)])
+            }
+        }
+    }
+
     /// Plans with a strategy of this name.
     ///
     /// # Errors
     /// Where no plan can be made; `PlanError::DoesNotFit` where none fits the memory.
     pub fn plan(
-        self,
+        mut self,
         strategy: &str,
         cancel: &AtomicBool,
         listen: &(dyn Fn(Event<'_>) + Sync),
@@ -73,21 +106,34 @@ impl Inputs {
         let strategy = find(strategy)?;
         let listener = |progress: &Progress<'_>| listen(Event::Improved(&progress.entry));
         let control = self.control(strategy, cancel).listen(&listener);
-        let PlanAnswer { mut plan, assignment, mesh } = self.request.on_threads(|| {
+        let mut graphs = variant_graphs(&self.graph, &self.variants()?)?;
+        let VariantAnswer { variant, answer } = self.request.on_threads(|| {
             listen(Event::Searching);
-            let (planner, constraints) = (self.planner(), self.constraints());
-            plan(&planner, strategy, &constraints, &control).map_err(|error| match error {
+            let (constraints, costs) = (self.constraints(), self.costs.as_ref());
+            let inputs = VariantInputs { machine: &self.machine, costs, untied: self.request.untied };
+            let planned = plan_variants(&graphs, inputs, strategy, &constraints, &control);
+            planned.map_err(|VariantError { variant, error }| match error {
                 // As itself below the message: it decides the exit status.
                 StrategyError::Plan(
                     error @ (PlanError::DoesNotFit { limit, .. } | PlanError::NotFound { limit, .. }),
                 ) => {
-                    let message = explain(&self, &planner, &control, &error, Bytes(limit));
+                    let own = &graphs[variant];
+                    let planner = inputs.planner(&own.graph);
+                    let policy = own.variant.recompute;
+                    let message = explain(&self, &planner, policy, &control, &error, Bytes(limit));
                     anyhow::Error::from(error).context(message)
                 }
                 StrategyError::Plan(error) => anyhow::Error::from(error),
                 other => other.into(),
             })
         })??;
+        let PlanAnswer { mut plan, assignment, mesh } = answer;
+        let chosen = match graphs.swap_remove(variant).graph {
+            Cow::Owned(graph) => Some(graph),
+            Cow::Borrowed(_) => None,
+        };
+        drop(graphs);
+        self.graph = chosen.unwrap_or(self.graph);
         plan.planning_memory_bytes = most_held();
         plan.search_seconds = control.elapsed().as_secs_f64();
         if let Some(price) = self.request.price {

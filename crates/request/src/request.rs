@@ -4,7 +4,7 @@
 //! plan file keeps model, machine and costs, so that the plan can be opened again.
 
 use serde::{Deserialize, Serialize};
-use shardwright_graph::{Optimizer, Role};
+use shardwright_graph::{Optimizer, RecomputePolicy, Role};
 use shardwright_machine::{Bytes, Machine};
 use shardwright_onnx::Loss;
 use shardwright_plan::ConfigConstraint;
@@ -113,6 +113,33 @@ impl MemoryLimit {
     }
 }
 
+/// Which forward ops are recomputed in the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecomputeChoice {
+    /// None, unless the memory limit binds: then the policy with the shortest step.
+    #[default]
+    Auto,
+    /// Those of one policy.
+    Policy(RecomputePolicy),
+}
+
+impl RecomputeChoice {
+    /// Parses `auto` or the name of a policy.
+    ///
+    /// # Errors
+    /// Where it is none of these.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let found = RecomputePolicy::ALL.into_iter().find(|policy| policy.name() == text);
+        found.map(Self::Policy).ok_or_else(|| {
+            let names = ["off", "auto", "selective", "full"];
+            format!("unknown policy {text}{}; choose off, auto, selective or full", did_you_mean(text, names))
+        })
+    }
+}
+
 /// A model on a machine, constraints of the plan, and limits of the search.
 #[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
 pub struct Request {
@@ -136,6 +163,11 @@ pub struct Request {
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<NonZeroU32>,
+    /// Recompute forward ops in the backward pass instead of keeping their results: off, selective (cheap ops and attention
+    /// scores), full (whole blocks), auto (off where the plan fits easily, else the fastest)
+    #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = RecomputeChoice::parse, hide_default_value = true)]
+    #[serde(skip)]
+    pub recompute: RecomputeChoice,
     /// Price of a device for an hour, in any currency: `2.5` or `2.5/gpu-hour`. The plan then says what a million tokens cost
     #[arg(long, value_name = "PRICE", value_parser = parse_price)]
     #[serde(skip)]
@@ -201,6 +233,7 @@ impl Request {
             costs: None,
             memory: MemoryLimit::Device,
             micro_batches: None,
+            recompute: RecomputeChoice::Auto,
             price: None,
             untied: false,
             fix: Vec::new(),

@@ -133,6 +133,10 @@ fn print_step(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
     fact(out, "without overlap", &show_seconds(plan.objective as f64 / 1e12))?;
     print_throughput(out, plan)?;
     fact(out, "memory", &format!("{} per device at most", memory(plan)))?;
+    if !plan.recompute.ops.is_empty() {
+        let count = plan.recompute.ops.len();
+        fact(out, "recomputed", &format!("{count} ops ({})", plan.recompute.policy))?;
+    }
     fact(out, "traffic", &format!("{} per step over all devices", show_bytes(plan.traffic_bytes)))
 }
 

@@ -1,8 +1,9 @@
 //! An assignment: every choice for a training step. All stages share it: search, pricing, simulation, lowering,
 //! execution, export.
 //!
-//! It holds a config per op, which forward ops are recomputed, the number of micro-batches, and the pipeline. Comparison,
-//! hashing, printing and parsing of assignments live here.
+//! It holds a config per op, the number of micro-batches, and the pipeline. Which forward ops are recomputed is part of the
+//! graph that the configs belong to ([`shardwright_graph::remat`]): a clone is an op with a config. Comparison, hashing,
+//! printing and parsing of assignments live here.
 
 use crate::{
     config::{AxisUse, Config},
@@ -22,8 +23,6 @@ pub enum Pipeline {}
 pub struct Assignment {
     /// Per op, in the graph's order: the use of each mesh axis.
     pub configs: Vec<Config>,
-    /// Forward ops whose results are dropped and recomputed before their backward readers, ascending. Empty: all are kept.
-    pub recompute: Vec<OpId>,
     /// Equal passes over parts of the batch before one update.
     pub micro_batches: NonZeroU32,
     /// The pipeline; none: all devices run all layers.
@@ -66,9 +65,9 @@ pub enum AssignmentError {
 }
 
 impl Assignment {
-    /// One config per op, everything kept, one micro-batch, no pipeline.
+    /// One config per op, one micro-batch, no pipeline.
     pub fn new(configs: Vec<Config>) -> Self {
-        Self { configs, recompute: Vec::new(), micro_batches: NonZeroU32::MIN, pipeline: None }
+        Self { configs, micro_batches: NonZeroU32::MIN, pipeline: None }
     }
 
     /// One config per op of a graph, in the graph's micro-batches; everything kept, no pipeline.
@@ -102,9 +101,6 @@ impl Assignment {
         for ((node, shapes), config) in graph.ops.iter().zip(shapes).zip(&self.configs) {
             let error = |reason| AssignmentError::Config { op: node.name.clone(), reason };
             config.check(&shapes.rule, mesh).map_err(error)?;
-        }
-        if !self.recompute.is_empty() {
-            return Err(AssignmentError::Unsupported { what: "recomputation" });
         }
         if self.micro_batches != graph.micro_batches {
             let (assigned, graph) = (self.micro_batches.get(), graph.micro_batches.get());
@@ -235,9 +231,7 @@ mod tests {
         assert_eq!(whole.check(&graph, &shapes, mesh), Ok(()));
         let few = Assignment::new(Vec::new());
         assert_eq!(few.check(&graph, &shapes, mesh), Err(AssignmentError::Count { configs: 0, ops: 1 }));
-        let two = Assignment { micro_batches: NonZeroU32::new(2).unwrap(), ..whole.clone() };
+        let two = Assignment { micro_batches: NonZeroU32::new(2).unwrap(), ..whole };
         assert!(two.check(&graph, &shapes, mesh).is_err());
-        let again = Assignment { recompute: vec![OpId(0)], ..whole };
-        assert!(again.check(&graph, &shapes, mesh).is_err());
     }
 }

@@ -7,11 +7,11 @@ use crate::{
     recipes::{DATA, RECIPES},
 };
 use shardwright_cost::TimeSource;
-use shardwright_graph::{FactorIndex, FactorKind, OpId, Phase, factor_kinds};
+use shardwright_graph::{FactorIndex, FactorKind, Graph, OpId, Phase, factor_kinds};
 use shardwright_machine::{Bytes, LevelId, Mesh, show_bytes};
 use shardwright_plan::{
     BaselineCost, Constraints, Context, CostSource, FORMAT_VERSION, LevelTraffic, OverlapBound, Plan,
-    PlanAxis, PlanLayer, PlanOp, SearchSpace, StepTimes, Throughput, model_hash, padding_hint,
+    PlanAxis, PlanLayer, PlanOp, Recomputation, SearchSpace, StepTimes, Throughput, model_hash, padding_hint,
     step_lower_bound,
 };
 use shardwright_search::{Control, StopReason, gap};
@@ -96,6 +96,7 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
             name: node.name.clone(),
             kind: node.op.kind().to_string(),
             layer: graph.layers[node.layer.index()].name.clone(),
+            recomputes: node.recomputes.map(|op| graph.node(op).name.clone()),
             config: show(id),
             degrees: degrees.into_iter().map(|(name, degree)| (name.to_string(), degree)).collect(),
             axes: assignment.axis_names(id, rule),
@@ -164,6 +165,8 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         summary: String::new(),
         traffic_bytes: costs.traffic.total().0,
         traffic_per_level: levels.collect(),
+        micro_batches: 1,
+        recompute: recomputation(graph),
         soybean: solution.moves.clone(),
         placements: solution.placements.clone(),
         baselines: BTreeMap::new(),
@@ -171,6 +174,19 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         layers: layers.collect(),
         ops: ops.collect(),
         warnings: warnings(solution),
+    }
+}
+
+/// The ops that a step recomputes. The policy's name is known to those who chose it.
+fn recomputation(graph: &Graph) -> Recomputation {
+    let mut originals: Vec<OpId> = graph.ops.iter().filter_map(|node| node.recomputes).collect();
+    originals.sort_unstable();
+    match originals.is_empty() {
+        true => Recomputation::default(),
+        false => Recomputation {
+            policy: "ops".into(),
+            ops: originals.into_iter().map(|op| graph.node(op).name.clone()).collect(),
+        },
     }
 }
 

@@ -54,6 +54,7 @@ pub mod recipes;
 mod refine;
 mod solution;
 mod soybean;
+mod variants;
 
 pub use baselines::PricedRecipe;
 pub use describe::{PlanAnswer, plan};
@@ -65,6 +66,9 @@ pub use refine::{Refinement, refine};
 pub use shardwright_soybean::SoyBeanError;
 pub use solution::Solution;
 pub use soybean::count_moves;
+pub use variants::{
+    Variant, VariantAnswer, VariantError, VariantGraph, VariantInputs, plan_variants, variant_graphs,
+};
 
 use shardwright_plan::{Constraints, Optimised};
 use shardwright_search::Control;

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use race::Race;
 use shardwright_plan::Optimised;
 use shardwright_report::{Comparison, MemoryLimitRow, Row, Scale};
-use shardwright_request::{Request, show_bytes, show_seconds};
+use shardwright_request::{Inputs, Request, show_bytes, show_seconds};
 use shardwright_strategies::{STRATEGIES, Strategy, find};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let named =
         args.solver.iter().map(|name| find(name)).collect::<Result<Vec<&'static dyn Strategy>, _>>()?;
     let whole = args.on(None)?;
-    let inputs = whole.open()?;
+    let inputs = step(whole.open()?)?;
     let all = inputs.machine.devices();
     // So are device counts that the machine does not have.
     for &devices in &args.devices {
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             let rows = if devices == all {
                 rows.iter().filter(|row| curves.iter().any(|own| own.name() == row.solver)).cloned().collect()
             } else {
-                Race::new(&part.open()?, &line).run(&curves)?
+                Race::new(&step(part.open()?)?, &line).run(&curves)?
             };
             scaling.push(Scale { devices, batch: part.model.batch, rows });
         }
@@ -112,6 +112,14 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         writeln!(out, "report written to {}", path.display())?;
     }
     Ok(Verdict::Done)
+}
+
+/// The inputs with the step that is compared: that of the policy asked for, else the one as it is.
+fn step(mut inputs: Inputs) -> anyhow::Result<Inputs> {
+    // Every strategy is compared on one step. `auto` is the step as it is, the first variant.
+    let variant = inputs.variants()?[0];
+    inputs.graph = variant.graph(&inputs.graph)?.into_owned();
+    Ok(inputs)
 }
 
 /// `auto` and the recipes: the default strategies of curves over device counts.

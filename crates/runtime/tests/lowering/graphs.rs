@@ -4,7 +4,7 @@ use crate::{
     case::Rng,
     check::{KINDS, LARGE, Lab, MACHINES, Seen, check, random_config, show},
 };
-use shardwright_graph::{Graph, OpId, Optimizer, micro_batch_counts, microbatch};
+use shardwright_graph::{Graph, OpId, Optimizer, Phase, micro_batch_counts, microbatch, remat};
 use shardwright_machine::Mesh;
 use shardwright_space::{Assignment, Config, LayerSplit, OpShapes};
 use shardwright_zoo::{BuildOptions, build};
@@ -51,10 +51,19 @@ fn configs(graph: &Graph, mesh: &Mesh, rng: &mut Rng) -> Vec<Config> {
     configs
 }
 
+/// The graph with some of its forward ops recomputed, in two of three cases.
+fn recomputed(graph: Graph, seed: u64) -> Graph {
+    let mut rng = Rng::new(seed.wrapping_mul(77).wrapping_add(graph.ops.len() as u64));
+    let often = rng.between(0, 2);
+    let named = |op: &OpId| graph.node(*op).phase == Phase::Forward && rng.between(1, 4) <= 2 * often;
+    let named: Vec<OpId> = graph.op_ids().filter(named).collect();
+    remat(&graph, &named).unwrap()
+}
+
 /// Runs one random case; counts the program's instructions.
 pub fn run(model: &str, seed: u64, machines: &[&'static [u32]], seen: &mut Seen) {
     let mut rng = Rng::new(seed.wrapping_mul(31).wrapping_add(model.len() as u64));
-    let graph = graph(model, &mut rng);
+    let graph = recomputed(graph(model, &mut rng), seed);
     let counts = rng.pick(machines);
     let lab = Lab::of(counts);
     let mesh = lab.mesh();
