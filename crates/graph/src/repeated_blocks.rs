@@ -7,7 +7,7 @@
 //! block is its attention and its feed-forward part together. Segments between two runs of blocks (a block that changes the resolution) form a block of their own.
 //! What comes before the first block and after the last (embedding, logits, loss) belongs to none.
 //!
-//! A model without repeated blocks (a plain chain of layers) has about as many blocks as the root of its number of ops,
+//! A repeated block has at least two products. A model without any has about as many blocks as the root of its number of ops,
 //! with boundaries at cuts: the classic choice of Chen et al. (2016).
 
 use crate::{
@@ -217,7 +217,8 @@ pub(crate) fn blocks(pass: &ForwardPass<'_>) -> Vec<Range<usize>> {
             let head = segments[run.start].signature;
             let mut start = run.start;
             for next in run.start + 1..=run.end() {
-                if next == run.end() || segments[next].signature == head {
+                let products: usize = segments[start..next].iter().map(|segment| segment.products).sum();
+                if next == run.end() || (segments[next].signature == head && products >= 2) {
                     blocks.push(positions(start..next));
                     start = next;
                 }

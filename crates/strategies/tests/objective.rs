@@ -5,7 +5,7 @@
 mod graphs;
 
 use proptest::prelude::*;
-use shardwright_graph::{Graph, OpId, micro_batch_counts, microbatch};
+use shardwright_graph::{Graph, OpId, Phase, micro_batch_counts, microbatch, remat};
 use shardwright_machine::{AxisId, Machine, builtin, parse};
 use shardwright_plan::{Context, step_lower_bound};
 use shardwright_sim::{simulate_objective, simulate_step};
@@ -92,6 +92,13 @@ fn random_assignment(context: &Context<'_>, pins: bool, dice: &mut Dice) -> Assi
     assignment.without_impossible_sums(context.graph, &context.shapes, context.mesh())
 }
 
+/// The graph with none, half or all of its forward ops recomputed.
+fn recomputed(graph: &Graph, halves: usize, seed: u64) -> Graph {
+    let mut dice = Dice(seed);
+    let named = |op: &OpId| graph.node(*op).phase == Phase::Forward && dice.roll(2) < halves;
+    remat(graph, &graph.op_ids().filter(named).collect::<Vec<_>>()).unwrap()
+}
+
 /// Checks random assignments of a graph: tied and untied, with and without pins, on prime and merged axes.
 fn check(graph: &Graph, machine: &Machine, seed: u64) -> usize {
     let mut dice = Dice(seed);
@@ -136,7 +143,8 @@ fn the_price_of_random_assignments_is_their_simulated_step_without_overlap() {
             // Every other machine in micro-batches.
             let count = if turn % 2 == 1 { counts[turn % counts.len()] } else { 1 };
             let graph = microbatch(&graph, NonZeroU32::new(count).unwrap()).unwrap().graph;
-            cases += check(&graph, &machine(name), (at * MACHINES.len() + turn) as u64);
+            let seed = (at * MACHINES.len() + turn) as u64;
+            cases += check(&recomputed(&graph, turn % 3, seed), &machine(name), seed);
         }
     }
     println!("{cases} cases");

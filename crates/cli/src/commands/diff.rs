@@ -33,6 +33,14 @@ fn open(path: &str) -> anyhow::Result<Plan> {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let (before, after) = (open(&args.before)?, open(&args.after)?);
     ensure!(
+        before.model != after.model || before.recompute == after.recompute,
+        "{} and {} recompute different ops ({} and {}), so their ops cannot be compared one by one; `report` shows each plan",
+        args.before,
+        args.after,
+        before.recompute.policy,
+        after.recompute.policy
+    );
+    ensure!(
         before.model_hash == after.model_hash,
         "{} and {} are plans of different models: {} and {}",
         args.before,

@@ -13,6 +13,7 @@ mod plan;
 #[cfg(unix)]
 mod plan_files;
 mod readers;
+mod recompute;
 mod report;
 mod run;
 mod shell;
