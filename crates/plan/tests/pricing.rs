@@ -2,7 +2,7 @@
 
 mod graphs;
 
-use graphs::{mlp, random_graph, steps};
+use graphs::{mlp, random_graph, recomputed, steps};
 use proptest::prelude::*;
 use shardwright_cost::{Collective, Comm};
 use shardwright_machine::{Bytes, builtin};
@@ -63,8 +63,10 @@ proptest! {
         steps in steps(),
         picks in prop::collection::vec(any::<prop::sample::Index>(), 31),
         untied in any::<bool>(),
+        recompute in any::<u16>(),
     ) {
-        let (graph, machine) = (random_graph(samples, 4, &steps), builtin("flat:4").unwrap());
+        let graph = recomputed(random_graph(samples, 4, &steps), recompute);
+        let machine = builtin("flat:4").unwrap();
         let build = if untied { SearchProblem::untied } else { SearchProblem::new };
         let problem = build(&graph, &machine, None).unwrap();
         let choices: Vec<u32> =

@@ -1,6 +1,6 @@
 //! The message where no plan fits the memory: what fills it, what needs least, and what would help.
 
-use crate::inputs::Inputs;
+use crate::{inputs::Inputs, request::RecomputeChoice};
 use shardwright_graph::RecomputePolicy;
 use shardwright_machine::{Bytes, show_bytes};
 use shardwright_plan::{MemoryShares, PlanError, memory_shares};
@@ -23,7 +23,7 @@ pub(crate) fn explain(
                 RecomputePolicy::Off => String::new(),
                 policy => format!(" with --recompute {}", policy.name()),
             };
-            format!("{error}{recomputing}. {}", LeastBaseline::new(least, recompute).describe(inputs, limit))
+            format!("{error}{recomputing}. {}", LeastBaseline::new(least).describe(inputs, limit))
         }
         // Without baselines the search's own words are all there is.
         None => error.to_string(),
@@ -35,16 +35,14 @@ struct LeastBaseline {
     name: &'static str,
     peak: Bytes,
     shares: Option<MemoryShares>,
-    recompute: RecomputePolicy,
 }
 
 impl LeastBaseline {
-    fn new(priced: &PricedRecipe<'_>, recompute: RecomputePolicy) -> Self {
+    fn new(priced: &PricedRecipe<'_>) -> Self {
         Self {
             name: priced.recipe.name(),
             peak: priced.costs.peak_memory,
             shares: memory_shares(&priced.context, &priced.assignment),
-            recompute,
         }
     }
 
@@ -77,7 +75,7 @@ impl LeastBaseline {
         if self.peak <= limit && !untied {
             return format!("It fits: plan with --untied, or with --untied --solver {}", self.name);
         }
-        if self.recompute == RecomputePolicy::Off && !inputs.spmd {
+        if inputs.request.recompute == RecomputeChoice::Policy(RecomputePolicy::Off) && !inputs.spmd {
             all.push("--recompute full (results of blocks are computed again)".to_string());
         }
         if !untied {

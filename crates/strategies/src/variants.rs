@@ -84,7 +84,7 @@ pub struct VariantAnswer {
     pub answer: PlanAnswer,
 }
 
-/// Why no variant has a plan: the error of the variant that keeps least.
+/// Why no variant has a plan: the error of the variant that keeps least, or of one for which that is not proved.
 pub struct VariantError {
     /// The position of the variant.
     pub variant: usize,
@@ -124,7 +124,7 @@ pub fn plan_variants<'a>(
     let mut race = Race { best: None, failure: None, bounds: Vec::new(), notes: Vec::new() };
     for (at, own) in graphs.iter().enumerate() {
         let fail = |error: StrategyError| VariantError { variant: at, error };
-        if race.is_decided(constraints) {
+        if race.is_decided(constraints) || (race.best.is_some() && control.is_over()) {
             break;
         }
         let planner = inputs.planner(&own.graph);
@@ -209,10 +209,15 @@ impl Race {
     }
 
     fn failed(&mut self, at: usize, error: PlanError, bound: i64) {
-        if !matches!(error, PlanError::DoesNotFit { .. }) {
+        let is_proof = |error: &PlanError| matches!(error, PlanError::DoesNotFit { .. });
+        let proved = is_proof(&error);
+        if !proved {
             self.bounds.push(bound);
         }
-        self.failure = Some((at, error));
+        // Where one variant may have a plan, the refusal must not sound like a proof.
+        if !proved || self.failure.as_ref().is_none_or(|(_, known)| is_proof(known)) {
+            self.failure = Some((at, error));
+        }
     }
 
     fn finish(self, graphs: &[VariantGraph<'_>]) -> Result<VariantAnswer, VariantError> {
@@ -232,7 +237,7 @@ impl Race {
         }
         if let Some((at, _)) = self.failure.filter(|(at, _)| *at < variant) {
             plan.warnings.push(format!(
-                "--recompute {} does not fit the memory limit, so ops are recomputed",
+                "no plan with --recompute {} was found that keeps the memory limit, so ops are recomputed",
                 graphs[at].variant.recompute.name()
             ));
         }

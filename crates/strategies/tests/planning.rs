@@ -3,7 +3,7 @@
 #[path = "../../plan/tests/graphs/mod.rs"]
 mod graphs;
 
-use graphs::{Step, finish, mlp, product, random_graph, source, steps};
+use graphs::{Step, finish, mlp, product, random_graph, recomputed, source, steps};
 use proptest::prelude::*;
 use shardwright_cost::{Collective, Comm, OperatorTimes};
 use shardwright_graph::{
@@ -140,8 +140,9 @@ proptest! {
         inputs in prop::sample::select(vec![4u64, 5, 1024]),
         steps in steps(),
         machine in prop::sample::select(vec!["flat:2", "flat:4", "flat:3", "k80x64:8"]),
+        recompute in any::<u16>(),
     ) {
-        let graph = random_graph(samples, inputs, &steps);
+        let graph = recomputed(random_graph(samples, inputs, &steps), recompute);
         let machine = builtin(machine).unwrap();
         let control = Control::new();
         let mut optima = Vec::new();
@@ -237,8 +238,10 @@ proptest! {
             (0usize..8).prop_map(Step::AddEarlier),
         ], 0..3),
         pick in any::<prop::sample::Index>(),
+        recompute in any::<u16>(),
     ) {
-        let (graph, machine) = (random_graph(samples, inputs, &steps), builtin("flat:2").unwrap());
+        let graph = recomputed(random_graph(samples, inputs, &steps), recompute);
+        let machine = builtin("flat:2").unwrap();
         let planner = Planner::new(&graph, &machine, None, false);
         let problem = planner.problem(&Control::new()).unwrap();
         let mut assignments: Vec<Vec<u32>> = vec![Vec::new()];

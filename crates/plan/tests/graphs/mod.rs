@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use shardwright_graph::{
-    DType, Graph, GraphBuilder, Init, Optimizer, Real, Role, TensorId, TensorType,
+    DType, Graph, GraphBuilder, Init, OpId, Optimizer, Phase, Real, Role, TensorId, TensorType,
     ops::{Binary, BinaryFn, Contract, Reduce, Softmax, Transpose, Unary, UnaryFn},
-    train,
+    remat, train,
 };
 
 const INIT: Init = Init::Normal(Real(1.0));
@@ -24,6 +24,13 @@ pub fn finish(mut b: GraphBuilder, y: TensorId) -> Graph {
     b.output(loss);
     train(&mut b, loss, &Optimizer::sgd(0.1)).unwrap();
     b.finish()
+}
+
+/// The graph with some forward ops recomputed: bit `i` is for op `i`.
+#[allow(dead_code, reason = "not all test files that share this module recompute")]
+pub fn recomputed(graph: Graph, bits: u16) -> Graph {
+    let named = |op: &OpId| graph.node(*op).phase == Phase::Forward && bits >> (op.0 % 16) & 1 == 1;
+    remat(&graph, &graph.op_ids().filter(named).collect::<Vec<_>>()).unwrap()
 }
 
 /// Two products: 8 samples, 16 inputs, 32 hidden, 4 outputs.
