@@ -56,12 +56,6 @@ pub enum AssignmentError {
         /// The graph's.
         graph: u32,
     },
-    /// A choice that no stage supports yet.
-    #[error("assignments with {what} are not supported yet")]
-    Unsupported {
-        /// The choice.
-        what: &'static str,
-    },
 }
 
 impl Assignment {
@@ -70,7 +64,7 @@ impl Assignment {
         Self { configs, micro_batches: NonZeroU32::MIN, pipeline: None }
     }
 
-    /// One config per op of a graph, in the graph's micro-batches; everything kept, no pipeline.
+    /// One config per op of a graph, in the graph's micro-batches; no pipeline.
     pub fn of(graph: &Graph, configs: Vec<Config>) -> Self {
         Self { micro_batches: graph.micro_batches, ..Self::new(configs) }
     }

@@ -165,7 +165,7 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         summary: String::new(),
         traffic_bytes: costs.traffic.total().0,
         traffic_per_level: levels.collect(),
-        micro_batches: 1,
+        micro_batches: graph.micro_batches.get(),
         recompute: recomputation(graph),
         soybean: solution.moves.clone(),
         placements: solution.placements.clone(),
