@@ -7,13 +7,15 @@
 //! searched, so it holds for all of them.
 
 use crate::{
-    Planner, Strategy, describe::PlanAnswer, describe::plan, error::StrategyError, network_search::gap,
+    Planner, Strategy,
+    describe::{PlanAnswer, plan},
+    error::StrategyError,
 };
 use shardwright_cost::CostFile;
 use shardwright_graph::{Graph, RecomputePolicy, RematError, recomputed_ops, remat};
 use shardwright_machine::Machine;
 use shardwright_plan::{Constraints, Plan, PlanError, compute_lower_bound};
-use shardwright_search::Control;
+use shardwright_search::{Control, gap};
 use std::borrow::Cow;
 use std::num::NonZeroU32;
 
@@ -121,7 +123,8 @@ pub fn plan_variants<'a>(
     constraints: &Constraints,
     control: &Control<'_>,
 ) -> Result<VariantAnswer, VariantError> {
-    let mut race = Race { best: None, failure: None, bounds: Vec::new(), notes: Vec::new() };
+    let mut race =
+        Race { best: None, failure: None, bounds: Vec::new(), overlaps: Vec::new(), notes: Vec::new() };
     for (at, own) in graphs.iter().enumerate() {
         let fail = |error: StrategyError| VariantError { variant: at, error };
         if race.is_decided(constraints) || (race.best.is_some() && control.is_over()) {
@@ -173,6 +176,8 @@ struct Race {
     failure: Option<(usize, PlanError)>,
     /// Lower bounds of the variants that were searched.
     bounds: Vec<i64>,
+    /// Their bounds on the step with overlap, in seconds.
+    overlaps: Vec<f64>,
     notes: Vec<String>,
 }
 
@@ -202,6 +207,7 @@ impl Race {
     fn add(&mut self, at: usize, variant: Variant, mut answer: PlanAnswer) {
         answer.plan.recompute.policy = variant.recompute.name().into();
         self.bounds.push(answer.plan.lower_bound);
+        self.overlaps.extend(answer.plan.overlap.map(|bound| bound.lower_bound_seconds));
         let step = |plan: &Plan| plan.simulated.step_seconds;
         if self.best.as_ref().is_none_or(|(_, best)| step(&answer.plan) < step(&best.plan)) {
             self.best = Some((at, answer));
@@ -232,8 +238,13 @@ impl Race {
         let least = self.bounds.iter().copied().min().unwrap_or(plan.lower_bound);
         if least < plan.lower_bound {
             plan.lower_bound = least;
-            plan.gap = if least > 0 { gap(plan.objective, least) } else { 1.0 };
+            plan.gap = gap(plan.objective, least);
             plan.proved_optimal = plan.proved_optimal && plan.objective <= least;
+        }
+        let shortest = self.overlaps.iter().copied().fold(f64::INFINITY, f64::min);
+        if let Some(own) = plan.overlap.as_mut().filter(|own| shortest < own.lower_bound_seconds) {
+            own.lower_bound_seconds = shortest;
+            own.gap = (shortest > 0.0).then(|| plan.simulated.step_seconds / shortest - 1.0);
         }
         if let Some((at, _)) = self.failure.filter(|(at, _)| *at < variant) {
             plan.warnings.push(format!(
