@@ -270,6 +270,7 @@ def plan(
     batch: int | None = None,
     seq: int | None = None,
     precision: str | None = None,
+    gradients: str = "bf16",
     optimizer: str | None = None,
     price: str | float | None = None,
     costs: str | None = None,
@@ -307,8 +308,9 @@ def plan(
         solver: `"auto"`, `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...
         batch: samples per step, for models without a fixed batch size.
         seq: tokens per sample, for built-in models of sequences and configs.
-        precision: `"f32"`, `"bf16"`, `"mixed"` or `"fp8"`, for built-in models and configs. Published models and configs are mixed
-            by default.
+        precision: `"f32"`, `"tf32"`, `"ieee"`, `"bf16"`, `"mixed"` or `"fp8"`, for built-in models and configs. Published models and
+            configs are mixed by default. Only `"tf32"` and `"ieee"` are for files too: they say how f32 is multiplied.
+        gradients: what gradients are stored in with `"mixed"` and `"fp8"`: `"bf16"` or `"f32"`.
         optimizer: `"sgd"`, `"momentum"`, `"adam"` or `"adamw"`, for models without an optimizer; by default Adam for
             transformers, else plain gradient descent.
         price: the price of a device for an hour; `Plan.throughput` then has the cost of a million tokens or samples.
@@ -363,6 +365,7 @@ def plan(
                 *_option("batch", batch),
                 *_option("seq", seq),
                 *_option("precision", precision),
+                *_option("gradients", gradients),
                 *_option("price", price),
                 *_option("optimizer", optimizer),
                 *_option("costs", costs),

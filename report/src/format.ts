@@ -12,6 +12,11 @@ export function bytes(value: number): string {
   return `${(value / 1e3).toFixed(1)} kB`;
 }
 
+/** A rate as people read it: `12,345`, or with decimals below 100. */
+export function rate(value: number): string {
+  return value < 100 ? value.toFixed(2) : Math.round(value).toLocaleString("en-US");
+}
+
 /** The same, with zero as a plain 0. */
 export function orZero(text: (value: number) => string): (value: number) => string {
   return (value) => (value === 0 ? "0" : text(value));

@@ -5,8 +5,20 @@ export interface Baseline {
   compute_seconds: number;
   traffic_bytes: number;
   peak_memory_bytes: number;
+  /** Whether it fits the device's memory; plans of older versions do not say. */
+  fits?: boolean;
   /** Step time without overlap, in picoseconds. */
   objective: number;
+}
+
+/** Rates in a user's units; null where a model has no such unit. */
+export interface Throughput {
+  tokens_per_second: number | null;
+  tokens_per_second_per_device: number | null;
+  samples_per_second: number | null;
+  mfu: number | null;
+  cost_per_million_tokens?: number | null;
+  cost_per_million_samples?: number | null;
 }
 
 export interface PlanOp {
@@ -43,6 +55,8 @@ export interface Plan {
   simulated: { step_seconds: number; compute_seconds: number; exposed_comm_seconds: number };
   peak_memory_bytes: number;
   memory_limit_bytes: number | null;
+  fits?: boolean;
+  throughput?: Throughput;
   traffic_bytes: number;
   traffic_per_level: { level: string; bytes: number }[];
   costs: { measured_device: string | null; measured: number; interpolated: number; roofline: number };

@@ -13,6 +13,11 @@ export function verdict(plan: Plan): string {
   return `at most ${show.percent(plan.gap)} above the ${plan.space.coarse ? "optimum on any axes" : "optimum"}`;
 }
 
+/** A baseline's name, marked where it does not fit the memory. */
+function fitting(name: string, cost: Baseline): string {
+  return cost.fits === false ? `${name} (does not fit)` : name;
+}
+
 function steps(report: Report): HTMLElement {
   const { plan } = report;
   const own = plan.simulated;
@@ -37,12 +42,12 @@ function steps(report: Report): HTMLElement {
   return el("div", {},
     bars("Step time, simulated, with overlap of communication and computing", [
       simulated("this plan", own.step_seconds, own.compute_seconds, true),
-      ...by((cost) => cost.step_seconds).map(([name, cost]) => simulated(name, cost.step_seconds, cost.compute_seconds, false)),
+      ...by((cost) => cost.step_seconds).map(([name, cost]) => simulated(fitting(name, cost), cost.step_seconds, cost.compute_seconds, false)),
     ], 3),
     legend([{ colour: COMPUTING.colour, text: "computing" }, { colour: MOVE.colour, text: "exposed communication" }]),
     bars("Step time without overlap (the proved objective)", [
       sum("this plan", plan.objective, true),
-      ...by((cost) => cost.objective).map(([name, cost]) => sum(name, cost.objective, false)),
+      ...by((cost) => cost.objective).map(([name, cost]) => sum(fitting(name, cost), cost.objective, false)),
     ], 3));
 }
 
@@ -58,19 +63,34 @@ function traffic(plan: Plan): HTMLElement {
       [row("this plan", plan.traffic_bytes, true), ...others.map(([name, cost]) => row(name, cost.traffic_bytes, false))], 10));
 }
 
+/** Tiles of throughput, of the share of peak and of cost, as far as the plan has them. */
+function rates(plan: Plan): HTMLElement[] {
+  const { throughput: own, devices } = plan;
+  if (!own) return [];
+  const [unit, all] = own.tokens_per_second !== null ? ["tokens", own.tokens_per_second] : ["samples", own.samples_per_second];
+  const cost = own.cost_per_million_tokens ?? own.cost_per_million_samples ?? null;
+  return [
+    ...(all === null ? [] : [tile("throughput per device", `${show.rate(all / Math.max(devices, 1))} ${unit}/s`,
+      `${show.rate(all)} ${unit}/s on ${show.count(devices, "device")}`)]),
+    ...(own.mfu === null ? [] : [tile("MFU", `${(own.mfu * 100).toFixed(1)}%`, "model flops, of the peak of matrix products")]),
+    ...(cost === null ? [] : [tile("cost", cost.toFixed(4), `per million ${unit}, at the price per device-hour that was given`)]),
+  ];
+}
+
 export function summary(report: Report): HTMLElement {
   const { plan } = report;
   const data = plan.baselines["data"];
   const limit = plan.memory_limit_bytes ?? report.device_memory_bytes;
-  const best = Object.entries(plan.baselines).reduce<[string, number] | null>(
+  const best = Object.entries(plan.baselines).filter(([, cost]) => cost.fits !== false).reduce<[string, number] | null>(
     (least, [name, cost]) => (least && least[1] <= cost.step_seconds ? least : [name, cost.step_seconds]), null);
   const tiles = el("dl", { class: "tiles" },
     tile("step time", show.seconds(plan.simulated.step_seconds), `without overlap: ${show.seconds(plan.objective / 1e12)}`),
     data ? tile("speedup over data parallelism", `${(data.step_seconds / plan.simulated.step_seconds).toFixed(2)}x`,
-      best ? `best baseline: ${best[0]}, speedup ${(best[1] / plan.simulated.step_seconds).toFixed(2)}x` : "") : el("span"),
+      best ? `best baseline that fits: ${best[0]}, speedup ${(best[1] / plan.simulated.step_seconds).toFixed(2)}x` : "") : el("span"),
+    ...rates(plan),
     tile("optimality", verdict(plan), `without overlap; ${plan.space.variables} ${plan.space.untied ? "ops" : "layers"}, ${plan.space.choices} configs, search ${plan.search_seconds.toFixed(2)} s`),
     tile("memory per device", show.bytes(plan.peak_memory_bytes),
-      `${show.percent(plan.peak_memory_bytes / Math.max(limit, 1))} of the ${show.bytes(limit)} ${plan.memory_limit_bytes === null ? "of a device" : "limit"}`),
+      `${show.percent(plan.peak_memory_bytes / Math.max(limit, 1))} of the ${show.bytes(limit)} ${plan.memory_limit_bytes === null ? "of a device" : "limit"}${plan.fits === false ? ": does not fit" : ""}`),
     tile("bytes sent per step", show.bytes(plan.traffic_bytes), data ? `data parallelism: ${show.bytes(data.traffic_bytes)}` : "all devices"));
   const { costs } = plan;
   const source = costs.measured_device

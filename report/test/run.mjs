@@ -130,6 +130,14 @@ async function explanationIsTold(page, data, op) {
 const seconds = (value) => (value >= 1 ? `${value.toFixed(2)} s` : value >= 1e-3 ? `${(value * 1e3).toFixed(2)} ms` : `${(value * 1e6).toFixed(1)} us`);
 const bytes = (value) => (value >= 1e9 ? `${(value / 1e9).toFixed(2)} GB` : value >= 1e6 ? `${(value / 1e6).toFixed(1)} MB` : `${(value / 1e3).toFixed(1)} kB`);
 
+const rate = (value) => (value < 100 ? value.toFixed(2) : Math.round(value).toLocaleString("en-US"));
+
+/** Values of the summary's tiles by their titles. */
+async function tileTexts(page) {
+  const pairs = await page.locator("#summary .tile").evaluateAll((all) => all.map((own) => [own.querySelector("dt").textContent, own.querySelector("strong").textContent]));
+  return Object.fromEntries(pairs);
+}
+
 /** The number of non-empty pixels of a canvas. */
 function painted(canvas) {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -161,19 +169,22 @@ describe("reports", () => {
     assert.equal(data.steps[0].step_ps / 1e12, simulated.step_seconds);
     assert.equal(data.steps[0].classes[0].peak_memory_bytes, simulated.devices[0].peak_memory_bytes);
     assert.equal(data.steps[0].moves.reduce((sum, move) => sum + move.bytes, 0), json.traffic_bytes);
-    const tiles = await page.locator(".tile strong").allTextContents();
-    assert.equal(tiles[0], `${(json.simulated.step_seconds * 1e3).toFixed(2)} ms`);
-    assert.equal(tiles[2], json.proved_optimal ? "proved optimal" : `at most ${(json.gap * 100).toFixed(1)}% above the optimum`);
+    const tiles = await tileTexts(page);
+    assert.equal(tiles["step time"], `${(json.simulated.step_seconds * 1e3).toFixed(2)} ms`);
+    assert.equal(tiles["throughput per device"], `${rate(json.throughput.samples_per_second / json.devices)} samples/s`);
+    assert.equal(tiles["MFU"], `${(json.throughput.mfu * 100).toFixed(1)}%`);
+    assert.equal(tiles["optimality"], json.proved_optimal ? "proved optimal" : `at most ${(json.gap * 100).toFixed(1)}% above the optimum`);
     assert.equal(simulated.step_seconds, json.simulated.step_seconds);
     for (const name of ["plan", "data"]) {
       const step = name === "plan" ? json.simulated.step_seconds : json.baselines[name].step_seconds;
       assert.equal(data.steps.find((own) => own.name === name).step_ps / 1e12, step, name);
     }
-    assert.equal(tiles[3], bytes(json.peak_memory_bytes));
-    assert.equal(tiles[4], bytes(json.traffic_bytes));
+    assert.equal(tiles["memory per device"], bytes(json.peak_memory_bytes));
+    assert.equal(tiles["bytes sent per step"], bytes(json.traffic_bytes));
+    assert.ok(!("cost" in tiles), "no price, no cost");
     const baselines = Object.entries(json.baselines).sort((a, b) => a[1].step_seconds - b[1].step_seconds);
     const texts = await page.locator("#summary .bars").first().locator("tr").evaluateAll((rows) => rows.map((row) => [row.cells[0].textContent, row.cells[2].textContent]));
-    assert.deepEqual(texts, [["this plan", seconds(json.simulated.step_seconds)], ...baselines.map(([name, cost]) => [name, `${seconds(cost.step_seconds)} (${(cost.step_seconds / json.simulated.step_seconds).toFixed(2)}x)`])]);
+    assert.deepEqual(texts, [["this plan", seconds(json.simulated.step_seconds)], ...baselines.map(([name, cost]) => [cost.fits ? name : `${name} (does not fit)`, `${seconds(cost.step_seconds)} (${(cost.step_seconds / json.simulated.step_seconds).toFixed(2)}x)`])]);
     const levels = await page.locator("#summary .bars").nth(2).locator(".value").allTextContents();
     assert.deepEqual(levels, json.traffic_per_level.map((level) => bytes(level.bytes)));
     assert.equal(await page.locator(".bars").first().locator("tr").count(), 1 + Object.keys(json.baselines).length);
@@ -264,6 +275,25 @@ describe("reports", () => {
     await everyPanelIsThere(page);
     assert.deepEqual(JSON.parse(await page.locator("#data").textContent()).plan, json);
     assert.ok((await page.locator("#search").textContent()).includes("No search log"));
+    await close();
+  });
+
+  test("a language model: tokens per second, MFU, memory of the limit and cost, at two widths", async () => {
+    const args = ["llama:layers=2,hidden=512,heads=8,kv_heads=2,ffn=1024,vocab=4096", "--seq", "512", "--batch", "32", "--precision", "mixed", "--machine", "8xh100", "--price", "2.5/gpu-hour"];
+    const { page, json, close } = await open("llama", args);
+    const { throughput } = json;
+    for (const width of [1440, 800]) {
+      await page.setViewportSize({ width, height: 900 });
+      const tiles = await tileTexts(page);
+      assert.equal(tiles["throughput per device"], `${rate(throughput.tokens_per_second_per_device)} tokens/s`);
+      assert.equal(tiles["MFU"], `${(throughput.mfu * 100).toFixed(1)}%`);
+      assert.equal(tiles["cost"], throughput.cost_per_million_tokens.toFixed(4));
+      const note = await page.locator("#summary .tile", { hasText: "memory per device" }).locator("span").textContent();
+      assert.ok(note.includes(`of the ${bytes(json.memory_limit_bytes)} limit`), note);
+      const seen = await page.locator("#summary .tile").evaluateAll((all) => all.every((own) => own.scrollWidth <= own.clientWidth));
+      assert.ok(seen, `tiles hold their texts at ${width} pixels`);
+      await picture(page, `llama-${width}`);
+    }
     await close();
   });
 

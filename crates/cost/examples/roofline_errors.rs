@@ -7,7 +7,7 @@
 
 use shardwright_cost::{CostFile, CostTable, OperatorTimes, TableText, TimeSource, roofline};
 use shardwright_graph::{RooflineKind, Workload, WorkloadClass, WorkloadSizes};
-use shardwright_machine::Device;
+use shardwright_machine::{Device, Tf32Use};
 
 const HELD_OUT: usize = 8;
 
@@ -18,7 +18,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => CostFile::builtin("h200").ok_or("no built-in costs")??,
     };
     let machine = shardwright_machine::builtin(&arguments.next().unwrap_or("h200x64".into()))?;
-    let device = machine.slowest();
+    // TF32 was off in the measurements.
+    let device = Device { tf32: Tf32Use::Off, ..machine.slowest() };
     println!("{}: {}; {} ({})\n", costs.device, costs.source, costs.method, costs.date);
     println!(
         "| class | type | rows | roofline / measured | roofline error | interpolated error | within reach |"

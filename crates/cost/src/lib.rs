@@ -67,7 +67,7 @@ pub use operator_time::{Estimate, OperatorTimes, TimeSource, TimeSourceCounts, W
 pub use reshard::{ReshardPath, ReshardTensor, ReshardTimes, Resharder};
 pub use reshard_step::{Action, ReshardStep};
 pub use reshard_tree::{ReshardBranch, ReshardTree};
-pub use roofline::{peak_rate, roofline};
+pub use roofline::{arithmetic_rate, roofline};
 pub use speed_trace::{SpeedSample, SpeedTrace};
 pub use workloads::{Sample, WorkloadSet};
 

@@ -14,10 +14,13 @@
 //! Inputs, weights and results are transformed to tiles of 6x6 points, on which the convolution is 36 matrix products.
 //! They need a quarter of the multiplications, for several times the memory traffic.
 //!
+//! Convolutions of f32 tensors run in TF32 on devices that have it, and products too if the device says so ([`Tf32Use`]). A
+//! product in 8-bit floats pays for rounding its operands: two passes over memory before the product.
+//!
 //! The model of an op follows from its workload's [`RooflineKind`]; no op kind is named here.
 
 use shardwright_graph::{AttentionPass, ConvolutionPass, DType, Filter3x3, Gemm, RooflineKind, Workload};
-use shardwright_machine::{Device, Precision, Seconds};
+use shardwright_machine::{Device, Precision, Seconds, Tf32Use};
 
 /// Tiles of a result, and the share of peak that a core reaches on one. Fitted to an H200's measured products and
 /// convolutions (docs/costs.md).
@@ -62,14 +65,28 @@ fn precision(dtype: DType) -> Precision {
 
 /// Flops per second at which a device computes in an element type. A device that does not state a rate for
 /// doubles is taken to need 32 times as long as for singles, as consumer cards do.
-pub fn peak_rate(device: &Device, dtype: DType) -> f64 {
+fn peak_rate(device: &Device, dtype: DType) -> f64 {
     let stated = device.peak.get_or_wider(precision(dtype)).map(|rate| rate.0);
     stated.or(device.peak.f32.map(|rate| rate.0 / 32.0)).unwrap_or(f64::INFINITY)
 }
 
+/// Flops per second of the data sheet in the number format that a workload is multiplied in.
+pub fn arithmetic_rate(device: &Device, workload: &Workload) -> f64 {
+    let tf32 = device.peak.tf32.filter(|_| workload.dtype == DType::F32);
+    let narrower = match &workload.roofline {
+        RooflineKind::Stream => None,
+        RooflineKind::EightBitProduct(product) => device.peak.f8.filter(|_| product.align == Gemm::ALIGNED),
+        RooflineKind::Convolution { .. } => tf32.filter(|_| device.tf32 >= Tf32Use::Convolutions),
+        RooflineKind::Product(_) | RooflineKind::Attention { .. } => {
+            tf32.filter(|_| device.tf32 == Tf32Use::All)
+        }
+    };
+    narrower.map_or_else(|| peak_rate(device, workload.dtype), |rate| rate.0)
+}
+
 /// The time of an op on a device, by its data sheet.
 pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
-    let peak = peak_rate(device, workload.dtype);
+    let peak = arithmetic_rate(device, workload);
     let vector = device.peak.f32.map_or(peak, |rate| rate.0.min(peak));
     let memory = |share: f64| workload.bytes as f64 / (share * device.memory_bandwidth.0);
     // Only matrix units load vectors of 16-bit floats.
@@ -84,6 +101,21 @@ pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
             ((workload.flops as f64 / (VECTOR_SHARE * vector)).max(memory(MEMORY_SHARE)), STREAM_START)
         }
         RooflineKind::Product(product) => (product_seconds(product).max(memory(MEMORY_SHARE)), GEMM_START),
+        RooflineKind::EightBitProduct(product)
+            if device.peak.f8.is_some() && product.align == Gemm::ALIGNED =>
+        {
+            let (operands, result) = eight_bit_bytes(product, workload.dtype);
+            let stream = |bytes: f64| bytes / (MEMORY_SHARE * device.memory_bandwidth.0);
+            // Rounding reads the stored type and writes one byte, which the product reads.
+            let rounding = stream(operands * (1 + workload.dtype.bytes()) as f64);
+            let multiplying = product_seconds(product).max(stream(operands + result));
+            (rounding + multiplying, 2.0 * STREAM_START + GEMM_START)
+        }
+        // A part whose sizes 8-bit units do not take stays in the stored type, where half of the alignment is enough.
+        RooflineKind::EightBitProduct(product) => {
+            let product = Gemm { align: (2 * product.align).min(Gemm::ALIGNED), ..*product };
+            (product_seconds(&product).max(memory(MEMORY_SHARE)), GEMM_START)
+        }
         RooflineKind::Attention { product, pass } => {
             let arithmetic = product_seconds(product) / attention_share(*pass);
             (arithmetic.max(memory(MEMORY_SHARE)), GEMM_START)
@@ -93,7 +125,8 @@ pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
             let plain = ((product_seconds(product) / share).max(memory(CONV_MEMORY_SHARE)), CONV_START);
             let total = |(busy, start): (f64, f64)| busy + start * device.launch_overhead.0;
             let filter = filter_3x3.filter(|_| workload.dtype == DType::F32);
-            match filter.map(|filter| winograd(workload, *pass, filter, peak, device)) {
+            let single = peak_rate(device, workload.dtype);
+            match filter.map(|filter| winograd(workload, *pass, filter, single, device)) {
                 Some(busy) if total((busy, WINOGRAD_START)) < total(plain) => (busy, WINOGRAD_START),
                 _ => plain,
             }
@@ -101,6 +134,13 @@ pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
     };
     let launch = device.launch_overhead.0;
     Seconds((busy + start * launch).max(launch))
+}
+
+/// Elements of a product's operands, and bytes of its result.
+fn eight_bit_bytes(product: &Gemm, dtype: DType) -> (f64, f64) {
+    let Gemm { batch, m, n, k, .. } = *product;
+    let [batch, m, n, k] = [batch, m, n, k].map(|size| size as f64);
+    (batch * (m * k + k * n), batch * m * n * dtype.bytes() as f64)
 }
 
 /// The rate of fused attention over that of a product of as many flops: exponentials wait for products and products for
@@ -275,6 +315,39 @@ mod tests {
         let single = rate("gemm_nt", DType::F32, [1, 8192, 50257, 768])
             / rate("gemm_nt", DType::F32, [1, 8192, 50304, 768]);
         assert!(single > 0.95, "f32 does not mind: {single}");
+    }
+
+    #[test]
+    fn f32_convolutions_run_in_tf32_and_products_only_if_the_device_says_so() {
+        let machine = builtin("a100x64").unwrap();
+        let with = |tf32| Device { tf32, ..machine.spec().device.clone() };
+        let conv = workload("conv", DType::F32, &[64, 1, 256, 1024, 14, 14, 1, 1, 1, 1]);
+        let product = gemm(DType::F32, [1, 4096, 4096, 4096]);
+        let seconds = |tf32, work: &Workload| roofline(&with(tf32), work).0;
+        assert!(seconds(Tf32Use::Convolutions, &conv) < 0.7 * seconds(Tf32Use::Off, &conv));
+        assert_eq!(seconds(Tf32Use::Convolutions, &product), seconds(Tf32Use::Off, &product));
+        assert!(seconds(Tf32Use::All, &product) < 0.2 * seconds(Tf32Use::Off, &product));
+        assert_eq!(arithmetic_rate(&with(Tf32Use::All), &product), 156e12);
+        let half = Workload { dtype: DType::Bf16, ..product };
+        assert_eq!(seconds(Tf32Use::All, &half), seconds(Tf32Use::Off, &half), "only f32");
+        let old = builtin("p100x16").unwrap();
+        assert_eq!(arithmetic_rate(&old.spec().device, &conv), 10.6e12, "a device without TF32");
+    }
+
+    #[test]
+    fn products_in_8_bits_pay_for_rounding_their_operands() {
+        let machine = builtin("h100x64").unwrap();
+        let device = &machine.spec().device;
+        let speedup = |sizes| {
+            let wide = roofline(device, &gemm(DType::Bf16, sizes)).0;
+            wide / roofline(device, &workload("gemm_f8", DType::Bf16, &sizes)).0
+        };
+        assert!((1.3..1.9).contains(&speedup([1, 8192, 14336, 4096])), "{}", speedup([1, 8192, 14336, 4096]));
+        assert!(speedup([1, 256, 256, 256]) < 1.0, "small products only pay");
+        assert_eq!(speedup([1, 8192, 4096, 4104]), 1.0, "sizes that 8-bit units do not take stay in 16 bits");
+        let old = builtin("a100x64").unwrap();
+        let work = workload("gemm_f8", DType::Bf16, &[1, 4096, 4096, 4096]);
+        assert_eq!(arithmetic_rate(&old.spec().device, &work), 312e12, "a device without 8 bits");
     }
 
     #[test]

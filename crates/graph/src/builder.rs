@@ -257,8 +257,18 @@ impl GraphBuilder {
         }
     }
 
+    /// Replaces an op by one with the same operands and results.
+    pub(crate) fn replace_op(&mut self, id: OpId, op: Op) {
+        self.graph.ops[id.index()].op = op;
+    }
+
     pub(crate) fn record_gradient(&mut self, parameter: TensorId, gradient: TensorId) {
         self.graph.gradients.push(WeightGradient { parameter, gradient });
+    }
+
+    /// Makes another tensor the gradient of the `i`th pair.
+    pub(crate) fn replace_gradient(&mut self, i: usize, gradient: TensorId) {
+        self.graph.gradients[i].gradient = gradient;
     }
 
     /// Declares that `new` replaces `old` after the step.

@@ -41,6 +41,7 @@
 pub mod autodiff;
 pub mod block;
 mod builder;
+mod eight_bit;
 #[doc(hidden)]
 pub mod examples;
 mod fuse_attention;
@@ -82,7 +83,7 @@ pub use remat::{RematError, recomputed_ops, remat};
 pub use rule::{DimMap, Factor, FactorIndex, Reach, Reduction, Rule, TensorMap, Window, dim_name};
 pub use soap::{FactorKind, factor_kinds};
 pub use text::TextError;
-pub use train::{MASTER_SUFFIX, Optimizer, train, train_mixed};
+pub use train::{GradientPrecision, MASTER_SUFFIX, Optimizer, train, train_mixed};
 pub use types::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Real, Shape, TensorType};
 pub use work::StepSize;
 pub use workload::{

@@ -75,6 +75,16 @@ pub trait Operator {
         Vec::new()
     }
 
+    /// The same op with operands rounded to 8-bit floats, if it is a product whose sizes 8-bit matrix units take.
+    fn in_eight_bits(&self, _inputs: &[TensorType]) -> Option<Op> {
+        None
+    }
+
+    /// Whether operands are rounded to 8-bit floats.
+    fn is_eight_bit(&self) -> bool {
+        false
+    }
+
     /// Whether XLA compiles the op to `dot_general`. Its kernels need the summed dimensions last in the first operand.
     fn xla_is_dot(&self) -> bool {
         false

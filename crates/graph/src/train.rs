@@ -92,28 +92,40 @@ impl Optimizer {
 /// Every update follows its gradient and the last reader of the old weight at once, so that gradients do not pile up
 /// until the end of the step.
 pub fn train(builder: &mut GraphBuilder, loss: TensorId, optimizer: &Optimizer) -> Result<(), BuildError> {
-    add_step(builder, loss, optimizer, false)
+    add_step(builder, loss, optimizer, None)
 }
 
 /// The suffix of the names of master copies.
 pub const MASTER_SUFFIX: &str = ".master";
 
-/// As [`train`], in mixed precision: 16-bit weights and gradients, and in the optimizer's state a master copy of every weight in
-/// f32, beside f32 moments. The master copy is updated, and the next step's weight is rounded from it. With Adam that is 16
-/// bytes per parameter.
+/// What gradients of 16-bit weights are added up and stored in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GradientPrecision {
+    /// As the weights.
+    #[default]
+    Bf16,
+    /// In f32: every gradient is widened as soon as it is computed.
+    F32,
+}
+
+/// As [`train`], in mixed precision: 16-bit weights, and in the optimizer's state a master copy of every weight in f32, beside
+/// f32 moments. The master copy is updated, and the next step's weight is rounded from it. With Adam that is 16 bytes per
+/// parameter, or 18 with f32 gradients.
 pub fn train_mixed(
     builder: &mut GraphBuilder,
     loss: TensorId,
     optimizer: &Optimizer,
+    gradients: GradientPrecision,
 ) -> Result<(), BuildError> {
-    add_step(builder, loss, optimizer, true)
+    add_step(builder, loss, optimizer, Some(gradients))
 }
 
 fn add_step(
     builder: &mut GraphBuilder,
     loss: TensorId,
     optimizer: &Optimizer,
-    masters: bool,
+    mixed: Option<GradientPrecision>,
 ) -> Result<(), BuildError> {
     let layers = first_consumer_layers(builder);
     let known = builder.graph().gradients.len();
@@ -126,10 +138,18 @@ fn add_step(
         let Some(layer) = layers[pair.parameter.index()] else {
             return Err(BuildError::Internal(format!("`{name}` has a gradient but no op reads it")));
         };
+        let narrow = ty.dtype;
+        let master = mixed.is_some() && matches!(narrow, DType::Bf16 | DType::F16);
+        let mut gradient = pair.gradient;
+        if master && mixed == Some(GradientPrecision::F32) {
+            let widen = |b: &mut GraphBuilder| {
+                b.emit(&format!("{name}.grad_f32"), Cast { dtype: DType::F32 }, &[gradient])
+            };
+            gradient = builder.in_layer(Phase::Backward, layer, widen)?;
+            builder.replace_gradient(i, gradient);
+        }
         builder.in_layer(Phase::Update, layer, |b| {
             let mut ty = ty;
-            let narrow = ty.dtype;
-            let master = masters && matches!(narrow, DType::Bf16 | DType::F16);
             let mut stored = pair.parameter;
             if master {
                 ty.dtype = DType::F32;
@@ -144,7 +164,7 @@ fn add_step(
                 old.push(b.source(&name, ty.clone(), Role::OptimizerState, zero)?);
             }
             let mut inputs: SmallVec<[TensorId; 4]> = old.iter().copied().collect();
-            inputs.insert(1, pair.gradient);
+            inputs.insert(1, gradient);
             let new = b.add(&format!("{name}.update"), optimizer.op(), &inputs)?;
             if master {
                 let rounded = b.emit(&format!("{name}.round"), Cast { dtype: narrow }, &[new[0]])?;
@@ -207,8 +227,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn mixed_precision_keeps_sixteen_bytes_per_parameter() {
+    /// `loss = sum(x w)` in bf16 with f32 master weights.
+    fn mixed(gradients: GradientPrecision) -> crate::Graph {
         let mut b = GraphBuilder::new("mixed");
         let init = Init::Normal(Real(1.0));
         let source = |b: &mut GraphBuilder, name: &str, shape: [u64; 2], role| {
@@ -219,15 +239,37 @@ mod tests {
         let y = b.emit("y", Contract::parse("mk,kn->mn").unwrap(), &[x, w]).unwrap();
         let loss = b.emit("loss", Reduce::sum([0, 1].into_iter().collect()), &[y]).unwrap();
         b.output(loss);
-        train_mixed(&mut b, loss, &Optimizer::adam(1e-3)).unwrap();
+        train_mixed(&mut b, loss, &Optimizer::adam(1e-3), gradients).unwrap();
         let graph = b.finish();
         assert_eq!(crate::verify::verify(&graph), Ok(()));
-        let carried: u64 = graph.carries.iter().map(|c| graph.tensor(c.old).ty.bytes()).sum();
-        let gradients: u64 = graph.gradients.iter().map(|g| graph.tensor(g.gradient).ty.bytes()).sum();
-        assert_eq!(carried + gradients, 16 * 12);
-        let names: Vec<_> = graph.carries.iter().map(|c| graph.tensor(c.old).name.as_str()).collect();
-        assert_eq!(names, ["w", "w.master", "w.m", "w.v"]);
-        assert_eq!(graph.tensor(graph.carries[1].old).init, Some(init), "as the weight");
+        graph
+    }
+
+    #[test]
+    fn mixed_precision_keeps_sixteen_bytes_per_parameter_and_eighteen_with_f32_gradients() {
+        for (gradients, bytes) in [(GradientPrecision::Bf16, 16), (GradientPrecision::F32, 18)] {
+            let graph = mixed(gradients);
+            let carried: u64 = graph.carries.iter().map(|c| graph.tensor(c.old).ty.bytes()).sum();
+            let held: u64 = graph.gradients.iter().map(|g| graph.tensor(g.gradient).ty.bytes()).sum();
+            assert_eq!(carried + held, bytes * 12);
+            let names: Vec<_> = graph.carries.iter().map(|c| graph.tensor(c.old).name.as_str()).collect();
+            assert_eq!(names, ["w", "w.master", "w.m", "w.v"]);
+            assert_eq!(
+                graph.tensor(graph.carries[1].old).init,
+                Some(Init::Normal(Real(1.0))),
+                "as the weight"
+            );
+        }
+    }
+
+    #[test]
+    fn wide_gradients_are_what_updates_read() {
+        let graph = mixed(GradientPrecision::F32);
+        let update = graph.ops.iter().find(|node| node.name == "w.update").unwrap();
+        let gradient = graph.tensor(update.inputs[1]);
+        assert_eq!((gradient.ty.dtype, gradient.role), (DType::F32, Role::Gradient));
+        let widened = graph.node(gradient.producer.unwrap());
+        assert_eq!((widened.name.as_str(), widened.phase), ("w.grad_f32", Phase::Backward));
     }
 
     #[test]

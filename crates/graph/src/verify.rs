@@ -313,7 +313,10 @@ fn check_step(graph: &Graph) -> Result<Vec<bool>, VerifyError> {
         if parameter.role != Role::Parameter || parameter.producer.is_some() {
             return fail_graph(format!("{} `{name}` has a gradient but is not a weight", g.parameter));
         }
-        if parameter.ty != gradient.ty {
+        // Gradients of 16-bit weights may be stored in f32.
+        let widened =
+            gradient.ty.dtype == DType::F32 && matches!(parameter.ty.dtype, DType::Bf16 | DType::F16);
+        if parameter.ty.shape != gradient.ty.shape || (parameter.ty.dtype != gradient.ty.dtype && !widened) {
             return fail_graph(format!("gradient of `{name}` is {}, not {}", gradient.ty, parameter.ty));
         }
         if std::mem::replace(&mut seen[g.parameter.index()], true) {

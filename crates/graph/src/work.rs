@@ -2,10 +2,9 @@
 
 use crate::{
     graph::{Graph, Role},
-    types::{DType, TensorType},
-    workload::RooflineKind,
+    types::TensorType,
+    workload::{RooflineKind, Workload},
 };
-use std::collections::BTreeMap;
 
 /// The size of a step in a user's units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,17 +33,17 @@ impl Graph {
         StepSize { samples, tokens }
     }
 
-    /// Flops of the model by element type: all matrix products and convolutions of the step, forwards and backwards, once.
-    /// Element-wise ops do not count, and neither does what a plan recomputes.
-    pub fn model_flops(&self) -> BTreeMap<DType, u64> {
-        let mut flops = BTreeMap::new();
-        for id in self.op_ids() {
-            let work = self.node(id).op.workload(&self.input_types(id), &self.output_types(id));
-            if work.roofline != RooflineKind::Stream {
-                let sum: &mut u64 = flops.entry(work.dtype).or_default();
-                *sum = sum.saturating_add(work.flops.saturating_mul(u64::from(self.runs(id))));
-            }
-        }
-        flops
+    /// The model's work: all matrix products and convolutions of the step, forwards and backwards, with the number of times that
+    /// each runs. Element-wise ops do not count, and neither does what a plan recomputes.
+    pub fn model_work(&self) -> impl Iterator<Item = (Workload, u32)> + '_ {
+        let work = |id| self.node(id).op.workload(&self.input_types(id), &self.output_types(id));
+        let all = self.op_ids().map(move |id| (work(id), self.runs(id)));
+        all.filter(|(work, _)| work.roofline != RooflineKind::Stream)
+    }
+
+    /// Flops of the model's work.
+    pub fn model_flops(&self) -> u64 {
+        let flops = self.model_work().map(|(work, runs)| work.flops.saturating_mul(u64::from(runs)));
+        flops.fold(0, u64::saturating_add)
     }
 }

@@ -113,6 +113,8 @@ pub enum RooflineKind {
     Stream,
     /// A matrix product, or a recurrence of them.
     Product(Gemm),
+    /// A matrix product whose operands are rounded to 8-bit floats first.
+    EightBitProduct(Gemm),
     /// Fused attention or its gradient.
     Attention {
         /// The matrix product with as many flops: queries by visible keys.
@@ -137,6 +139,7 @@ impl RooflineKind {
         match self {
             RooflineKind::Stream => None,
             RooflineKind::Product(product)
+            | RooflineKind::EightBitProduct(product)
             | RooflineKind::Attention { product, .. }
             | RooflineKind::Convolution { product, .. } => Some(product),
         }

@@ -7,7 +7,9 @@
 use crate::error::{FileLocation, MachineError};
 use crate::machine::Machine;
 use crate::measurement::{CollectiveKind, CollectiveMeasurement, MeasuredTime};
-use crate::spec::{Device, DeviceOverride, Level, Link, MachineSpec, Precision, SpecError, Topology};
+use crate::spec::{
+    Device, DeviceOverride, Level, Link, MachineSpec, Precision, SpecError, Tf32Use, Topology,
+};
 use crate::toml_table::{SourceText, TomlTable, TomlValue};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
@@ -46,6 +48,7 @@ const DEVICE_KEYS: &[&str] = &[
     "launch_overhead",
     "cores",
     "overlap",
+    "tf32",
     "peak",
 ];
 const MIXED_KEYS: &[&str] = &[
@@ -58,6 +61,7 @@ const MIXED_KEYS: &[&str] = &[
     "launch_overhead",
     "cores",
     "overlap",
+    "tf32",
     "peak",
 ];
 const MEASURED_KEYS: &[&str] = &["level", "collective", "members", "bytes", "times"];
@@ -370,6 +374,15 @@ fn device(table: &TomlTable) -> Result<Device, MachineError> {
         true => table.quantity("reserve", "\"2 GiB\"", Bytes::parse)?,
         false => Bytes::ZERO,
     };
+    let tf32 = match table.entries.contains_key("tf32") {
+        false => Tf32Use::default(),
+        true => {
+            let word = table.text("tf32")?;
+            Tf32Use::ALL.into_iter().find(|used| used.name() == word).ok_or_else(|| {
+                table.bad("tf32", format!("`{word}` is unknown; write \"off\", \"convolutions\" or \"all\""))
+            })?
+        }
+    };
     Ok(Device {
         name: table.text("name")?.to_string(),
         memory: table.quantity("memory", "\"16 GiB\"", Bytes::parse)?,
@@ -379,6 +392,7 @@ fn device(table: &TomlTable) -> Result<Device, MachineError> {
         launch_overhead: table.quantity("launch_overhead", "\"5 us\"", Seconds::parse)?,
         cores,
         overlap: flag("overlap")?,
+        tf32,
         peak,
     })
 }

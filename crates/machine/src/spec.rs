@@ -156,8 +156,43 @@ pub struct Device {
     /// Whether the device computes during communication. A core that copies its data itself does not.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub overlap: bool,
+    /// What f32 tensors are multiplied in TF32 for, on a device that states its rate.
+    #[serde(default, skip_serializing_if = "is_usual_tf32")]
+    pub tf32: Tf32Use,
     /// Peak arithmetic rates by number format, dense.
     pub peak: Peaks,
+}
+
+/// What runs in TF32 on a device that has it, where tensors are f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tf32Use {
+    /// Nothing: all arithmetic is IEEE single.
+    Off,
+    /// Convolutions, the default of PyTorch with cuDNN (`torch.backends.cudnn.allow_tf32`).
+    #[default]
+    Convolutions,
+    /// Convolutions and matrix products.
+    All,
+}
+
+impl Tf32Use {
+    /// All values.
+    pub const ALL: [Tf32Use; 3] = [Tf32Use::Off, Tf32Use::Convolutions, Tf32Use::All];
+
+    /// The name in machine files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tf32Use::Off => "off",
+            Tf32Use::Convolutions => "convolutions",
+            Tf32Use::All => "all",
+        }
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_usual_tf32(used: &Tf32Use) -> bool {
+    *used == Tf32Use::default()
 }
 
 fn yes() -> bool {
@@ -324,6 +359,7 @@ impl Device {
             launch_overhead: self.launch_overhead.max(other.launch_overhead),
             cores: self.cores.max(other.cores),
             overlap: self.overlap && other.overlap,
+            tf32: self.tf32.min(other.tf32),
             peak,
         }
     }

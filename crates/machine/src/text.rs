@@ -1,6 +1,6 @@
 //! Writes a machine as TOML: the canonical text, which fingerprints are computed from.
 
-use crate::spec::{Device, MachineSpec, Precision, Topology};
+use crate::spec::{Device, MachineSpec, Precision, Tf32Use, Topology};
 use std::fmt::Write;
 
 /// A TOML basic string. [`MachineSpec::check`] restricts names; descriptions may contain any character.
@@ -94,6 +94,9 @@ fn write_device(out: &mut String, device: &Device) {
     let _ = writeln!(out, "cores = {}", device.cores);
     if !device.overlap {
         let _ = writeln!(out, "overlap = false");
+    }
+    if device.tf32 != Tf32Use::default() {
+        let _ = writeln!(out, "tf32 = {}", quoted(device.tf32.name()));
     }
     for p in Precision::ALL {
         if let Some(rate) = device.peak.get(p) {

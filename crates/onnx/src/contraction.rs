@@ -127,7 +127,7 @@ pub(crate) fn product(
         return uncommon(cx, what, a, b, spec);
     }
     let tensors = scaled_operands(cx, &mut views)?;
-    let product = cx.emit(what, Contract { operands, result }, &tensors)?;
+    let product = cx.emit(what, Contract { operands, result, eight_bit: false }, &tensors)?;
     let mut atoms = Sizes::new();
     let dims = spec
         .result

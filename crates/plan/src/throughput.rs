@@ -1,9 +1,9 @@
 //! A plan's answer in a user's units: tokens or samples per second, the share of the device's peak, cost.
 
 use serde::{Deserialize, Serialize};
-use shardwright_cost::peak_rate;
-use shardwright_graph::Graph;
-use shardwright_machine::Machine;
+use shardwright_cost::arithmetic_rate;
+use shardwright_graph::{Graph, Workload};
+use shardwright_machine::{Device, Machine};
 
 /// What a plan's step amounts to per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +27,11 @@ pub struct Throughput {
     pub cost_per_million_samples: Option<f64>,
 }
 
+/// The time of work at the device's peak in its number format.
+fn work_seconds(device: &Device, work: &Workload) -> f64 {
+    work.flops as f64 / arithmetic_rate(device, work)
+}
+
 impl Throughput {
     /// The throughput of a step that takes `step_seconds`.
     pub fn of(graph: &Graph, machine: &Machine, step_seconds: f64) -> Self {
@@ -37,8 +42,8 @@ impl Throughput {
         let devices = f64::from(machine.devices());
         let per_second = |count: u64| count as f64 / step_seconds;
         let device = machine.slowest();
-        let flops = graph.model_flops();
-        let ideal: f64 = flops.iter().map(|(&dtype, &flops)| flops as f64 / peak_rate(&device, dtype)).sum();
+        let seconds = |(work, runs): (Workload, u32)| work_seconds(&device, &work) * f64::from(runs);
+        let ideal: f64 = graph.model_work().map(seconds).sum();
         let tokens = size.tokens.map(per_second);
         Self {
             tokens_per_second: tokens,

@@ -9,8 +9,10 @@ use crate::{
 };
 use anyhow::Context as _;
 use shardwright_cost::CostFile;
-use shardwright_graph::{Graph, GraphBuilder, Optimizer, TensorId, microbatch, printable, train};
-use shardwright_machine::{Machine, Mesh};
+use shardwright_graph::{
+    GradientPrecision, Graph, GraphBuilder, Optimizer, TensorId, microbatch, printable, train,
+};
+use shardwright_machine::{Machine, Mesh, Tf32Use};
 use shardwright_onnx as onnx;
 use shardwright_plan::Context;
 use shardwright_search::Clock;
@@ -66,40 +68,63 @@ impl Request {
             start,
         };
         self.model.read_into(&mut inputs)?;
+        self.check_precision(&inputs)?;
         if let Some(count) = self.micro_batches.filter(|count| count.get() > 1) {
             inputs.divide(count)?;
         }
         Ok(inputs)
     }
 
-    /// The machine as it computes in the request's precision: with fp8, products run at the rate of 8-bit floats.
+    /// The machine as it multiplies f32 tensors in the request's precision. Measured times are those of IEEE arithmetic.
     fn precise_machine(&self, machine: Machine) -> anyhow::Result<Machine> {
-        let device = machine.slowest();
-        let narrow = match self.model.precision {
-            None | Some(Precision::F32) => return Ok(machine),
-            Some(Precision::Bf16 | Precision::Mixed) => ("bf16", device.peak.bf16),
-            Some(Precision::Fp8) => ("f8", device.peak.f8),
+        let used = match self.model.precision {
+            Some(Precision::Tf32) => Some(Tf32Use::All),
+            Some(Precision::Ieee) => Some(Tf32Use::Off),
+            _ => self.costs.is_some().then_some(Tf32Use::Off),
         };
-        let (format, Some(rate)) = narrow else {
-            anyhow::bail!(
-                "--precision {}: the device {} of machine {} states no rate in {} (`peak.{}`); use --precision f32",
-                self.model.precision.map_or("", Precision::name),
-                device.name,
-                machine.name(),
-                narrow.0,
-                narrow.0
+        let Some(used) = used else { return Ok(machine) };
+        if used == Tf32Use::All {
+            self.states_rate(&machine, "tf32")?;
+            anyhow::ensure!(
+                self.costs.is_none(),
+                "--precision tf32: f32 products were measured without TF32; leave --costs out"
             );
-        };
-        if format == "bf16" {
-            return Ok(machine);
         }
-        anyhow::ensure!(self.costs.is_none(), "--precision fp8 has no measured op times; leave --costs out");
         let mut spec = machine.spec().clone();
-        spec.device.peak.bf16 = Some(rate);
-        for mixed in &mut spec.mixed {
-            mixed.device.peak.bf16 = mixed.device.peak.f8;
-        }
+        spec.device.tf32 = used;
+        spec.mixed.iter_mut().for_each(|mixed| mixed.device.tf32 = used);
         Ok(Machine::try_from(spec)?)
+    }
+
+    /// Refuses a precision that the device states no rate for.
+    fn states_rate(&self, machine: &Machine, format: &str) -> anyhow::Result<()> {
+        let device = machine.slowest();
+        let peak = &device.peak;
+        let stated = match format {
+            "tf32" => peak.tf32,
+            "f8" => peak.f8,
+            _ => peak.bf16,
+        };
+        anyhow::ensure!(
+            stated.is_some(),
+            "--precision {}: the device {} of machine {} states no rate in {format} (`peak.{format}`); use --precision {}",
+            self.model.precision.map_or("fp8", Precision::name),
+            device.name,
+            machine.name(),
+            if peak.bf16.is_some() && format == "f8" { "mixed" } else { "f32" }
+        );
+        Ok(())
+    }
+
+    /// Refuses a step whose products the machine cannot compute.
+    fn check_precision(&self, inputs: &Inputs) -> anyhow::Result<()> {
+        if inputs.graph.ops.iter().any(|node| node.op.operator().is_eight_bit()) {
+            self.states_rate(&inputs.machine, "f8")?;
+        }
+        match self.model.precision {
+            Some(Precision::Bf16 | Precision::Mixed) => self.states_rate(&inputs.machine, "bf16"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -136,21 +161,26 @@ impl ModelSpec {
             ));
         }
         let optimizer = self.optimizer.unwrap_or(usual);
-        BuildOptions { batch: self.batch, seq: self.seq, precision, optimizer, training: !self.inference }
+        let (batch, seq, gradients) = (self.batch, self.seq, self.gradients);
+        BuildOptions { batch, seq, precision, gradients, optimizer, training: !self.inference }
     }
 
     /// Reads a model's config, or a graph.
     fn read_json(&self, path: &Path, text: &[u8], inputs: &mut Inputs) -> anyhow::Result<()> {
         if !zoo::is_config(text) {
-            if self.text.is_none() {
-                self.fixed_sizes(path)?;
-            }
             inputs.graph = self.read_step(text)?;
-            return Ok(());
+            return if self.text.is_none() { self.fixed_sizes(path) } else { Ok(()) };
         }
         anyhow::ensure!(self.dims.is_empty(), "{}: --dim is for ONNX files", self.name);
         let options = self.build_options(true, zoo::adam(), inputs);
         inputs.graph = zoo::build_config(&self.name, text, &options).with_context(|| self.name.clone())?;
+        if let (Some(seq), Some(positions)) = (self.seq, zoo::config_positions(text))
+            && seq > positions
+        {
+            inputs.notes.push(format!(
+                "--seq {seq} is longer than max_position_embeddings = {positions} of the config; rotary positions allow it"
+            ));
+        }
         Ok(())
     }
 
@@ -202,9 +232,15 @@ impl ModelSpec {
             "{}: the sizes in such a file are fixed; leave --batch, --seq and --dim out",
             path.display()
         );
+        self.fixed_types(path)
+    }
+
+    /// Refuses options that change the types of a file's tensors. How f32 is multiplied is no such change.
+    fn fixed_types(&self, path: &Path) -> anyhow::Result<()> {
+        let products_only = |precision: Precision| matches!(precision, Precision::Tf32 | Precision::Ieee);
         anyhow::ensure!(
-            self.precision.is_none(),
-            "{}: the types in such a file are fixed; leave --precision out",
+            self.precision.is_none_or(products_only) && self.gradients == GradientPrecision::default(),
+            "{}: such a file states its own types; leave --precision (except tf32 and ieee) and --gradients out",
             path.display()
         );
         Ok(())
@@ -234,10 +270,11 @@ impl ModelSpec {
     /// Reads an ONNX model.
     fn read_onnx(&self, path: &Path) -> anyhow::Result<onnx::ImportedModel> {
         anyhow::ensure!(
-            self.seq.is_none() && self.precision.is_none(),
-            "{}: an ONNX file states its own types, and its sizes by name (--dim); leave --seq and --precision out",
+            self.seq.is_none(),
+            "{}: an ONNX file states its sizes by name (--dim); leave --seq out",
             path.display()
         );
+        self.fixed_types(path)?;
         let options = onnx::ImportOptions {
             batch: self.batch,
             dims: self.dims.clone(),
@@ -305,6 +342,7 @@ pub fn is_path(model: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardwright_graph::DType;
 
     fn open(model: &str, text: Option<String>, inference: bool) -> anyhow::Result<Inputs> {
         let mut request = Request::new(model, "flat:2");
@@ -359,10 +397,45 @@ mod tests {
         );
         let wrong =
             open("8xa100", &|model| model.precision = Some(Precision::Fp8)).err().unwrap().to_string();
-        assert!(wrong.contains("states no rate in f8"), "{wrong}");
-        let fp8 = open("8xh100", &|model| model.precision = Some(Precision::Fp8)).unwrap();
-        let peak = &fp8.machine.spec().device.peak;
-        assert_eq!((peak.bf16, peak.f8), (peak.f8, peak.f8));
+        assert!(wrong.contains("states no rate in f8") && wrong.contains("--precision mixed"), "{wrong}");
+        let rounded = |inputs: Inputs| -> Vec<String> {
+            let nodes = inputs.graph.ops.iter().filter(|node| node.op.operator().is_eight_bit());
+            nodes.map(|node| inputs.graph.layers[node.layer.index()].name.clone()).collect()
+        };
+        let fp8 = |model: &mut ModelSpec| {
+            (model.precision, model.batch, model.seq) = (Some(Precision::Fp8), Some(16), Some(16));
+        };
+        let names = rounded(open("8xh100", &fp8).unwrap());
+        assert!(names.contains(&"blocks.0.attn.q".to_string()), "{names:?}");
+        assert!(names.iter().all(|name| name != "logits"), "{names:?}");
+        assert_eq!(rounded(open("8xh100", &|_| ()).unwrap()), Vec::<String>::new());
+        // Gradients in f32 need master weights.
+        let wide = open("8xh100", &|model| model.gradients = GradientPrecision::F32).unwrap().graph;
+        assert!(wide.gradients.iter().all(|pair| wide.tensor(pair.gradient).ty.dtype == DType::F32));
+        let wrong = open("8xh100", &|model| {
+            (model.gradients, model.precision) = (GradientPrecision::F32, Some(Precision::Bf16));
+        });
+        assert!(format!("{:#}", wrong.err().unwrap()).contains("use dtype=mixed"));
+        let wrong = open("8xh100", &|model| model.seq = Some(0)).err().unwrap();
+        assert!(format!("{wrong:#}").contains("seq=0"), "{wrong:#}");
+    }
+
+    #[test]
+    fn tf32_is_how_a_machine_multiplies_f32() {
+        let used = |machine: &str, precision, costs: Option<&str>| {
+            let mut request = Request::new("vgg16:batch=8", machine);
+            (request.model.precision, request.costs) = (precision, costs.map(String::from));
+            request.open().map(|inputs| inputs.machine.spec().device.tf32)
+        };
+        assert_eq!(used("8xh200", None, None).unwrap(), Tf32Use::Convolutions);
+        assert_eq!(used("8xh200", Some(Precision::Tf32), None).unwrap(), Tf32Use::All);
+        assert_eq!(used("8xh200", Some(Precision::Ieee), None).unwrap(), Tf32Use::Off);
+        assert_eq!(used("8xh200", None, Some("h200")).unwrap(), Tf32Use::Off, "measured without TF32");
+        let wrong = |machine, costs| used(machine, Some(Precision::Tf32), costs).unwrap_err().to_string();
+        assert!(wrong("8xh200", Some("h200")).contains("leave --costs out"));
+        assert!(
+            wrong("16xv100", None).contains("V100") && wrong("16xv100", None).contains("--precision f32")
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! plan file keeps model, machine and costs, so that the plan can be opened again.
 
 use serde::{Deserialize, Serialize};
-use shardwright_graph::{Optimizer, RecomputePolicy, Role};
+use shardwright_graph::{GradientPrecision, Optimizer, RecomputePolicy, Role};
 use shardwright_machine::{Bytes, Machine};
 use shardwright_onnx::Loss;
 use shardwright_plan::ConfigConstraint;
@@ -37,11 +37,16 @@ pub struct ModelSpec {
     #[arg(long, value_name = "TOKENS")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
-    /// Precision: f32, bf16, mixed (bf16 with f32 master weights and optimizer state), fp8 (mixed, with products in 8 bits).
-    /// Published models and configs are mixed by default, other built-in models f32. Files of steps state their own
+    /// Precision: f32 (convolutions in TF32 where the device has it), tf32 (products too), ieee (f32 without TF32), bf16, mixed (bf16
+    /// with f32 master weights and optimizer state), fp8 (mixed, with linear layers multiplied in 8 bits). Published models and
+    /// configs are mixed by default, other built-in models f32. Files of steps state their own types
     #[arg(long, value_parser = parse_precision)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
+    /// What gradients are added up and stored in, with mixed and fp8: bf16 (16 bytes per parameter with Adam) or f32 (18)
+    #[arg(long, default_value = "bf16", value_parser = parse_gradients)]
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub gradients: GradientPrecision,
     /// Role of a StableHLO program's argument: `params.*=parameter`, `arg3=input`. Roles are parameter, state, input and
     /// constant. May be repeated
     #[arg(long = "role", value_name = "NAME=ROLE", value_parser = parse_role)]
@@ -220,6 +225,7 @@ impl Request {
                 batch: None,
                 seq: None,
                 precision: None,
+                gradients: GradientPrecision::default(),
                 roles: Vec::new(),
                 opaque: Vec::new(),
                 rules: Vec::new(),
@@ -318,6 +324,18 @@ pub fn parse_precision(text: &str) -> Result<Precision, String> {
         let names = Precision::ALL.map(Precision::name);
         format!("unknown precision {text}{}; choose {}", did_you_mean(text, names), names.join(", "))
     })
+}
+
+/// A precision of gradients by name.
+///
+/// # Errors
+/// Where there is none of that name.
+pub fn parse_gradients(text: &str) -> Result<GradientPrecision, String> {
+    match text {
+        "bf16" => Ok(GradientPrecision::Bf16),
+        "f32" => Ok(GradientPrecision::F32),
+        _ => Err(format!("unknown precision of gradients {text}; choose bf16 or f32")),
+    }
 }
 
 /// Parses `NAME=ROLE`.

@@ -89,11 +89,24 @@ impl Strategy for Auto {
         }
         candidates.run_others(control)?;
         let proof = searched.as_ref().ok().cloned();
-        let mut solution = candidates.fastest(searched, control)?;
-        candidates.polish(&mut solution, proof, control)?;
+        let Fastest { mut solution, name, note } = candidates.fastest(searched, control)?;
+        // A note on the fastest candidate is no longer of the plan that a walk leads to.
+        if !candidates.polish(&mut solution, name, proof, control)? {
+            solution.notes.extend(note);
+        }
         solution.stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
         Ok(solution)
     }
+}
+
+/// The fastest candidate.
+struct Fastest<'a> {
+    /// Its answer, with what `exact` searched and proved.
+    solution: Solution<'a>,
+    /// The strategy that found it.
+    name: &'static str,
+    /// A fact about it, for people.
+    note: Option<String>,
 }
 
 /// The strategies' answers that keep the constraints, with their simulated steps.
@@ -183,8 +196,8 @@ impl<'a> Candidates<'_, 'a> {
         &self,
         searched: Result<Solution<'a>, PlanError>,
         control: &Control<'_>,
-    ) -> Result<Solution<'a>, StrategyError> {
-        let Some((name, best)) = self.best() else {
+    ) -> Result<Fastest<'a>, StrategyError> {
+        let Some(&(name, ref best)) = self.best() else {
             let free = self.constraints.configs.is_empty();
             let recipes = self.planner.recipes(control)?.iter().filter(|_| free);
             let least = recipes.map(|own| own.costs.peak_memory.0).min();
@@ -192,50 +205,50 @@ impl<'a> Candidates<'_, 'a> {
         };
         let best = best.clone();
         let step = milliseconds(makespan(&best) as i64);
-        let mut solution = match searched {
-            Ok(_) if *name == Exact.name() => return Ok(best),
+        let (mut solution, note) = match searched {
+            Ok(_) if name == Exact.name() => return Ok(Fastest { solution: best, name, note: None }),
             Ok(searched) => {
                 let note = format!(
                     "{name} has the shortest simulated step: {step:.3} ms; the plan of exact takes {:.3} ms",
                     milliseconds(self.makespan_of(Exact.name()) as i64)
                 );
-                let mut solution = searched.with_answer_of(best, self.planner.problem_if_built())?;
-                solution.notes.push(note);
-                solution
+                (searched.with_answer_of(best, self.planner.problem_if_built())?, note)
             }
             Err(error) => {
                 let stop_reason = control.stop(0).unwrap_or(StopReason::Exhausted);
-                let note = format!("the plan is that of {name}: {error}");
+                let note = format!("the plan is that of {name}");
                 let (moves, placements) = (None, Vec::new());
                 let mut solution = Solution { lower_bound: Some(0), stop_reason, moves, placements, ..best };
-                solution.notes.push(note);
-                solution
+                solution.notes.push(error.to_string());
+                (solution, note)
             }
         };
         solution.optimised = Optimised::Simulated;
-        Ok(solution)
+        Ok(Fastest { solution, name, note: Some(note) })
     }
 
     fn makespan_of(&self, name: &str) -> u64 {
         self.all.iter().find(|(own, _)| *own == name).map_or(u64::MAX, |(_, answer)| makespan(answer))
     }
 
-    /// Replaces the solution by the best of walks from it, and from the answer of `exact`, if that gains enough. `proof` is
-    /// the answer of `exact`: its bound holds again if a walk returns to the searched space.
+    /// Replaces the solution, which `name` found, by the best of walks from it, and from the answer of `exact`, if that gains
+    /// enough; returns whether it did. `proof` is the answer of `exact`: its bound holds again if a walk returns to the searched
+    /// space.
     fn polish(
         &self,
         solution: &mut Solution<'a>,
+        name: &'static str,
         proof: Option<Solution<'a>>,
         control: &Control<'_>,
-    ) -> Result<(), StrategyError> {
+    ) -> Result<bool, StrategyError> {
         let problem = self.planner.problem_if_built();
         let shortest = makespan(solution);
         let near = (shortest as f64 * (1.0 + NEAR)) as u64;
         let other = self.all.iter().find(|(name, answer)| {
             *name == Exact.name() && answer.assignment != solution.assignment && makespan(answer) <= near
         });
-        let mut start = Some(&*solution);
-        let mut found: Option<Solution<'a>> = None;
+        let mut start = Some((name, &*solution));
+        let mut found: Option<(Solution<'a>, String)> = None;
         let mut least = match solution.proved_optimal() {
             true => (shortest as f64 * (1.0 - LEAST_GAIN)) as u64,
             false => shortest.saturating_sub(1),
@@ -244,8 +257,8 @@ impl<'a> Candidates<'_, 'a> {
         let sums = self.all.iter().filter(|(_, answer)| answer.optimised == Optimised::Nothing);
         let most = sums.map(|(_, answer)| answer.objective()).min().unwrap_or(i64::MAX);
         let most = most.max(solution.objective());
-        let mut next = other.map(|(_, answer)| answer);
-        while let Some(from) = start {
+        let mut next = other.map(|(name, answer)| (*name, answer));
+        while let Some((name, from)) = start {
             if let Some((step, assignment)) = polish(from, problem, least, self.constraints, control)? {
                 let better = Solution::new(from.context.clone(), assignment, Optimised::Simulated)?;
                 if better.objective() > most {
@@ -253,24 +266,25 @@ impl<'a> Candidates<'_, 'a> {
                     continue;
                 }
                 least = step.makespan.saturating_sub(1);
-                found = Some(Solution { step: Some(step), ..better });
+                let note = format!(
+                    "polished on the simulated step, from the plan of {name}: {:.3} ms became {:.3} ms; without overlap that plan \
+                     takes {:.3} ms{} and this one {:.3} ms",
+                    milliseconds(makespan(from) as i64),
+                    milliseconds(step.makespan as i64),
+                    milliseconds(from.objective()),
+                    if from.proved_optimal() { " (proved optimal)" } else { "" },
+                    milliseconds(better.objective())
+                );
+                found = Some((Solution { step: Some(step), ..better }, note));
             }
             start = next.take();
         }
-        if let Some(better) = found {
-            let note = format!(
-                "polished on the simulated step: without overlap the searched plan takes {:.3} ms{} and this one {:.3} ms; \
-                 its simulated step is shorter",
-                milliseconds(solution.objective()),
-                if solution.proved_optimal() { " (proved optimal)" } else { "" },
-                milliseconds(better.objective())
-            );
-            let mut notes = std::mem::take(&mut solution.notes);
-            notes.push(note);
-            let searched = proof.unwrap_or_else(|| solution.clone());
-            *solution = Solution { notes, ..searched.with_answer_of(better, problem)? };
-        }
-        Ok(())
+        let Some((better, note)) = found else { return Ok(false) };
+        let mut notes = std::mem::take(&mut solution.notes);
+        notes.push(note);
+        let searched = proof.unwrap_or_else(|| solution.clone());
+        *solution = Solution { notes, ..searched.with_answer_of(better, problem)? };
+        Ok(true)
     }
 }
 

@@ -45,7 +45,9 @@ pub use options::{Domain, OptionSpec, OptionValues};
 pub use presets::{PRESETS, Preset};
 
 use crate::{config::Config, layers::LayerResult};
-use shardwright_graph::{BuildError, Graph, GraphBuilder, Optimizer, TensorId, train, train_mixed};
+use shardwright_graph::{
+    BuildError, GradientPrecision, Graph, GraphBuilder, Optimizer, TensorId, train, train_mixed,
+};
 use shardwright_suggest::did_you_mean;
 
 /// Why a model cannot be built.
@@ -192,6 +194,8 @@ pub struct BuildOptions {
     pub seq: Option<u64>,
     /// The precision. `None`: the model's `dtype` option.
     pub precision: Option<Precision>,
+    /// What gradients are stored in, with f32 master weights.
+    pub gradients: GradientPrecision,
     /// The optimizer that updates the weights.
     pub optimizer: Optimizer,
     /// Whether to add backward pass and updates. Without them the graph is forward pass and loss, without dropout.
@@ -202,24 +206,30 @@ pub struct BuildOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// Everything in f32.
+    /// Everything in f32. Devices with TF32 use it for convolutions, as frameworks do.
     F32,
+    /// As f32, with TF32 for matrix products too.
+    Tf32,
+    /// As f32, without TF32.
+    Ieee,
     /// Everything in bf16, optimizer state too.
     Bf16,
     /// Computed in bf16; master copies of weights and optimizer state in f32.
     Mixed,
-    /// As mixed, with products in 8-bit floats. Tensors are stored in bf16.
+    /// As mixed, with the products of linear layers in 8-bit floats. Tensors are stored in bf16.
     Fp8,
 }
 
 impl Precision {
     /// All precisions.
-    pub const ALL: [Precision; 4] = [Self::F32, Self::Bf16, Self::Mixed, Self::Fp8];
+    pub const ALL: [Precision; 6] = [Self::F32, Self::Tf32, Self::Ieee, Self::Bf16, Self::Mixed, Self::Fp8];
 
     /// The name that users type.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
+            Self::Tf32 => "tf32",
+            Self::Ieee => "ieee",
             Self::Bf16 => "bf16",
             Self::Mixed => "mixed",
             Self::Fp8 => "fp8",
@@ -229,11 +239,27 @@ impl Precision {
     /// The value of models' `dtype` option.
     fn dtype(self) -> &'static str {
         match self {
-            Self::F32 => "f32",
+            Self::F32 | Self::Tf32 | Self::Ieee => "f32",
             Self::Bf16 => "bf16",
-            Self::Mixed | Self::Fp8 => "mixed",
+            Self::Mixed => "mixed",
+            Self::Fp8 => "fp8",
         }
     }
+
+    /// Whether tensors are f32, and the precision only says how they are multiplied.
+    pub fn is_single(self) -> bool {
+        self.dtype() == "f32"
+    }
+}
+
+/// Last parts of the names of linear layers that stay in 16 bits where others are in 8: logits, and gates that choose experts.
+/// torchtitan filters the same layers (`output`, `router.gate`); so does DeepSeek-V3 (arXiv 2412.19437, section 3.3).
+const WIDE_LAYERS: [&str; 5] = ["logits", "moe.gate", "router", "gate_weight", "classifier"];
+
+fn is_wide(name: &str) -> bool {
+    WIDE_LAYERS
+        .iter()
+        .any(|wide| name.strip_suffix(wide).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }
 
 /// The optimizer that a model is usually trained with: Adam for transformers, else plain gradient descent. `spec` may have
@@ -266,6 +292,7 @@ impl Default for BuildOptions {
             batch: None,
             seq: None,
             precision: None,
+            gradients: GradientPrecision::default(),
             optimizer: Optimizer::sgd(LEARNING_RATE),
             training: true,
         }
@@ -296,7 +323,7 @@ pub fn build(spec: &str, options: &BuildOptions) -> Result<Graph, ZooError> {
     }
     let family = family(name.trim())?;
     let values = OptionValues::parse(family.name, family.options, text)?.with(options)?;
-    step(spec, family.name, options, values.is_mixed(), |b| (family.build)(b, &values))
+    step(spec, options, &values, |b| (family.build)(b, &values))
 }
 
 /// Builds the model that a Hugging Face `config.json` describes.
@@ -307,6 +334,11 @@ pub fn build_config(name: &str, text: &[u8], options: &BuildOptions) -> Result<G
     let config = config::read(text)?;
     let seq = config.positions.unwrap_or(CONFIG_SEQ).min(CONFIG_SEQ);
     build_config_of(name, "config", &config, seq, "", options)
+}
+
+/// The positions that a config names; none where it names none, or cannot be read.
+pub fn config_positions(text: &[u8]) -> Option<u64> {
+    config::read(text).ok().and_then(|config| config.positions)
 }
 
 /// Tokens per sample for a config, where nothing else is asked for and the model has as many positions.
@@ -335,27 +367,35 @@ fn build_config_of(
         (_, false) => return Err(values.conflict("samples are images, not sequences; leave seq out".into())),
     };
     let config = config.with_layers(values.count("layers"));
-    step(name, model, options, values.is_mixed(), |b| config.build(b, values.dtype(), values.batch(), tokens))
+    step(name, options, &values, |b| config.build(b, values.dtype(), values.batch(), tokens))
 }
 
 /// A step named `name`: the forward pass that `forward` adds, and its training.
 fn step(
     name: &str,
-    model: &'static str,
     options: &BuildOptions,
-    mixed: bool,
+    values: &OptionValues,
     forward: impl FnOnce(&mut GraphBuilder) -> LossResult,
 ) -> Result<Graph, ZooError> {
-    let wrap = |source| ZooError::Build { model, source };
+    let wrap = |source| ZooError::Build { model: values.model(), source };
     let mut builder = GraphBuilder::new(name);
     let loss = forward(&mut builder).map_err(|failure| match failure {
         Failure::Options(error) => error,
         Failure::Build(error) => wrap(error),
     })?;
     builder.output(loss);
+    if values.is_fp8() && builder.round_linear_layers(is_wide) == 0 {
+        return Err(values.conflict("no linear layer can be computed in 8 bits; use dtype=mixed".into()));
+    }
+    let wide = options.gradients == GradientPrecision::F32;
+    if wide && !values.is_mixed() {
+        return Err(values.conflict("gradients in f32 need master weights in f32; use dtype=mixed".into()));
+    }
     if options.training {
-        let add_step = if mixed { train_mixed } else { train };
-        add_step(&mut builder, loss, &options.optimizer).map_err(wrap)?;
+        match values.is_mixed() {
+            true => train_mixed(&mut builder, loss, &options.optimizer, options.gradients).map_err(wrap)?,
+            false => train(&mut builder, loss, &options.optimizer).map_err(wrap)?,
+        }
     }
     Ok(builder.finish())
 }

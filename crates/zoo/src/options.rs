@@ -114,13 +114,14 @@ pub(super) const fn batch(default: u64) -> OptionSpec {
     count("batch", default, 1 << 24, "samples per step, over all devices")
 }
 
+const DTYPE_HELP: &str =
+    "element type; mixed: bf16 with f32 master weights; fp8: mixed, with linear layers multiplied in 8 bits";
+
 /// Element type of data and weights.
-pub(super) const DTYPE: OptionSpec =
-    choice("dtype", &["f32", "bf16", "mixed", "f64"], "element type; mixed: bf16 with f32 master weights");
+pub(super) const DTYPE: OptionSpec = choice("dtype", &["f32", "bf16", "mixed", "fp8", "f64"], DTYPE_HELP);
 
 /// The same for published models, which are trained in mixed precision.
-pub(super) const MIXED: OptionSpec =
-    choice("dtype", &["mixed", "bf16", "f32", "f64"], "element type; mixed: bf16 with f32 master weights");
+pub(super) const MIXED: OptionSpec = choice("dtype", &["mixed", "fp8", "bf16", "f32", "f64"], DTYPE_HELP);
 
 /// Number of classes.
 pub(super) const fn classes(default: u64) -> OptionSpec {
@@ -245,6 +246,10 @@ impl OptionValues {
     pub(super) fn with(mut self, options: &BuildOptions) -> Result<Self, ZooError> {
         let number = |size: Option<u64>| size.map(|size| size.to_string());
         let dtype = options.precision.map(|precision| precision.dtype().to_string());
+        if options.seq == Some(0) {
+            let (model, expected) = (self.model, "a whole number from 1".to_string());
+            return Err(ZooError::BadValue { model, key: "seq", value: "0".into(), expected });
+        }
         for (name, text) in [("batch", number(options.batch)), ("seq", number(options.seq)), ("dtype", dtype)]
         {
             let Some(text) = text else { continue };
@@ -312,7 +317,17 @@ impl OptionValues {
 
     /// Whether 16-bit weights have f32 master copies.
     pub(super) fn is_mixed(&self) -> bool {
-        self.word("dtype") == "mixed"
+        self.word("dtype") == "mixed" || self.is_fp8()
+    }
+
+    /// Whether linear layers are multiplied in 8-bit floats.
+    pub(super) fn is_fp8(&self) -> bool {
+        self.word("dtype") == "fp8"
+    }
+
+    /// The model's name.
+    pub(super) fn model(&self) -> &'static str {
+        self.model
     }
 
     /// The dropout rate; zero outside training.

@@ -246,7 +246,7 @@ fn requests_that_make_no_sense_name_the_problem_and_the_remedy() {
     check("mlp:hidden=", &["hidden=", "whole number"]);
     check("mlp:hidden=-1", &["hidden=-1", "from 1 to"]);
     check("mlp:layers=0", &["layers=0", "from 1 to 20000"]);
-    check("mlp:dtype=f16", &["dtype=f16", "f32, bf16, mixed, f64"]);
+    check("mlp:dtype=f16", &["dtype=f16", "f32, bf16, mixed, fp8, f64"]);
     check("alexnet:dropout=nan", &["dropout=nan", "from 0 to 0.99"]);
     check("alexnet:width=inf", &["width=inf", "from 0.001 to 64"]);
     check("alexnet:image=16", &["image=16", "from 63"]);

@@ -7,7 +7,7 @@ use shardwright_cost::Comm;
 use shardwright_engine::{WorkerGroups, collective_seconds};
 use shardwright_machine::{
     Bytes, BytesPerSecond, CollectiveKind, CollectiveMeasurement, Device, FlopsPerSecond, Level, Link,
-    Machine, MachineSpec, MeasuredTime, Peaks, Seconds, Topology,
+    Machine, MachineSpec, MeasuredTime, Peaks, Seconds, Tf32Use, Topology,
 };
 use shardwright_runtime::measure::{WorkerRates, op_overhead, signal_latency, worker_rates};
 use std::{fmt::Write as _, io::Write as _, path::PathBuf};
@@ -218,6 +218,7 @@ fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -
             launch_overhead: Seconds(overhead),
             cores: 1,
             overlap: false,
+            tf32: Tf32Use::default(),
             peak,
         },
         mixed: vec![],

@@ -11,7 +11,7 @@ use crate::{
     region::Region,
     require,
     rule::{FactorIndex, Rule, TensorMap},
-    types::{MAX_RANK, Shape, TensorType},
+    types::{DType, MAX_RANK, Shape, TensorType},
     workload::{Gemm, RooflineKind, Workload, WorkloadClass, WorkloadSizes},
 };
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,9 @@ pub struct Contract {
     pub operands: SmallVec<[Letters; 2]>,
     /// Letters of the result.
     pub result: Letters,
+    /// Whether the operands are rounded to 8-bit floats before they are multiplied, where the device can. Storage, and the
+    /// result, keep their type.
+    pub eight_bit: bool,
 }
 
 /// How a [`Contract`] is stored: as its spec.
@@ -36,18 +39,20 @@ pub struct Contract {
 #[serde(deny_unknown_fields)]
 struct SpecText {
     spec: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    eight_bit: bool,
 }
 
 impl TryFrom<SpecText> for Contract {
     type Error = OpError;
     fn try_from(text: SpecText) -> Result<Self, OpError> {
-        Contract::parse(&text.spec)
+        Ok(Contract { eight_bit: text.eight_bit, ..Contract::parse(&text.spec)? })
     }
 }
 
 impl From<Contract> for SpecText {
     fn from(op: Contract) -> Self {
-        SpecText { spec: op.to_string() }
+        SpecText { spec: op.to_string(), eight_bit: op.eight_bit }
     }
 }
 
@@ -84,7 +89,7 @@ impl Contract {
             let known = operands.iter().any(|o| o.contains(&c));
             require!(known, "einsum `{spec}`: `{}` of the result is in no operand", c as char);
         }
-        Ok(Self { operands, result })
+        Ok(Self { operands, result, eight_bit: false })
     }
 
     /// Every letter once: the result's first, then the summed ones in order of appearance.
@@ -145,6 +150,19 @@ static GEMM_TT: WorkloadClass = WorkloadClass {
     fallback: Some("gemm"),
     roofline: |sizes| product(sizes, |[m, n, k]| [m, k, n]),
     ..GEMM
+};
+
+/// The same in 8-bit floats. Its vectors of 16 bytes hold twice as many numbers, so sizes align at half of theirs.
+static GEMM_F8: WorkloadClass = WorkloadClass {
+    name: "gemm_f8",
+    fallback: None,
+    roofline: |sizes| {
+        let &[batch, m, n, k] = sizes else { return None };
+        let half = |size: u64| if size.is_multiple_of(2) { size / 2 } else { size };
+        let align = Gemm::alignment([m, n, k].map(half));
+        Some(RooflineKind::EightBitProduct(Gemm { steps: 1, batch, m, n, k, align }))
+    },
+    bytes: gemm_bytes,
 };
 
 /// The product of these sizes; `contiguous` picks the contiguous sizes of both operands and the result from rows, columns and
@@ -222,7 +240,8 @@ impl Operator for Contract {
             let present: Letters = operands.iter().flatten().copied().collect();
             let missing = self.operands[i].iter().any(|c| !present.contains(c));
             let result: Letters = self.operands[i].iter().copied().filter(|c| present.contains(c)).collect();
-            let mut grad = cx.emit(Contract { operands, result: result.clone() }, &tensors)?;
+            let mut grad =
+                cx.emit(Contract { operands, result: result.clone(), eight_bit: self.eight_bit }, &tensors)?;
             if missing {
                 // A letter that only this operand had was summed away alone: its gradient repeats along it.
                 let letters = &self.operands[i];
@@ -265,7 +284,9 @@ impl Operator for Contract {
             };
             operand.iter().rev().find(other).is_some_and(|letter| !self.result.contains(letter))
         };
-        let class = match (ends_in_depth(&self.operands[0]), ends_in_depth(second)) {
+        let orders = (ends_in_depth(&self.operands[0]), ends_in_depth(second));
+        let class = match orders {
+            _ if self.eight_bit => &GEMM_F8,
             (true, false) => &GEMM,
             (true, true) => &GEMM_NT,
             (false, false) => &GEMM_TN,
@@ -275,7 +296,19 @@ impl Operator for Contract {
     }
 
     fn workload_classes() -> Vec<&'static WorkloadClass> {
-        vec![&GEMM, &GEMM_NT, &GEMM_TN, &GEMM_TT]
+        vec![&GEMM, &GEMM_NT, &GEMM_TN, &GEMM_TT, &GEMM_F8]
+    }
+
+    /// Matrix units take 8-bit operands whose rows, columns and depth are multiples of 16 (cuBLASLt, Transformer Engine).
+    fn in_eight_bits(&self, inputs: &[TensorType]) -> Option<Op> {
+        let narrow = inputs.iter().all(|ty| matches!(ty.dtype, DType::Bf16 | DType::F16));
+        let (_, sizes) = self.workload(inputs, &[])?;
+        let whole = sizes[1..].iter().all(|size| size.is_multiple_of(16));
+        (narrow && whole).then(|| Contract { eight_bit: true, ..self.clone() }.into())
+    }
+
+    fn is_eight_bit(&self) -> bool {
+        self.eight_bit
     }
 
     fn xla_is_dot(&self) -> bool {
@@ -350,7 +383,6 @@ mod examples {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::DType;
 
     fn workload(dtype: DType, spec: &str, shapes: [&[u64]; 2]) -> Workload {
         let op: Op = Contract::parse(spec).unwrap().into();
@@ -367,6 +399,21 @@ mod tests {
         assert_eq!(class("mk,mn->kn", [&[3, 5], &[3, 7]]), "gemm_tn", "the gradient by the second");
         assert_eq!(class("km,nk->mn", [&[5, 3], &[7, 5]]), "gemm_tt");
         assert_eq!(class("mkb,bkn->bmn", [&[3, 5, 2], &[2, 5, 7]]), "gemm", "batches do not count");
+    }
+
+    #[test]
+    fn eight_bit_products_are_a_class_of_their_own_and_so_are_their_gradients() {
+        let types = |dtype, m| [TensorType::new(dtype, [m, 32]), TensorType::new(dtype, [32, 48])];
+        let plain = Contract::parse("mk,kn->mn").unwrap();
+        assert_eq!(plain.in_eight_bits(&types(DType::F32, 64)), None, "only 16-bit floats");
+        assert_eq!(plain.in_eight_bits(&types(DType::Bf16, 40)), None, "40 is no multiple of 16");
+        let narrow = plain.in_eight_bits(&types(DType::Bf16, 64)).unwrap();
+        assert!(narrow.operator().is_eight_bit() && !plain.is_eight_bit());
+        let work = narrow.workload(&types(DType::Bf16, 64), &[TensorType::new(DType::Bf16, [64, 48])]);
+        assert_eq!((work.class.name, work.dtype), ("gemm_f8", DType::Bf16));
+        let text = serde_json::to_string(&narrow).unwrap();
+        assert!(text.contains("eight_bit"), "{text}");
+        assert_eq!(serde_json::from_str::<Op>(&text).unwrap(), narrow);
     }
 
     #[test]

@@ -62,7 +62,9 @@ impl<'a> Importer<'a> {
             slots[narrow] = self.cast(&SymbolicValue::Tensor(slots[narrow]), wide)?.slot(&mut self.draft)?;
         }
         let [l, r] = letters;
-        let made = self.draft.one(Contract { operands: [l, r].into_iter().collect(), result }, &slots)?;
+        let made = self
+            .draft
+            .one(Contract { operands: [l, r].into_iter().collect(), result, eight_bit: false }, &slots)?;
         // Sums are accumulated in a wide type; a result wider than the operands is rounded once.
         Ok(vec![self.cast(&SymbolicValue::Tensor(made), op.result()?.ty.dtype)?])
     }

@@ -88,7 +88,7 @@ impl<'f> Fields<'f> {
         value.as_object().map(|map| Some(Fields(map))).ok_or_else(wrong)
     }
 
-    /// Sizes in a field, where it is there.
+    /// Entries of a list, where it is there.
     pub fn list_len(&self, field: &str) -> usize {
         self.given(field).and_then(Value::as_array).map_or(0, Vec::len)
     }

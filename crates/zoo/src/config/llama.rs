@@ -81,8 +81,13 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
     let bias = fields.flag_or("attention_bias", false)?;
     (attention.bias, attention.output_bias) = (bias, bias);
     let activation = fields.activation("hidden_act", defaults.activation)?;
+    let layers = fields.size("num_hidden_layers", MOST_LAYERS)?;
+    let types = fields.list_len("layer_types") as u64;
+    if types != 0 && types != layers {
+        return Err(bad("layer_types", format!("has {types} entries, but num_hidden_layers = {layers}")));
+    }
     Ok(Decoder {
-        layers: fields.size("num_hidden_layers", MOST_LAYERS)?,
+        layers,
         hidden,
         vocab: or(fields, "vocab_size", MOST_VOCAB, defaults.vocab)?,
         norm: Norm { centered: false, eps: fields.number_or("rms_norm_eps", defaults.eps)? },
