@@ -4,7 +4,7 @@ fn main() {
     let bytes = std::fs::read(&a[1]).unwrap();
     let o = format::Overrides { devices: Some(a[2].parse().unwrap()), memory_bytes: Some(a[3].parse::<f64>().unwrap() * (1u64 << 30) as f64), micro_batches: Some(a[4].parse().unwrap()), bandwidth: None };
     let t = std::time::Instant::now();
-    let p = format::read(&bytes, &o).unwrap();
+    let p = format::read(&bytes, &o).unwrap(); let format::Problem::Layers(p) = p else { panic!() };
     let (g, ord) = reduce(&p);
     let lat = Lattice::all(&ord, 1 << 20, &|| false).map(|l| l.len());
     eprintln!("groups {} suffixes {:?} {:?}", g.len(), lat, t.elapsed());

@@ -301,7 +301,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(500))]
         #[test]
         fn selections_equal_a_table_over_all_bytes(
             items in prop::collection::vec(prop::collection::vec((0u32..40, 0u32..40), 1..4), 0..12),

@@ -97,6 +97,8 @@ pub struct LayerOracle<'p> {
     /// Per group and family.
     group_sums: Vec<Sums>,
     device_seconds: Vec<f64>,
+    /// Memory per micro-batch and fixed memory of every option, per layer and family.
+    memory: Vec<Vec<(f64, f64)>>,
     /// Per suffix and family.
     suffix_sums: Vec<Sums>,
     crossing: Vec<Crossing>,
@@ -146,6 +148,7 @@ impl<'p> LayerOracle<'p> {
             outgoing,
             group_sums: Vec::new(),
             device_seconds: Vec::new(),
+            memory: Vec::new(),
             suffix_sums: Vec::new(),
             crossing: Vec::new(),
             seconds_margin: Vec::new(),
@@ -158,6 +161,7 @@ impl<'p> LayerOracle<'p> {
             items: Items::default(),
         };
         oracle.sum_groups();
+        oracle.list_memory();
         oracle.price_edges();
         oracle
     }
@@ -181,6 +185,15 @@ impl<'p> LayerOracle<'p> {
                 }
             }
             self.device_seconds.push(if least_device_seconds.is_finite() { least_device_seconds } else { 0.0 });
+        }
+    }
+
+    fn list_memory(&mut self) {
+        for layer in 0..self.problem.layers.len() as u32 {
+            for &degree in &self.degrees {
+                let options = self.options(layer, degree).iter();
+                self.memory.push(options.map(|option| (option.bytes_per_micro_batch, option.fixed_bytes)).collect());
+            }
         }
     }
 
@@ -237,6 +250,19 @@ impl<'p> LayerOracle<'p> {
             }));
         }
         layers
+    }
+
+    /// The least memory of the opened stage.
+    fn least_bytes(&self, lattice: &Lattice, query: Query) -> f64 {
+        let in_flight = f64::from(query.in_flight);
+        let families = self.families.len();
+        let groups = lattice.difference(self.whole, self.tail);
+        let layers = groups.flat_map(|group| self.groups.layers(group as usize));
+        let least = |&layer: &u32| {
+            let memory = &self.memory[layer as usize * families + query.family];
+            memory.iter().map(|(per_micro_batch, fixed)| per_micro_batch * in_flight + fixed).fold(f64::INFINITY, f64::min)
+        };
+        layers.map(least).sum()
     }
 
     fn select(&self, at_most_seconds: f64, tight: bool) -> Selection {
@@ -402,6 +428,10 @@ impl StageOracle for LayerOracle<'_> {
             if known.lower_bound_seconds > at_most_seconds || is_tight || (!tight && known.seconds <= at_most_seconds) {
                 return known;
             }
+        }
+        if self.least_bytes(lattice, query) - self.bytes_margin > limit {
+            self.quotes.insert(key, Quote::NONE);
+            return Quote::NONE;
         }
         self.fill_items(lattice, query);
         let selection = self.select(at_most_seconds, tight);

@@ -6,6 +6,7 @@
 //!
 //! Reads no files and no clock.
 
+mod chain;
 mod control;
 pub mod format;
 mod knapsack;
@@ -15,8 +16,10 @@ mod oracle;
 mod problem;
 mod reduce;
 mod solve;
+mod table;
 mod walk;
 
+pub use chain::{ChainOracle, RangeCosts, RangeOption};
 pub use control::{Control, Progress};
 pub use lattice::{Lattice, Order, TooManySuffixes};
 pub use layer_oracle::LayerOracle;
@@ -24,3 +27,4 @@ pub use oracle::{Precision, Query, Quote, Shape, StageOption, StageOracle};
 pub use problem::{Edge, Layer, LayerOption, LayerProblem, ProblemError};
 pub use reduce::{Groups, reduce};
 pub use solve::{Limits, Objective, Outcome, PlacedStage, StopReason, TOLERANCE, solve, solve_layers};
+pub use table::{TableOption, TableProblem, TableStage};

@@ -90,6 +90,9 @@ impl Outcome {
     }
 }
 
+/// Steps from the floor that are larger are not tried; any pipeline will do then.
+const FAR_STEP: f64 = 30.0;
+
 /// Chains of single topological orders are tried first where the order has more suffixes than this.
 const SMALL_LATTICE: usize = 4000;
 
@@ -256,26 +259,19 @@ impl<'a, O: StageOracle> Search<'a, O> {
             self.slowest = best.upper;
             lower = lower.max(best.lower);
         }
-        if self.slowest.is_infinite() {
-            let Some(path) = self.walk.within(NO_LIMIT)? else {
-                if proof && !self.proves_nothing() {
-                    best.raise(f64::INFINITY, "memory");
-                }
-                return Ok(f64::INFINITY);
-            };
-            self.accept(best, &path, "first");
-        }
         let mut step = 0.01;
         let (mut proving, mut found) = (false, false);
         while self.slowest > lower * (1.0 + 2.0 * tolerance) && self.slowest > f64::MIN_POSITIVE {
-            let just_below = self.slowest * (1.0 - tolerance);
+            let just_below = if found { self.slowest * (1.0 - tolerance) } else { self.slowest.min(NO_LIMIT) };
             let target = if proving {
                 just_below
             } else if found {
                 0.5 * (lower + self.slowest)
-            } else {
+            } else if lower > 0.0 && step < FAR_STEP {
                 // Optima lie close to the floor: approach it from below in growing steps.
-                (lower * (1.0 + step)).max(self.slowest * 1e-6)
+                lower * (1.0 + step)
+            } else {
+                just_below
             };
             step *= 3.0;
             let at_most = target.min(just_below);
@@ -284,6 +280,11 @@ impl<'a, O: StageOracle> Search<'a, O> {
                 self.accept(best, &path, "bisection");
                 // The pass and the option sum in different orders: rounding must not stall the bisection.
                 self.slowest = self.slowest.min(at_most);
+            } else if at_most == NO_LIMIT {
+                if proof && !self.proves_nothing() {
+                    best.raise(f64::INFINITY, "memory");
+                }
+                return Ok(f64::INFINITY);
             } else {
                 lower = at_most;
                 if !self.proves_nothing() {
