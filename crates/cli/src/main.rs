@@ -36,6 +36,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Solve(commands::solve::Args),
+    Stages(commands::stages::Args),
     Convert(commands::convert::Args),
     Solvers(commands::solvers::Args),
     Machines(commands::machines::Args),
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
     let verdict: anyhow::Result<Verdict> = match cli.command {
         None => commands::plan::demonstrate(),
         Some(Command::Solve(args)) => commands::solve::run(&args),
+        Some(Command::Stages(args)) => commands::stages::run(&args),
         Some(Command::Convert(args)) => commands::convert::run(&args),
         Some(Command::Solvers(args)) => commands::solvers::run(&args),
         Some(Command::Machines(args)) => commands::machines::run(&args),

@@ -78,7 +78,15 @@ impl<C: RangeCosts> ChainOracle<C> {
             })
             .collect();
         let families = costs.families();
-        ChainOracle { costs, memory_bytes, families, classes, options: FxHashMap::default(), tail: 0, whole: 0 }
+        ChainOracle {
+            costs,
+            memory_bytes,
+            families,
+            classes,
+            options: FxHashMap::default(),
+            tail: 0,
+            whole: 0,
+        }
     }
 
     /// The order of the chain.
@@ -133,7 +141,8 @@ impl<C: RangeCosts> StageOracle for ChainOracle<C> {
 
     fn quote(&mut self, _: &Lattice, query: Query, _: f64, _: Precision) -> Quote {
         let limit = self.memory_bytes;
-        let fitting = self.stage_options(query).iter().filter(|option| option.bytes(query.in_flight) <= limit);
+        let fitting =
+            self.stage_options(query).iter().filter(|option| option.bytes(query.in_flight) <= limit);
         fitting.fold(Quote::NONE, |best, option| Quote {
             lower_bound_seconds: best.lower_bound_seconds.min(option.lower_bound_seconds),
             seconds: best.seconds.min(option.seconds),

@@ -65,7 +65,8 @@ impl Items {
 
     /// The least total time within `limit_bytes`. Unless `tight`, the search ends once it knows on which side of `at_most` it is.
     pub fn select(&self, limit_bytes: f64, at_most: f64, tight: bool) -> Selection {
-        let none = Selection { lower_bound_seconds: f64::INFINITY, seconds: f64::INFINITY, chosen: Vec::new() };
+        let none =
+            Selection { lower_bound_seconds: f64::INFINITY, seconds: f64::INFINITY, chosen: Vec::new() };
         if (0..self.len()).any(|item| self.item(item).is_empty()) {
             return none;
         }
@@ -135,7 +136,8 @@ impl Items {
             for next in 0..choices.len() {
                 // The middle point is above the line between its neighbours: the relaxation never stops there.
                 let above = |a: &Choice, b: &Choice, c: &Choice| {
-                    (a.seconds - b.seconds) * (c.bytes - a.bytes) <= (a.seconds - c.seconds) * (b.bytes - a.bytes)
+                    (a.seconds - b.seconds) * (c.bytes - a.bytes)
+                        <= (a.seconds - c.seconds) * (b.bytes - a.bytes)
                 };
                 while let [.., a, b] = hull[..] {
                     if !above(&choices[a], &choices[b], &choices[next]) {
@@ -157,7 +159,10 @@ impl Items {
         }
         // Bytes are positive: equal bytes would have been dominated.
         increments.sort_by(|a, b| {
-            (b.seconds / b.bytes).total_cmp(&(a.seconds / a.bytes)).then(a.item.cmp(&b.item)).then(a.to.cmp(&b.to))
+            (b.seconds / b.bytes)
+                .total_cmp(&(a.seconds / a.bytes))
+                .then(a.item.cmp(&b.item))
+                .then(a.to.cmp(&b.to))
         });
         increments
     }
@@ -166,7 +171,8 @@ impl Items {
     fn exact(&self, limit_bytes: f64, at_most: f64, price: f64, greedy: Selection) -> Selection {
         // Only selections that are at most this good matter.
         let target = greedy.seconds.min(at_most);
-        let (mut fixed, mut excess_limit) = (Partial::default(), target * (1.0 + 1e-12) + price * limit_bytes);
+        let (mut fixed, mut excess_limit) =
+            (Partial::default(), target * (1.0 + 1e-12) + price * limit_bytes);
         let priced = |choice: &Choice| choice.seconds + price * choice.bytes;
         let mut free: Vec<(usize, Vec<usize>)> = Vec::new();
         for item in 0..self.len() {
@@ -177,8 +183,9 @@ impl Items {
             let choices = self.item(item);
             let least = choices.iter().map(priced).fold(f64::INFINITY, f64::min);
             let margin = 1e-11 * least.abs();
-            let left: Vec<usize> =
-                (0..choices.len()).filter(|&choice| priced(&choices[choice]) - least <= excess_limit + margin).collect();
+            let left: Vec<usize> = (0..choices.len())
+                .filter(|&choice| priced(&choices[choice]) - least <= excess_limit + margin)
+                .collect();
             match left[..] {
                 [] => return Selection { lower_bound_seconds: target, ..greedy },
                 [only] => {
@@ -211,7 +218,8 @@ impl Items {
                 for &choice in left {
                     let excess = priced(&choices[choice]) - least;
                     let more = partial.with(&choices[choice], excess).from(parent, choice);
-                    if more.excess <= excess_limit + margin && more.bytes + least_after[at + 1] <= limit_bytes {
+                    if more.excess <= excess_limit + margin && more.bytes + least_after[at + 1] <= limit_bytes
+                    {
                         next.push(more);
                     }
                 }

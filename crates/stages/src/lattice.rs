@@ -15,7 +15,8 @@ pub struct Order {
 impl Order {
     /// An order of `groups` groups with these precedences. Repeated and reflexive pairs are ignored.
     pub fn new(groups: usize, precedences: impl IntoIterator<Item = (u32, u32)>) -> Order {
-        let mut order = Order { successors: vec![Vec::new(); groups], predecessors: vec![Vec::new(); groups] };
+        let mut order =
+            Order { successors: vec![Vec::new(); groups], predecessors: vec![Vec::new(); groups] };
         for (before, after) in precedences {
             if before != after {
                 order.successors[before as usize].push(after);
@@ -74,7 +75,8 @@ impl Order {
     /// A topological order that runs every group as late as possible: depth first from the last groups.
     pub fn latest(&self) -> Vec<u32> {
         let mut open: Vec<usize> = self.successors.iter().map(Vec::len).collect();
-        let mut ready: Vec<u32> = (0..self.groups() as u32).filter(|&group| open[group as usize] == 0).collect();
+        let mut ready: Vec<u32> =
+            (0..self.groups() as u32).filter(|&group| open[group as usize] == 0).collect();
         let mut order = Vec::with_capacity(self.groups());
         while let Some(group) = ready.pop() {
             order.push(group);
@@ -148,9 +150,12 @@ impl Lattice {
                             lattice.origin.push((suffix as u32, group));
                             let mut more: Vec<u32> = ready.iter().copied().filter(|&g| g != group).collect();
                             let inside = |&g: &u32| set[g as usize / 64] >> (g % 64) & 1 == 1;
-                            more.extend(order.predecessors(group).iter().filter(|&&before| {
-                                order.successors(before).iter().all(inside)
-                            }));
+                            more.extend(
+                                order
+                                    .predecessors(group)
+                                    .iter()
+                                    .filter(|&&before| order.successors(before).iter().all(inside)),
+                            );
                             next_ready.push(more);
                             known.insert(set, id as u32);
                             id as u32
@@ -253,7 +258,8 @@ mod tests {
 
     #[test]
     fn every_suffix_contains_the_successors_of_its_groups() {
-        let order = Order::new(70, (0..69u32).filter(|i| i % 30 != 3).map(|i| (i, i + 1)).chain([(3, 60), (2, 69)]));
+        let order =
+            Order::new(70, (0..69u32).filter(|i| i % 30 != 3).map(|i| (i, i + 1)).chain([(3, 60), (2, 69)]));
         let lattice = Lattice::all(&order, 1 << 20, &|| false).unwrap();
         for suffix in 0..lattice.len() {
             for group in lattice.difference(suffix, 0) {

@@ -37,7 +37,8 @@ impl Add for Sums {
             sync_seconds: self.sync_seconds + other.sync_seconds,
             bytes_per_micro_batch: self.bytes_per_micro_batch + other.bytes_per_micro_batch,
             fixed_bytes: self.fixed_bytes + other.fixed_bytes,
-            fastest_bytes_per_micro_batch: self.fastest_bytes_per_micro_batch + other.fastest_bytes_per_micro_batch,
+            fastest_bytes_per_micro_batch: self.fastest_bytes_per_micro_batch
+                + other.fastest_bytes_per_micro_batch,
             fastest_fixed_bytes: self.fastest_fixed_bytes + other.fastest_fixed_bytes,
             missing: self.missing + other.missing,
             mixed: self.mixed + other.mixed,
@@ -53,7 +54,8 @@ impl Sub for Sums {
             sync_seconds: self.sync_seconds - other.sync_seconds,
             bytes_per_micro_batch: self.bytes_per_micro_batch - other.bytes_per_micro_batch,
             fixed_bytes: self.fixed_bytes - other.fixed_bytes,
-            fastest_bytes_per_micro_batch: self.fastest_bytes_per_micro_batch - other.fastest_bytes_per_micro_batch,
+            fastest_bytes_per_micro_batch: self.fastest_bytes_per_micro_batch
+                - other.fastest_bytes_per_micro_batch,
             fastest_fixed_bytes: self.fastest_fixed_bytes - other.fastest_fixed_bytes,
             missing: self.missing - other.missing,
             mixed: self.mixed - other.mixed,
@@ -120,7 +122,8 @@ const MOST_QUOTES: usize = 4 << 20;
 impl<'p> LayerOracle<'p> {
     /// An oracle for a problem that was checked. `groups` are layers that share a stage.
     pub fn new(problem: &'p LayerProblem, groups: Groups) -> LayerOracle<'p> {
-        let mut degrees: Vec<u32> = problem.layers.iter().flat_map(|layer| layer.options.keys().copied()).collect();
+        let mut degrees: Vec<u32> =
+            problem.layers.iter().flat_map(|layer| layer.options.keys().copied()).collect();
         degrees.sort_unstable();
         degrees.dedup();
         degrees.retain(|&degree| degree <= problem.devices);
@@ -184,7 +187,11 @@ impl<'p> LayerOracle<'p> {
                     least_device_seconds = least_device_seconds.min(f64::from(degree) * sums.seconds);
                 }
             }
-            self.device_seconds.push(if least_device_seconds.is_finite() { least_device_seconds } else { 0.0 });
+            self.device_seconds.push(if least_device_seconds.is_finite() {
+                least_device_seconds
+            } else {
+                0.0
+            });
         }
     }
 
@@ -192,7 +199,8 @@ impl<'p> LayerOracle<'p> {
         for layer in 0..self.problem.layers.len() as u32 {
             for &degree in &self.degrees {
                 let options = self.options(layer, degree).iter();
-                self.memory.push(options.map(|option| (option.bytes_per_micro_batch, option.fixed_bytes)).collect());
+                self.memory
+                    .push(options.map(|option| (option.bytes_per_micro_batch, option.fixed_bytes)).collect());
             }
         }
     }
@@ -208,7 +216,8 @@ impl<'p> LayerOracle<'p> {
                 let more = more.fold(f64::INFINITY, f64::min);
                 2.0 * (edge.bytes + if more.is_finite() { more } else { 0.0 }) / self.problem.bandwidth
             };
-            let receive = |&degree: &u32| least(edge.to, degree, &|o| o.receive_bytes.get(&edge.from).copied());
+            let receive =
+                |&degree: &u32| least(edge.to, degree, &|o| o.receive_bytes.get(&edge.from).copied());
             let send = |&degree: &u32| least(edge.from, degree, &|o| o.send_bytes.get(&edge.to).copied());
             self.edges.push(GroupEdge {
                 from,
@@ -237,10 +246,14 @@ impl<'p> LayerOracle<'p> {
             let (incoming, outgoing) = (&self.incoming[layer as usize], &self.outgoing[layer as usize]);
             let from: Vec<_> = incoming.iter().filter(|(other, _)| !is_inside(*other)).collect();
             let to: Vec<_> = outgoing.iter().filter(|(other, _)| !is_inside(*other)).collect();
-            let options = self.problem.layers[layer as usize].options.get(&shape.tensor).map_or(&[][..], Vec::as_slice);
+            let options =
+                self.problem.layers[layer as usize].options.get(&shape.tensor).map_or(&[][..], Vec::as_slice);
             self.items.push(options.iter().enumerate().map(|(index, option)| {
-                let more = |bytes: &std::collections::BTreeMap<u32, f64>, other: &u32| bytes.get(other).copied().unwrap_or(0.0);
-                let received: f64 = from.iter().map(|(other, bytes)| bytes + more(&option.receive_bytes, other)).sum();
+                let more = |bytes: &std::collections::BTreeMap<u32, f64>, other: &u32| {
+                    bytes.get(other).copied().unwrap_or(0.0)
+                };
+                let received: f64 =
+                    from.iter().map(|(other, bytes)| bytes + more(&option.receive_bytes, other)).sum();
                 let sent: f64 = to.iter().map(|(other, bytes)| bytes + more(&option.send_bytes, other)).sum();
                 Choice {
                     seconds: self.problem.option_seconds(option, received + sent, shape.replicas),
@@ -260,7 +273,10 @@ impl<'p> LayerOracle<'p> {
         let layers = groups.flat_map(|group| self.groups.layers(group as usize));
         let least = |&layer: &u32| {
             let memory = &self.memory[layer as usize * families + query.family];
-            memory.iter().map(|(per_micro_batch, fixed)| per_micro_batch * in_flight + fixed).fold(f64::INFINITY, f64::min)
+            memory
+                .iter()
+                .map(|(per_micro_batch, fixed)| per_micro_batch * in_flight + fixed)
+                .fold(f64::INFINITY, f64::min)
         };
         layers.map(least).sum()
     }
@@ -282,10 +298,12 @@ fn layer_sums(options: &[LayerOption], sync_seconds_per_byte: f64) -> Sums {
         option.seconds <= seconds
             && option.parameter_bytes <= parameters
             && options.iter().all(|other| {
-                let covers = |mine: &std::collections::BTreeMap<u32, f64>, theirs: &std::collections::BTreeMap<u32, f64>| {
+                let covers = |mine: &std::collections::BTreeMap<u32, f64>,
+                              theirs: &std::collections::BTreeMap<u32, f64>| {
                     mine.iter().all(|(end, &bytes)| bytes <= theirs.get(end).copied().unwrap_or(0.0))
                 };
-                covers(&option.receive_bytes, &other.receive_bytes) && covers(&option.send_bytes, &other.send_bytes)
+                covers(&option.receive_bytes, &other.receive_bytes)
+                    && covers(&option.send_bytes, &other.send_bytes)
             })
     };
     let fastest = options.iter().find(is_never_slower);
@@ -325,7 +343,8 @@ impl StageOracle for LayerOracle<'_> {
             let (smaller, group) = lattice.origin(suffix);
             let group = group as usize;
             for family in 0..families {
-                let sums = self.suffix_sums[smaller * families + family] + self.group_sums[group * families + family];
+                let sums = self.suffix_sums[smaller * families + family]
+                    + self.group_sums[group * families + family];
                 self.suffix_sums.push(sums);
                 let mut crossing = self.crossing[smaller * families + family];
                 for &edge in &incoming[group] {
@@ -342,7 +361,8 @@ impl StageOracle for LayerOracle<'_> {
         let full = &self.suffix_sums[lattice.full() * families..];
         self.seconds_margin = (0..families)
             .map(|family| {
-                let edges = self.edges.iter().map(|edge| edge.receive_seconds[family] + edge.send_seconds[family]);
+                let edges =
+                    self.edges.iter().map(|edge| edge.receive_seconds[family] + edge.send_seconds[family]);
                 1e-13 * (full[family].seconds + full[family].sync_seconds + edges.sum::<f64>())
             })
             .collect();
@@ -358,8 +378,10 @@ impl StageOracle for LayerOracle<'_> {
     fn open_tail(&mut self, lattice: &Lattice, tail: usize) {
         self.tail = tail;
         self.tail_edges.clear();
-        let crosses = |edge: &GroupEdge| lattice.contains(tail, edge.to) && !lattice.contains(tail, edge.from);
-        self.tail_edges.extend((0..self.edges.len() as u32).filter(|&edge| crosses(&self.edges[edge as usize])));
+        let crosses =
+            |edge: &GroupEdge| lattice.contains(tail, edge.to) && !lattice.contains(tail, edge.from);
+        self.tail_edges
+            .extend((0..self.edges.len() as u32).filter(|&edge| crosses(&self.edges[edge as usize])));
     }
 
     fn open(&mut self, lattice: &Lattice, whole: usize) {
@@ -368,7 +390,8 @@ impl StageOracle for LayerOracle<'_> {
         for family in 0..families {
             let (whole_at, tail_at) = (whole * families + family, self.tail * families + family);
             let sums = self.suffix_sums[whole_at] - self.suffix_sums[tail_at];
-            let mut edge_seconds = self.crossing[whole_at].receive_seconds + self.crossing[tail_at].send_seconds;
+            let mut edge_seconds =
+                self.crossing[whole_at].receive_seconds + self.crossing[tail_at].send_seconds;
             for &edge in &self.tail_edges {
                 let edge = &self.edges[edge as usize];
                 // Edges from before the stage to behind it pass it by.
@@ -399,7 +422,13 @@ impl StageOracle for LayerOracle<'_> {
         shapes.partition_point(|shape| f64::from(shape.replicas) < least)
     }
 
-    fn quote(&mut self, lattice: &Lattice, query: Query, at_most_seconds: f64, precision: Precision) -> Quote {
+    fn quote(
+        &mut self,
+        lattice: &Lattice,
+        query: Query,
+        at_most_seconds: f64,
+        precision: Precision,
+    ) -> Quote {
         let OpenFamily { sums, one_replica_seconds } = self.open[query.family];
         if sums.missing > 0 {
             return Quote::NONE;
@@ -425,7 +454,10 @@ impl StageOracle for LayerOracle<'_> {
         let tight = precision == Precision::Least;
         if let Some(&known) = self.quotes.get(&key) {
             let is_tight = known.seconds <= known.lower_bound_seconds * (1.0 + 1e-11);
-            if known.lower_bound_seconds > at_most_seconds || is_tight || (!tight && known.seconds <= at_most_seconds) {
+            if known.lower_bound_seconds > at_most_seconds
+                || is_tight
+                || (!tight && known.seconds <= at_most_seconds)
+            {
                 return known;
             }
         }

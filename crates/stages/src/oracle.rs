@@ -70,7 +70,8 @@ pub trait StageOracle {
 
     /// The time of the opened stage. `at_most_seconds` allows an oracle to stop early: a quote above it need not be tight, but its
     /// lower bound is above it too unless the oracle is inexact.
-    fn quote(&mut self, lattice: &Lattice, query: Query, at_most_seconds: f64, precision: Precision) -> Quote;
+    fn quote(&mut self, lattice: &Lattice, query: Query, at_most_seconds: f64, precision: Precision)
+    -> Quote;
 
     /// The option behind the opened stage's quote; `None` where nothing fits.
     fn option(&mut self, lattice: &Lattice, query: Query) -> Option<StageOption>;

@@ -115,7 +115,10 @@ impl LayerProblem {
         check_limits(self.devices, self.memory_bytes, self.micro_batches)?;
         check_number(self.bandwidth, &|| "the bandwidth".to_string())?;
         if self.bandwidth < 1e-9 {
-            return refuse(format!("the bandwidth is {:e} bytes per second: give a positive one", self.bandwidth));
+            return refuse(format!(
+                "the bandwidth is {:e} bytes per second: give a positive one",
+                self.bandwidth
+            ));
         }
         if self.layers.is_empty() {
             return refuse("there are no layers".to_string());
@@ -132,7 +135,10 @@ impl LayerProblem {
             degrees.extend(layer.options.keys().copied().filter(|&degree| degree <= self.devices));
         }
         if degrees.len() > MOST_DEGREES {
-            return refuse(format!("there are {} tensor-parallel degrees: at most {MOST_DEGREES} are read", degrees.len()));
+            return refuse(format!(
+                "there are {} tensor-parallel degrees: at most {MOST_DEGREES} are read",
+                degrees.len()
+            ));
         }
         self.check_edges()?;
         let pairs: BTreeSet<(u32, u32)> = self.edges.iter().map(|edge| (edge.from, edge.to)).collect();
@@ -148,7 +154,10 @@ impl LayerProblem {
         for edge in &self.edges {
             let layers = self.layers.len() as u32;
             if edge.from >= layers || edge.to >= layers {
-                return Err(ProblemError(format!("an edge runs from layer {} to layer {}", edge.from, edge.to)));
+                return Err(ProblemError(format!(
+                    "an edge runs from layer {} to layer {}",
+                    edge.from, edge.to
+                )));
             }
             let what = || format!("the edge from {} to {}", name(edge.from), name(edge.to));
             check_number(edge.bytes, &|| format!("the bytes of {}", what()))?;
@@ -188,15 +197,22 @@ impl LayerProblem {
                 }
                 check_number(option.seconds, &|| format!("the time {}", place()))?;
                 check_number(option.parameter_bytes, &|| format!("the parameter size {}", place()))?;
-                check_number(option.bytes_per_micro_batch, &|| format!("the memory per micro-batch {}", place()))?;
+                check_number(option.bytes_per_micro_batch, &|| {
+                    format!("the memory per micro-batch {}", place())
+                })?;
                 check_number(option.fixed_bytes, &|| format!("the fixed memory {}", place()))?;
-                let ends = option.receive_bytes.iter().map(|(&other, &bytes)| (other, bytes, incoming(other)));
-                let ends = ends.chain(option.send_bytes.iter().map(|(&other, &bytes)| (other, bytes, outgoing(other))));
+                let ends =
+                    option.receive_bytes.iter().map(|(&other, &bytes)| (other, bytes, incoming(other)));
+                let ends = ends
+                    .chain(option.send_bytes.iter().map(|(&other, &bytes)| (other, bytes, outgoing(other))));
                 for (other, bytes, exists) in ends {
                     let other = self.layers.get(other as usize).map_or("?", |layer| &layer.name);
                     check_number(bytes, &|| format!("the bytes of the edge with {other} {}", place()))?;
                     if !exists {
-                        return Err(ProblemError(format!("there is no edge between {other} and the layer {}", place())));
+                        return Err(ProblemError(format!(
+                            "there is no edge between {other} and the layer {}",
+                            place()
+                        )));
                     }
                 }
             }

@@ -18,7 +18,10 @@ pub struct Groups {
 impl Groups {
     /// Every layer alone.
     pub fn single(layers: usize) -> Groups {
-        Groups { of: (0..layers as u32).collect(), layers: (0..layers as u32).map(|layer| vec![layer]).collect() }
+        Groups {
+            of: (0..layers as u32).collect(),
+            layers: (0..layers as u32).map(|layer| vec![layer]).collect(),
+        }
     }
 
     /// The number of groups.
@@ -57,14 +60,16 @@ pub fn reduce(problem: &LayerProblem) -> (Groups, Order) {
     }
     // `leader[v]` is the layer whose stage v follows.
     let mut leader: Vec<u32> = (0..layers as u32).collect();
-    let degrees: BTreeSet<u32> = problem.layers.iter().flat_map(|layer| layer.options.keys().copied()).collect();
+    let degrees: BTreeSet<u32> =
+        problem.layers.iter().flat_map(|layer| layer.options.keys().copied()).collect();
     let weightless = (0..layers as u32).filter(|&layer| is_weightless(problem, &degrees, layer));
     let mut free: Vec<u32> = weightless.take(MOST_FREE_LAYERS).collect();
     let mut changed = true;
     while changed {
         changed = false;
         free.retain(|&layer| {
-            let quotient = Order::new(layers, precedences().map(|(a, b)| (leader[a as usize], leader[b as usize])));
+            let quotient =
+                Order::new(layers, precedences().map(|(a, b)| (leader[a as usize], leader[b as usize])));
             let target = follow(problem, &leader, &quotient, layer);
             if let Some(target) = target {
                 leader[layer as usize] = target;
@@ -117,7 +122,9 @@ fn follow(problem: &LayerProblem, leader: &[u32], order: &Order, layer: u32) -> 
         let (from, to) = (edge.from, edge.to);
         edge.bytes == 0.0
             && all_options(problem, from, &|option| option.send_bytes.get(&to).copied().unwrap_or(0.0) == 0.0)
-            && all_options(problem, to, &|option| option.receive_bytes.get(&from).copied().unwrap_or(0.0) == 0.0)
+            && all_options(problem, to, &|option| {
+                option.receive_bytes.get(&from).copied().unwrap_or(0.0) == 0.0
+            })
     };
     // The groups of neighbours over edges that cost.
     let (mut paid_before, mut paid_after) = (BTreeSet::new(), BTreeSet::new());
@@ -174,7 +181,11 @@ fn exchangeable(problem: &LayerProblem) -> Vec<(Vec<u32>, Vec<u32>)> {
         }
         let mut last: Option<Vec<u32>> = None;
         let siblings = order.predecessors(first).first().map_or_else(
-            || (0..problem.layers.len() as u32).filter(|&other| order.predecessors(other).is_empty()).collect(),
+            || {
+                (0..problem.layers.len() as u32)
+                    .filter(|&other| order.predecessors(other).is_empty())
+                    .collect()
+            },
             |&before| order.successors(before).to_vec(),
         );
         for other in siblings.into_iter().filter(|&other| other > first) {
@@ -200,7 +211,9 @@ fn equal_branches(problem: &LayerProblem, order: &Order, a: u32, b: u32) -> Opti
         // Layers of a chain have one predecessor; the first ones share all theirs.
         let is_chain = match above {
             None => order.predecessors(a) == order.predecessors(b),
-            Some((a_above, b_above)) => order.predecessors(a) == [a_above] && order.predecessors(b) == [b_above],
+            Some((a_above, b_above)) => {
+                order.predecessors(a) == [a_above] && order.predecessors(b) == [b_above]
+            }
         };
         let next = match (order.successors(a), order.successors(b)) {
             (a_next, b_next) if a_next == b_next => None,
@@ -255,7 +268,11 @@ fn equal_layers(problem: &LayerProblem, a: u32, b: u32, rename: &dyn Fn(u32) -> 
             let other = if out { edge.to } else { edge.from };
             let options = problem.layers[other as usize].options.values().flatten();
             let said = options
-                .map(|option| if out { option.receive_bytes.get(&layer) } else { option.send_bytes.get(&layer) })
+                .map(
+                    |option| {
+                        if out { option.receive_bytes.get(&layer) } else { option.send_bytes.get(&layer) }
+                    },
+                )
                 .map(|bytes| bytes.copied().unwrap_or(0.0))
                 .collect();
             list.push((out, rename(other), edge.bytes, said));

@@ -262,7 +262,8 @@ impl<'a, O: StageOracle> Search<'a, O> {
         let mut step = 0.01;
         let (mut proving, mut found) = (false, false);
         while self.slowest > lower * (1.0 + 2.0 * tolerance) && self.slowest > f64::MIN_POSITIVE {
-            let just_below = if found { self.slowest * (1.0 - tolerance) } else { self.slowest.min(NO_LIMIT) };
+            let just_below =
+                if found { self.slowest * (1.0 - tolerance) } else { self.slowest.min(NO_LIMIT) };
             let target = if proving {
                 just_below
             } else if found {

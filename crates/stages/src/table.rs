@@ -58,7 +58,10 @@ impl TableProblem {
         let refuse = |text: String| Err(ProblemError(text));
         check_limits(self.devices, self.memory_bytes, self.micro_batches)?;
         if self.layers.is_empty() || self.layers.len() > MOST_LAYERS {
-            return refuse(format!("there are {} layers: a table takes 1 to {MOST_LAYERS}", self.layers.len()));
+            return refuse(format!(
+                "there are {} layers: a table takes 1 to {MOST_LAYERS}",
+                self.layers.len()
+            ));
         }
         let mut names = BTreeSet::new();
         if let Some(twice) = self.layers.iter().find(|name| !names.insert(name.as_str())) {
@@ -72,7 +75,10 @@ impl TableProblem {
                 return refuse("a stage has no kinds".to_string());
             }
             let Shape { tensor, replicas } = stage.shape;
-            if tensor == 0 || replicas == 0 || u64::from(tensor) * u64::from(replicas) > u64::from(MOST_DEVICES) {
+            if tensor == 0
+                || replicas == 0
+                || u64::from(tensor) * u64::from(replicas) > u64::from(MOST_DEVICES)
+            {
                 return refuse(format!("the devices of {} are {tensor} × {replicas}", place()));
             }
             if !known.insert((&stage.kinds, stage.shape)) {
@@ -84,7 +90,9 @@ impl TableProblem {
                 let option = || format!("of option {id} of {}", place());
                 check_number(costs.seconds, &|| format!("the time {}", option()))?;
                 check_number(costs.lower_bound_seconds, &|| format!("the lower bound {}", option()))?;
-                check_number(costs.bytes_per_micro_batch, &|| format!("the memory per micro-batch {}", option()))?;
+                check_number(costs.bytes_per_micro_batch, &|| {
+                    format!("the memory per micro-batch {}", option())
+                })?;
                 check_number(costs.fixed_bytes, &|| format!("the fixed memory {}", option()))?;
                 if costs.lower_bound_seconds > costs.seconds {
                     return refuse(format!("the lower bound {} is above its time", option()));
@@ -101,7 +109,8 @@ impl TableProblem {
     }
 
     fn place(&self, stage: &TableStage) -> String {
-        let mut kinds: Vec<&str> = stage.kinds.iter().take(8).map(|&kind| self.kinds[kind as usize].as_str()).collect();
+        let mut kinds: Vec<&str> =
+            stage.kinds.iter().take(8).map(|&kind| self.kinds[kind as usize].as_str()).collect();
         if stage.kinds.len() > kinds.len() {
             kinds.push("...");
         }
@@ -140,7 +149,11 @@ impl<'p> TableCosts<'p> {
         // Every stage's work, divided evenly among its layers: the least share over all stages is a valid bound.
         let mut kind_device_seconds = vec![f64::INFINITY; problem.kinds.len()];
         for stage in &problem.stages {
-            let least = stage.options.iter().map(|option| option.costs.lower_bound_seconds).fold(f64::INFINITY, f64::min);
+            let least = stage
+                .options
+                .iter()
+                .map(|option| option.costs.lower_bound_seconds)
+                .fold(f64::INFINITY, f64::min);
             let share = least * f64::from(stage.shape.devices()) / stage.kinds.len() as f64;
             for &kind in &stage.kinds {
                 let slot = &mut kind_device_seconds[kind as usize];
@@ -170,7 +183,8 @@ impl RangeCosts for TableCosts<'_> {
             shape.devices() <= self.problem.devices
                 && self.problem.micro_batches.is_multiple_of(u64::from(shape.replicas))
         };
-        let shapes: BTreeSet<Shape> = self.problem.stages.iter().map(|stage| stage.shape).filter(fits).collect();
+        let shapes: BTreeSet<Shape> =
+            self.problem.stages.iter().map(|stage| stage.shape).filter(fits).collect();
         let mut families: Vec<Vec<Shape>> = Vec::new();
         for shape in shapes {
             match families.last_mut() {
@@ -187,6 +201,8 @@ impl RangeCosts for TableCosts<'_> {
 
     fn options(&mut self, range: Range<usize>, shape: Shape) -> Vec<RangeOption> {
         let kinds = &self.problem.layer_kinds[range];
-        self.stages.get(&(kinds, shape)).map_or_else(Vec::new, |options| options.iter().map(|option| option.costs).collect())
+        self.stages
+            .get(&(kinds, shape))
+            .map_or_else(Vec::new, |options| options.iter().map(|option| option.costs).collect())
     }
 }

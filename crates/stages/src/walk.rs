@@ -214,7 +214,15 @@ impl<'a, O: StageOracle> Walk<'a, O> {
         }
         let full = self.lattice.full();
         let mut fronts: Vec<Vec<State>> = vec![Vec::new(); full + 1];
-        fronts[0].push(State { devices: 0, replicas: 0, sum_seconds: 0.0, tail: 0, index: 0, family: 0, shape: 0 });
+        fronts[0].push(State {
+            devices: 0,
+            replicas: 0,
+            sum_seconds: 0.0,
+            tail: 0,
+            index: 0,
+            family: 0,
+            shape: 0,
+        });
         // Per shape: the most micro-batches in flight known to fit, and the fewest known not to.
         let mut fits: Vec<(u32, u32)> = Vec::new();
         for tail in 0..full {
@@ -223,7 +231,8 @@ impl<'a, O: StageOracle> Walk<'a, O> {
             self.begin(tail);
             while let Some(whole) = self.next(tail, at_most_seconds * f64::from(self.devices - fewest))? {
                 let rest = need[whole];
-                let Some(spare) = self.devices.checked_sub(fewest).and_then(|left| left.checked_sub(rest)) else {
+                let Some(spare) = self.devices.checked_sub(fewest).and_then(|left| left.checked_sub(rest))
+                else {
                     continue;
                 };
                 self.oracle.open(self.lattice, whole);
@@ -239,7 +248,9 @@ impl<'a, O: StageOracle> Walk<'a, O> {
                     // shapes of its family, and it only moves up as replicas grow.
                     'states: for (index, state) in front.iter().enumerate().rev() {
                         let found = loop {
-                            let Some(&candidate) = self.oracle.families()[family].get(shape) else { break 'states };
+                            let Some(&candidate) = self.oracle.families()[family].get(shape) else {
+                                break 'states;
+                            };
                             if candidate.devices() > spare {
                                 break 'states;
                             }
@@ -252,7 +263,11 @@ impl<'a, O: StageOracle> Walk<'a, O> {
                             } else {
                                 let query = Query { family, shape, in_flight };
                                 let fit = self.is_within(query, at_most_seconds);
-                                if fit { fits[shape].0 = in_flight } else { fits[shape].1 = in_flight }
+                                if fit {
+                                    fits[shape].0 = in_flight
+                                } else {
+                                    fits[shape].1 = in_flight
+                                }
                                 fit
                             };
                             if accepted {
@@ -300,7 +315,15 @@ impl<'a, O: StageOracle> Walk<'a, O> {
         let before = self.least_sum_before(at_most_seconds, &need)?;
         let full = self.lattice.full();
         let mut fronts: Vec<Vec<State>> = vec![Vec::new(); full + 1];
-        fronts[0].push(State { devices: 0, replicas: 0, sum_seconds: 0.0, tail: 0, index: 0, family: 0, shape: 0 });
+        fronts[0].push(State {
+            devices: 0,
+            replicas: 0,
+            sum_seconds: 0.0,
+            tail: 0,
+            index: 0,
+            family: 0,
+            shape: 0,
+        });
         let mut limit = sum_limit_seconds;
         for tail in 0..full {
             let front = std::mem::take(&mut fronts[tail]);
@@ -308,7 +331,8 @@ impl<'a, O: StageOracle> Walk<'a, O> {
             self.begin(tail);
             while let Some(whole) = self.next(tail, at_most_seconds * f64::from(self.devices - fewest))? {
                 let rest = need[whole];
-                let Some(spare) = self.devices.checked_sub(fewest).and_then(|left| left.checked_sub(rest)) else {
+                let Some(spare) = self.devices.checked_sub(fewest).and_then(|left| left.checked_sub(rest))
+                else {
                     continue;
                 };
                 self.oracle.open(self.lattice, whole);
@@ -326,7 +350,8 @@ impl<'a, O: StageOracle> Walk<'a, O> {
                                 continue;
                             }
                             let in_flight = in_flight(state.replicas, candidate.replicas);
-                            let seconds = self.least_seconds(Query { family, shape, in_flight }, at_most_seconds);
+                            let seconds =
+                                self.least_seconds(Query { family, shape, in_flight }, at_most_seconds);
                             let sum_seconds = state.sum_seconds + seconds;
                             if seconds > at_most_seconds || sum_seconds + before[whole] >= limit {
                                 continue;
@@ -437,7 +462,9 @@ fn least_devices(device_seconds: f64, at_most_seconds: f64) -> u32 {
 fn insert_sorted(front: &mut Vec<State>, state: State) {
     let at = front.partition_point(|other| other.devices < state.devices);
     let dominated = at > 0 && front[at - 1].replicas <= state.replicas
-        || front.get(at).is_some_and(|other| other.devices == state.devices && other.replicas <= state.replicas);
+        || front
+            .get(at)
+            .is_some_and(|other| other.devices == state.devices && other.replicas <= state.replicas);
     if dominated {
         return;
     }

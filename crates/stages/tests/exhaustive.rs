@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use shardwright_stages::format::{Overrides, Problem, read, write};
 use shardwright_stages::{
-    Control, Edge, Layer, LayerOption, LayerProblem, Objective, Outcome, RangeOption, Shape, StopReason, TableOption,
-    TableProblem, TableStage,
+    Control, Edge, Layer, LayerOption, LayerProblem, Objective, Outcome, RangeOption, Shape, StopReason,
+    TableOption, TableProblem, TableStage,
 };
 use std::collections::BTreeMap;
 
@@ -27,9 +27,8 @@ impl Exhaustive<'_> {
         let mut best = f64::INFINITY;
         let mut stage = rest;
         while stage != 0 {
-            let is_last = (0..self.successors.len()).all(|layer| {
-                stage >> layer & 1 == 0 || self.successors[layer] & rest & !stage == 0
-            });
+            let is_last = (0..self.successors.len())
+                .all(|layer| stage >> layer & 1 == 0 || self.successors[layer] & rest & !stage == 0);
             if is_last {
                 for t in 1..=devices {
                     for d in (1..=devices / t).filter(|&d| self.micro_batches.is_multiple_of(d)) {
@@ -67,7 +66,8 @@ fn stage_time(problem: &LayerProblem, stage: u32, t: u32, d: u32, y: u32) -> Opt
                     traffic += 2.0 * (edge.bytes + option.send_bytes.get(&edge.to).unwrap_or(&0.0));
                 }
             }
-            let sync = 4.0 * (replicas - 1.0) / replicas * option.parameter_bytes / problem.micro_batches as f64;
+            let sync =
+                4.0 * (replicas - 1.0) / replicas * option.parameter_bytes / problem.micro_batches as f64;
             let time = option.seconds / replicas + (traffic / replicas + sync) / problem.bandwidth;
             let memory = option.bytes_per_micro_batch * f64::from(y) + option.fixed_bytes;
             next.extend(totals.iter().map(|(seconds, bytes)| (seconds + time, bytes + memory)));
@@ -120,7 +120,11 @@ fn judged(problem: &LayerProblem, outcome: &Outcome) -> f64 {
                     .enumerate()
                     .map(|(v, known)| {
                         let only = BTreeMap::from([(tensor, vec![option.clone()])]);
-                        if v as u32 == layer { Layer { options: only, ..known.clone() } } else { known.clone() }
+                        if v as u32 == layer {
+                            Layer { options: only, ..known.clone() }
+                        } else {
+                            known.clone()
+                        }
                     })
                     .collect(),
                 memory_bytes: f64::INFINITY,
@@ -350,11 +354,13 @@ fn exhaustive_table(problem: &TableProblem, of: &dyn Fn(&RangeOption) -> f64) ->
             return None;
         }
         let kinds = &problem.layer_kinds[first as usize..(first + length) as usize];
-        let found = problem.stages.iter().find(|row| {
-            row.kinds == kinds && row.shape == Shape { tensor: t, replicas: d }
-        })?;
+        let found = problem
+            .stages
+            .iter()
+            .find(|row| row.kinds == kinds && row.shape == Shape { tensor: t, replicas: d })?;
         let options = found.options.iter().map(|option| option.costs);
-        let fitting = options.filter(|o| o.bytes_per_micro_batch * f64::from(y) + o.fixed_bytes <= problem.memory_bytes);
+        let fitting = options
+            .filter(|o| o.bytes_per_micro_batch * f64::from(y) + o.fixed_bytes <= problem.memory_bytes);
         fitting.map(|option| of(&option)).min_by(f64::total_cmp)
     };
     let search = Exhaustive {

@@ -20,3 +20,4 @@ pub mod run;
 pub mod simulate;
 pub mod solve;
 pub mod solvers;
+pub mod stages;

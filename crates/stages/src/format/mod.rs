@@ -105,7 +105,8 @@ pub fn read(bytes: &[u8], overrides: &Overrides) -> Result<Problem, ProblemError
         (None, Some(_)) => piper::read(bytes, overrides).map(Problem::Layers),
         (Some(_), Some(_)) => Err(ProblemError("the file has both `layers` and `nodes`".to_string())),
         (None, None) => Err(ProblemError(
-            "the file is no pipeline problem: it has neither `layers` (our format) nor `nodes` (Piper's)".to_string(),
+            "the file is no pipeline problem: it has neither `layers` (our format) nor `nodes` (Piper's)"
+                .to_string(),
         )),
     }
 }

@@ -4,7 +4,9 @@ use super::scalar::{Entries, Field, Scalar};
 use super::{Overrides, Problem};
 use crate::chain::RangeOption;
 use crate::oracle::Shape;
-use crate::problem::{Edge, Layer, LayerOption, LayerProblem, MOST_DEVICES, MOST_MICRO_BATCHES, ProblemError};
+use crate::problem::{
+    Edge, Layer, LayerOption, LayerProblem, MOST_DEVICES, MOST_MICRO_BATCHES, ProblemError,
+};
 use crate::solve::Objective;
 use crate::table::{TableOption, TableProblem, TableStage};
 use serde::Deserialize;
@@ -87,7 +89,9 @@ pub(super) fn read(bytes: &[u8], overrides: &Overrides) -> Result<Problem, Probl
         None => Objective::Bottleneck,
         Some(Scalar::Text(text)) if text == "bottleneck" => Objective::Bottleneck,
         Some(Scalar::Text(text)) if text == "step" => Objective::Step { micro_batches },
-        Some(other) => return Err(ProblemError(format!("`objective` is {other}: give \"bottleneck\" or \"step\""))),
+        Some(other) => {
+            return Err(ProblemError(format!("`objective` is {other}: give \"bottleneck\" or \"step\"")));
+        }
     };
     let Some(layers) = file.layers else { return refuse("`layers` is missing") };
     let mut names: BTreeMap<String, u32> = BTreeMap::new();
@@ -101,7 +105,9 @@ pub(super) fn read(bytes: &[u8], overrides: &Overrides) -> Result<Problem, Probl
         ordered.push(name);
     }
     if let Some(stages) = file.stages {
-        if file.edges.is_some_and(|edges| !edges.is_empty()) || layers.iter().any(|layer| layer.options.is_some()) {
+        if file.edges.is_some_and(|edges| !edges.is_empty())
+            || layers.iter().any(|layer| layer.options.is_some())
+        {
             return refuse("give `stages` for a chain, or `options` of layers with `edges`, not both");
         }
         let mut problem = TableProblem {
@@ -122,13 +128,22 @@ pub(super) fn read(bytes: &[u8], overrides: &Overrides) -> Result<Problem, Probl
         Some(bandwidth) => bandwidth,
         None => field(file.bandwidth_bytes_per_second.as_ref(), "bandwidth_bytes_per_second").number()?,
     };
-    let mut problem =
-        LayerProblem { devices, memory_bytes, micro_batches, bandwidth, objective, layers: Vec::new(), edges: Vec::new() };
+    let mut problem = LayerProblem {
+        devices,
+        memory_bytes,
+        micro_batches,
+        bandwidth,
+        objective,
+        layers: Vec::new(),
+        edges: Vec::new(),
+    };
     for (index, edge) in file.edges.iter().flatten().enumerate() {
         let owner = || format!("entry {index} of `edges`");
         let end = |value, key| {
             let name = Field { value, key, owner: &owner }.text()?;
-            let unknown = || ProblemError(format!("`{key}` of entry {index} of `edges` is {name}: there is no such layer"));
+            let unknown = || {
+                ProblemError(format!("`{key}` of entry {index} of `edges` is {name}: there is no such layer"))
+            };
             names.get(&name).copied().ok_or_else(unknown)
         };
         let (from, to) = (end(edge.from.as_ref(), "from")?, end(edge.to.as_ref(), "to")?);
@@ -141,9 +156,12 @@ pub(super) fn read(bytes: &[u8], overrides: &Overrides) -> Result<Problem, Probl
         };
         let mut read = Layer { name, options: BTreeMap::new() };
         for (degree, options) in by_degree.0 {
-            let Some(degree) = degree.parse().ok().filter(|degree| (1..=MOST_DEVICES).contains(degree)) else {
+            let Some(degree) = degree.parse().ok().filter(|degree| (1..=MOST_DEVICES).contains(degree))
+            else {
                 let name = read.name;
-                return Err(ProblemError(format!("a degree of layer {name} is {degree:?}: give 1 to {MOST_DEVICES}")));
+                return Err(ProblemError(format!(
+                    "a degree of layer {name} is {degree:?}: give 1 to {MOST_DEVICES}"
+                )));
             };
             let list: Result<Vec<LayerOption>, ProblemError> = options
                 .iter()
@@ -173,7 +191,8 @@ fn layer_option(
     let bytes = |entries: &Option<Entries<Scalar>>, key: &'static str| {
         let mut read = BTreeMap::new();
         for (other, value) in entries.iter().flat_map(|entries| &entries.0) {
-            let wrong = |what: &str| ProblemError(format!("`{key}` of {} names layer {other}{what}", owner()));
+            let wrong =
+                |what: &str| ProblemError(format!("`{key}` of {} names layer {other}{what}", owner()));
             let position = *names.get(other).ok_or_else(|| wrong(", which does not exist"))?;
             if read.insert(position, Field { value: Some(value), key, owner }.number()?).is_some() {
                 return Err(wrong(" twice"));
@@ -192,7 +211,11 @@ fn layer_option(
     })
 }
 
-fn read_table(problem: &mut TableProblem, layers: &[FileLayer], stages: &[FileStage]) -> Result<(), ProblemError> {
+fn read_table(
+    problem: &mut TableProblem,
+    layers: &[FileLayer],
+    stages: &[FileStage],
+) -> Result<(), ProblemError> {
     let mut kinds: BTreeMap<String, u32> = BTreeMap::new();
     for (layer, name) in layers.iter().zip(&problem.layers) {
         let owner = || format!("layer {name}");
@@ -213,7 +236,8 @@ fn read_table(problem: &mut TableProblem, layers: &[FileLayer], stages: &[FileSt
         let mut named = Vec::new();
         for kind in stage.kinds.as_ref().ok_or_else(|| missing("kinds"))? {
             let kind = Field { value: Some(kind), key: "kinds", owner: &owner }.text()?;
-            let unknown = || ProblemError(format!("`kinds` of {} has {kind}: no layer has this kind", owner()));
+            let unknown =
+                || ProblemError(format!("`kinds` of {} has {kind}: no layer has this kind", owner()));
             named.push(*kinds.get(&kind).ok_or_else(unknown)?);
         }
         let degree = |value: &Option<Scalar>, key| match value {

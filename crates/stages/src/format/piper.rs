@@ -2,7 +2,9 @@
 
 use super::Overrides;
 use super::scalar::{Entries, Field, Scalar};
-use crate::problem::{Edge, Layer, LayerOption, LayerProblem, MOST_DEVICES, MOST_MICRO_BATCHES, ProblemError};
+use crate::problem::{
+    Edge, Layer, LayerOption, LayerProblem, MOST_DEVICES, MOST_MICRO_BATCHES, ProblemError,
+};
 use crate::solve::Objective;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -96,7 +98,9 @@ pub(super) fn read(bytes: &[u8], overrides: &Overrides) -> Result<LayerProblem, 
         let owner = || format!("entry {index} of `edges`");
         let end = |value, key| {
             let id = Field { value, key, owner: &owner }.text()?;
-            let unknown = || ProblemError(format!("`{key}` of entry {index} of `edges` is {id}: there is no such node"));
+            let unknown = || {
+                ProblemError(format!("`{key}` of entry {index} of `edges` is {id}: there is no such node"))
+            };
             positions.get(&id).copied().ok_or_else(unknown)
         };
         let (from, to) = (end(edge.from.as_ref(), "sourceId")?, end(edge.to.as_ref(), "destId")?);
@@ -112,10 +116,13 @@ pub(super) fn read(bytes: &[u8], overrides: &Overrides) -> Result<LayerProblem, 
     };
     for (position, node) in nodes.into_iter().enumerate() {
         let name = names[position];
-        let Some(by_degree) = node.options else { return refuse(format!("`TMPCs` of node {name} is missing")) };
+        let Some(by_degree) = node.options else {
+            return refuse(format!("`TMPCs` of node {name} is missing"));
+        };
         let mut layer = Layer { name: name.clone(), options: BTreeMap::new() };
         for (degree, options) in by_degree.0 {
-            let Some(degree) = degree.parse().ok().filter(|degree| (1..=MOST_DEVICES).contains(degree)) else {
+            let Some(degree) = degree.parse().ok().filter(|degree| (1..=MOST_DEVICES).contains(degree))
+            else {
                 return refuse(format!("a degree of node {name} is {degree:?}: give 1 to {MOST_DEVICES}"));
             };
             let mut read = Vec::new();
