@@ -179,7 +179,7 @@ impl Items {
             excess_limit -= self.item(item).iter().map(priced).fold(f64::INFINITY, f64::min);
         }
         let mut chosen = vec![0; self.len()];
-        for item in 0..self.len() {
+        for (item, chosen) in chosen.iter_mut().enumerate() {
             let choices = self.item(item);
             let least = choices.iter().map(priced).fold(f64::INFINITY, f64::min);
             let margin = 1e-11 * least.abs();
@@ -187,9 +187,12 @@ impl Items {
                 .filter(|&choice| priced(&choices[choice]) - least <= excess_limit + margin)
                 .collect();
             match left[..] {
-                [] => return Selection { lower_bound_seconds: target, ..greedy },
+                [] => {
+                    let lower_bound_seconds = greedy.seconds.min(at_most.next_up());
+                    return Selection { lower_bound_seconds, ..greedy };
+                }
                 [only] => {
-                    chosen[item] = only;
+                    *chosen = only;
                     fixed = fixed.with(&choices[only], priced(&choices[only]) - least);
                 }
                 _ => free.push((item, left)),

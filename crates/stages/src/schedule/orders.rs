@@ -185,7 +185,7 @@ pub(super) fn dualpipe_v(devices: u32, device: u32, micro_batches: u32) -> Vec<S
     let mut splits = false;
     for index in 0..=device {
         for chunk in [1, 0] {
-            splits |= index == (device + 1) / 2 && device % 2 == chunk;
+            splits |= index == device.div_ceil(2) && device % 2 == chunk;
             if splits {
                 order.push(Pass::BackwardInput, chunk);
                 put_off.push_back(chunk);
