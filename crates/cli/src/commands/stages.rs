@@ -246,10 +246,10 @@ fn print(out: &mut dyn Write, args: &Args, problem: &Problem, answer: &Answer<'_
 fn counted(options: &[&str]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for option in options {
-        match counts.iter_mut().find(|(known, _)| known == option) {
-            Some((_, count)) => *count += 1,
-            None if counts.len() < 8 => counts.push((option, 1)),
-            None => {}
+        if let Some((_, count)) = counts.iter_mut().find(|(known, _)| known == option) {
+            *count += 1;
+        } else if counts.len() < 8 {
+            counts.push((option, 1));
         }
     }
     let texts: Vec<String> = counts.into_iter().map(|(option, count)| format!("{option} ×{count}")).collect();
