@@ -120,6 +120,12 @@ fn impossible_counts_are_refused_with_a_reason() {
     assert!(simulate(Schedule::GPipe, 3, 2, &Costs::equal(2, 1.0, 1.0, 1.0)).is_err());
 }
 
+/// Start and end of forward pass, input gradients and weight gradients.
+type PassTimes = [Option<(f64, f64)>; 3];
+
+/// Seconds of forward pass, input gradients, weight gradients and send.
+type StageSeconds = (u32, u32, u32, u32);
+
 /// Every pass of every chunk and micro-batch once, after its inputs, one at a time per device.
 fn rules_hold(
     schedule: Schedule,
@@ -130,7 +136,7 @@ fn rules_hold(
     let timeline = simulate(schedule, devices, micro_batches, costs).unwrap();
     let stages = devices * schedule.chunks();
     // (stage, micro-batch) → times of forward pass, input gradients, weight gradients.
-    let mut times: BTreeMap<(u32, u32), [Option<(f64, f64)>; 3]> = BTreeMap::new();
+    let mut times: BTreeMap<(u32, u32), PassTimes> = BTreeMap::new();
     for (device, actions) in timeline.devices.iter().enumerate() {
         let mut free = 0.0;
         let mut held: i64 = 0;
@@ -218,7 +224,7 @@ proptest! {
             _ => rounds + more,
         };
         let stages = (devices * schedule.chunks()) as usize;
-        let list = |of: &dyn Fn(&(u32, u32, u32, u32)) -> u32| seconds[..stages].iter().map(|s| f64::from(of(s))).collect();
+        let list = |of: &dyn Fn(&StageSeconds) -> u32| seconds[..stages].iter().map(|s| f64::from(of(s))).collect();
         let costs = Costs {
             forward: list(&|s| s.0),
             backward_input: list(&|s| s.1),
