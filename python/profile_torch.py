@@ -232,10 +232,6 @@ class Bench:
             r, w = rows(1)
             ids = torch.randint(0, w, (r, 1), device=self.device)
             return (ids, torch.arange(w, device=self.device)), lambda i, a: (i == a).to(t)
-        if cls == "top_k_mask":
-            r, w = rows(2, 64)
-            x = self.rand((r, w), t)
-            return (x,), lambda x: torch.zeros_like(x).scatter_(1, x.topk(min(2, w), 1).indices, 1.0)
         return None
 
 

@@ -4,8 +4,8 @@
 use shardwright_graph::{
     DType, Dims, Op, Real, TensorType,
     ops::{
-        Concat, Cumsum, Gather, Lstm, LstmGrad, OneHot, Pad, ScatterAdd, Slice, TopKMask, Transpose,
-        TransposeGrad,
+        Combine, CombineGradWeights, Concat, Cumsum, Dispatch, Gather, Lstm, LstmGrad, OneHot, Pad, Route,
+        ScatterAdd, Slice, SlotGrid, Slots, Transpose, TransposeGrad,
     },
 };
 
@@ -77,7 +77,7 @@ fn rules_read_as_written() {
         &["i32[2,3]"],
         "([d0, d1])->([d0, d1, depth]) {d0=2, d1=3, depth=7}",
     );
-    check(TopKMask { k: 2 }.into(), &["f32[4,8]"], "([d0, d1])->([d0, d1]) {d0=4, d1=8} whole={d1}");
+    check(Route::top(2).into(), &["f32[4,8]"], "([d0, _])->([d0, _]) {d0=4}");
     check(
         Cumsum { axis: 0, exclusive: false, reverse: false }.into(),
         &["f32[4,8]"],
@@ -101,7 +101,14 @@ fn rules_read_as_written() {
 #[test]
 fn attributes_and_inputs_that_do_not_fit_are_refused() {
     const HUGE: u64 = u64::MAX;
-    let top_k = |k| Op::from(TopKMask { k });
+    let top_k = |k| Op::from(Route::top(k));
+    let route = |[k, groups, top_groups, group_scores]: [u64; 4]| {
+        Op::from(Route { k, groups, top_groups, group_scores })
+    };
+    let slots = |experts, capacity| Op::from(Slots { experts, capacity });
+    let grid = |first_expert, first_slot| SlotGrid { first_expert, first_slot, ..SlotGrid::new(4, 3) };
+    let dispatch = |grid, experts, slots| Op::from(Dispatch { grid, experts, slots });
+    let combine = |grid| Op::from(Combine { grid });
     let one_hot = |depth, base| Op::from(OneHot { depth, base, dtype: DType::F32 });
     let cumsum = |axis| Op::from(Cumsum { axis, exclusive: false, reverse: false });
     let concat = |axis| Op::from(Concat { axis });
@@ -152,6 +159,40 @@ fn attributes_and_inputs_that_do_not_fit_are_refused() {
         (top_k(HUGE), &["f32[2,3]"]),
         (top_k(1), &["f32[]"]),
         (top_k(1), &["i32[3]"]),
+        (route([1, 0, 0, 1]), &["f32[2,6]"]),
+        (route([1, 4, 1, 1]), &["f32[2,6]"]),
+        (route([1, 3, 4, 1]), &["f32[2,6]"]),
+        (route([1, 3, 0, 1]), &["f32[2,6]"]),
+        (route([1, 3, 1, 3]), &["f32[2,6]"]),
+        (route([1, 3, 1, 0]), &["f32[2,6]"]),
+        (route([5, 3, 2, 1]), &["f32[2,6]"]),
+        (route([HUGE, HUGE, HUGE, HUGE]), &["f32[2,6]"]),
+        (slots(4, 0), &["i32[2,5,2]"]),
+        (slots(0, 3), &["i32[2,5,2]"]),
+        (slots(HUGE, HUGE), &["i32[2,5,2]"]),
+        (slots(1 << 21, 1), &["i32[2,5,2]"]),
+        (slots(4, 3), &["i32[5,2]"]),
+        (slots(4, 3), &["f32[2,5,2]"]),
+        (dispatch(grid(0, 0), 4, 0), &["f32[2,5,6]", "i32[2,5,2]"]),
+        (dispatch(grid(1, 0), 4, 3), &["f32[2,5,6]", "i32[2,5,2]"]),
+        (dispatch(grid(0, HUGE), 4, 3), &["f32[2,5,6]", "i32[2,5,2]"]),
+        (dispatch(SlotGrid::new(HUGE, HUGE), HUGE, HUGE), &["f32[2,5,6]", "i32[2,5,2]"]),
+        (dispatch(SlotGrid::new(1 << 31, 1), 1, 1), &["f32[2,5,6]", "i32[2,5,2]"]),
+        (dispatch(grid(0, 0), 4, 3), &["f32[2,5,6]", "i32[2,4,2]"]),
+        (dispatch(grid(0, 0), 4, 3), &["f32[2,5,6]", "f32[2,5,2]"]),
+        (dispatch(grid(0, 0), 4, 3), &["i32[2,5,6]", "i32[2,5,2]"]),
+        (dispatch(grid(0, 0), 4, 3), &["f32[2,5,6]", "i32[2,5,2]", "f64[2,5,2]"]),
+        (dispatch(grid(0, 0), 4, 3), &["f32[2,5,6]", "i32[2,5,2]", "f32[2,5,1]"]),
+        (dispatch(grid(0, 0), 4, 3), &["f32[2,5,6]"]),
+        (dispatch(grid(0, 0), 4, 3), &[]),
+        (combine(grid(1, 0)), &["f32[2,4,3,6]", "i32[2,5,2]"]),
+        (combine(grid(0, 0)), &["f32[2,4,3]", "i32[2,5,2]"]),
+        (combine(grid(0, 0)), &["f32[2,4,3,6]", "i32[5,2]"]),
+        (combine(grid(0, 0)), &["f32[2,4,3,6]", "i32[3,5,2]"]),
+        (combine(grid(0, 0)), &["f32[2,4,3,6]", "i32[2,5,2]", "f32[2,5,3]"]),
+        (combine(grid(0, 0)), &[]),
+        (CombineGradWeights { grid: grid(0, 0) }.into(), &["f32[2,4,3,6]", "i32[2,5,2]"]),
+        (CombineGradWeights { grid: grid(0, 0) }.into(), &["f32[2,4,3,6]", "i32[2,5,2]", "f32[2,5,7]"]),
         (cumsum(2), &["f32[2,3]"]),
         (cumsum(0), &["bool[2,3]"]),
         (Lstm {}.into(), &["f32[5,2,3,3]", "f32[3,4,3]", "f32[2,3]", "f32[2,3]"]),
@@ -179,5 +220,6 @@ fn odd_but_legal_attributes_are_accepted() {
     check(slice(&[2], &[9], &[HUGE]), "f32[9]", "f32[1]");
     check(pad(&[0], &[0], &[HUGE]), "f32[1]", "f32[1]");
     check(transpose(&[]), "f32[]", "f32[]");
-    check(TopKMask { k: 3 }.into(), "f32[2,3]", "f32[2,3]");
+    check(Route::top(3).into(), "f32[2,3]", "i32[2,3]");
+    check(Slots { experts: 1, capacity: (1 << 31) - 1 }.into(), "i64[2,3,1]", "i32[2,3,1]");
 }

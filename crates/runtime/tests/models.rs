@@ -4,9 +4,9 @@
 use shardwright_graph::{
     BuildError, DType, GraphBuilder, Init, Op, Optimizer, Real, Role, Shape, TensorId, TensorType,
     ops::{
-        AvgPool, Binary, BinaryFn, Cast, Compare, CompareFn, Contract, Conv, ConvGeometry, CrossEntropy,
-        Cumsum, Dropout, Fill, Gather, Iota, Lstm, MaxPool, Normalize, OneHot, PoolGeometry, Reduce, Reshape,
-        Select, Softmax, SumExp, TopKMask, Unary, UnaryFn,
+        AvgPool, Binary, BinaryFn, Combine, Compare, CompareFn, Contract, Conv, ConvGeometry, CrossEntropy,
+        Dispatch, Dropout, Fill, Gather, Iota, Lstm, MaxPool, Normalize, PoolGeometry, Reduce, Reshape,
+        Route, Select, SlotGrid, Slots, Softmax, SumExp, TakeAlong, Unary, UnaryFn,
     },
     train,
 };
@@ -286,29 +286,25 @@ fn transformer_block() {
 #[test]
 fn mixture_of_experts() {
     let mut net = Net::new("moe");
-    let (tokens, d, experts, capacity, hidden) = (8, 5, 4, 3, 6);
-    let x = net.input("x", &[tokens, d]);
-    let labels = net.ids("labels", &[tokens], 3);
+    let (groups, tokens, d, experts, capacity, hidden) = (2, 6, 5, 4, 3, 6);
+    let x = net.input("x", &[groups, tokens, d]);
+    let labels = net.ids("labels", &[groups, tokens], 3);
     let h = net.linear("in", x, d);
     let gate = net.param("gate", &[d, experts], 1.0);
-    let scores = net.einsum("nd,de->ne", &[h, gate]);
-    let probabilities = net.op(Softmax { axis: 1 }, &[scores]);
-    let chosen = net.op(TopKMask { k: 2 }, &[probabilities]);
-    // Each token's rank among those that chose the same expert; ranks past the capacity are dropped.
-    let place = net.op(Cumsum { axis: 0, exclusive: true, reverse: false }, &[chosen]);
-    let place = net.op(Cast { dtype: DType::I32 }, &[place]);
-    let slot = net.op(OneHot { depth: capacity, base: 0, dtype: DType::F64 }, &[place]);
-    let column = net.reshape(chosen, &[tokens, experts, 1]);
-    let dispatch = net.binary(BinaryFn::Mul, slot, column);
-    let inputs = net.einsum("nec,nd->ecd", &[dispatch, h]);
+    let scores = net.einsum("nsd,de->nse", &[h, gate]);
+    let probabilities = net.op(Softmax { axis: 2 }, &[scores]);
+    let chosen = net.op(Route { k: 2, groups: 2, top_groups: 1, group_scores: 2 }, &[probabilities]);
+    let weights = net.op(TakeAlong { axis: 2, base: 0, extent: experts }, &[probabilities, chosen]);
+    // Six tokens for three slots of two experts in each of two groups: some are dropped.
+    let slots = net.op(Slots { experts, capacity }, &[chosen]);
+    let grid = SlotGrid::new(experts, capacity);
+    let inputs = net.op(Dispatch::new(grid), &[h, slots]);
     let up = net.param("up", &[experts, d, hidden], 0.5);
     let down = net.param("down", &[experts, hidden, d], 0.5);
-    let y = net.einsum("ecd,edf->ecf", &[inputs, up]);
+    let y = net.einsum("necd,edf->necf", &[inputs, up]);
     let y = net.unary(UnaryFn::Silu, y);
-    let y = net.einsum("ecf,efd->ecd", &[y, down]);
-    let weights = net.reshape(probabilities, &[tokens, experts, 1]);
-    let combine = net.binary(BinaryFn::Mul, dispatch, weights);
-    let y = net.einsum("nec,ecd->nd", &[combine, y]);
+    let y = net.einsum("necf,efd->necd", &[y, down]);
+    let y = net.op(Combine { grid }, &[y, slots, weights]);
     let h = net.binary(BinaryFn::Add, h, y);
     let logits = net.linear("last", h, 3);
     let loss = net.loss(logits, labels);

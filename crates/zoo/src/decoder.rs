@@ -71,12 +71,8 @@ pub(crate) struct FeedForward {
 /// Mixtures of experts in place of feed-forward blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Experts {
-    pub count: u64,
-    pub top_k: u64,
-    /// Width inside an expert.
-    pub inner: u64,
-    /// Slots of an expert, relative to an even split of the tokens.
-    pub capacity: f64,
+    /// The experts that tokens choose from.
+    pub routed: Moe,
     /// Width inside the experts that every token goes to, together.
     pub shared: Option<u64>,
     /// Whether a gate weighs the shared experts.
@@ -184,8 +180,7 @@ impl Decoder {
                 false => feed_forward(b, x, inner, activation),
             });
         };
-        let Experts { count, top_k, inner, capacity, shared, shared_gate, .. } = experts;
-        let routed = Moe { experts: count, top_k, inner, capacity_factor: capacity };
+        let Experts { routed, shared, shared_gate, .. } = experts;
         let mixed = b.scoped("moe", |b| moe(b, x, &routed))?;
         let Some(inner) = shared else { return Ok(mixed) };
         let mut fed = b.scoped("shared", |b| gated_with(b, x, inner, activation))?;

@@ -1,5 +1,5 @@
-//! A Llama whose feed-forward blocks are mixtures of experts, as in Mixtral (arXiv 2401.04088), with
-//! GShard's fixed capacity.
+//! A Llama whose feed-forward blocks are mixtures of experts, as in Mixtral (arXiv 2401.04088), with GShard's fixed capacity.
+//! With one expert per token the weight is that of the softmax over all experts, as in Switch: a softmax over one is constant.
 //!
 //! The default is small. Mixtral 8x7B (46,702,792,704 parameters) is
 //! `layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,theta=1000000`.
@@ -11,8 +11,11 @@ use super::{
         ATTENTION, DTYPE, Domain, OptionSpec, batch, choice, count, heads, hidden, layers, seq, vocab,
     },
 };
-use crate::decoder::Experts;
-use shardwright_graph::GraphBuilder;
+use crate::{
+    decoder::Experts,
+    layers::{Moe, Router, Scoring},
+};
+use shardwright_graph::{GraphBuilder, ops::UnaryFn};
 
 pub(super) const FAMILY: Family = Family {
     name: "moe",
@@ -48,15 +51,15 @@ fn build(b: &mut GraphBuilder, o: &OptionValues) -> LossResult {
     if top_k > experts {
         return Err(o.conflict(format!("top_k={top_k} is more than experts={experts}")).into());
     }
-    let experts = Experts {
-        count: experts,
+    let scoring = if top_k > 1 { Scoring::SoftmaxOfChosen } else { Scoring::Softmax };
+    let routed = Moe {
+        experts,
         top_k,
         inner: o.count("ffn"),
-        capacity: o.number("capacity"),
-        shared: None,
-        shared_gate: false,
-        first: 0,
-        every: 1,
+        activation: UnaryFn::Silu,
+        capacity_factor: o.number("capacity"),
+        router: Router::new(scoring),
     };
+    let experts = Experts { routed, shared: None, shared_gate: false, first: 0, every: 1 };
     Ok(decoder(o, Some(experts))?.build(b, o.dtype(), [o.batch(), o.count("seq")])?)
 }

@@ -154,7 +154,7 @@ pub const PRESETS: &[Preset] = &[
         r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
         "num_key_value_heads": 4, "intermediate_size": 6144, "vocab_size": 151936, "rms_norm_eps": 1e-06,
         "rope_theta": 1000000.0, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768}"#,
+        "moe_intermediate_size": 768, "norm_topk_prob": true}"#,
     ),
     preset(
         "qwen3-235b-a22b",
@@ -163,7 +163,7 @@ pub const PRESETS: &[Preset] = &[
         r#"{"model_type": "qwen3_moe", "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64,
         "num_key_value_heads": 4, "intermediate_size": 12288, "vocab_size": 151936, "rms_norm_eps": 1e-06,
         "rope_theta": 1000000.0, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1536}"#,
+        "moe_intermediate_size": 1536, "norm_topk_prob": true}"#,
     ),
     preset(
         "gemma-7b",
@@ -257,7 +257,8 @@ pub const PRESETS: &[Preset] = &[
         r#"{"model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16,
         "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
         "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64,
-        "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "vocab_size": 102400}"#,
+        "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "vocab_size": 102400,
+        "topk_method": "greedy", "routed_scaling_factor": 1.0}"#,
     ),
     preset(
         "deepseek-v2",
@@ -267,7 +268,8 @@ pub const PRESETS: &[Preset] = &[
         "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
         "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_routed_experts": 160,
         "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "vocab_size": 102400,
-        "q_lora_rank": 1536}"#,
+        "q_lora_rank": 1536, "topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3,
+        "routed_scaling_factor": 16.0}"#,
     ),
     preset(
         "deepseek-v3",
@@ -277,7 +279,8 @@ pub const PRESETS: &[Preset] = &[
         "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
         "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
         "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "vocab_size": 129280,
-        "q_lora_rank": 1536}"#,
+        "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 8,
+        "topk_group": 4, "norm_topk_prob": true, "routed_scaling_factor": 2.5}"#,
     ),
     preset(
         "bert-base",

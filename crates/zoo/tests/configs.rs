@@ -74,8 +74,8 @@ fn tiny() -> Vec<Value> {
     let gemma = json!({"sliding_window": 2, "sliding_window_pattern": 2, "query_pre_attn_scalar": 4,
         "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0});
     let latent = json!({"q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3,
-        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
-        "first_k_dense_replace": 1});
+        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5});
     let none = json!({});
     vec![
         of("llama", json!({"attention_bias": true, "tie_word_embeddings": true})),
@@ -94,6 +94,11 @@ fn tiny() -> Vec<Value> {
         json!({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 9, "vocab_size": 40}),
         of("gpt_neox", json!({"rotary_pct": 0.5})),
         of("deepseek_v2", latent.clone()),
+        of("deepseek_v2", {
+            let mut limited = latent.clone();
+            limited["topk_method"] = "group_limited_greedy".into();
+            limited
+        }),
         of("deepseek_v3", {
             let mut plain = latent;
             plain["q_lora_rank"] = Value::Null;
@@ -214,6 +219,27 @@ fn bad_fields_are_named_with_their_values() {
     experts["num_experts_per_tok"] = json!(5);
     let message = of_config(&experts, None).unwrap_err();
     assert!(message.contains("`num_experts_per_tok`: 5 is more than num_local_experts = 4"), "{message}");
-    let message = of_config(&tiny()[17], Some(10)).unwrap_err();
+    let deepseek = tiny().into_iter().find(|config| config["model_type"] == "deepseek_v3").unwrap();
+    for (field, value, part) in [
+        ("n_group", json!(3), "`n_group`: 3 does not divide n_routed_experts = 8"),
+        ("topk_group", json!(5), "`topk_group`: 5 is more than n_group = 4"),
+        (
+            "num_experts_per_tok",
+            json!(5),
+            "`num_experts_per_tok`: 5 experts are more than 2 groups of 2 have",
+        ),
+        ("num_experts_per_tok", json!(9), "`num_experts_per_tok`: 9"),
+        ("scoring_func", json!("tanh"), "`scoring_func`: `tanh` is not known; known are softmax, sigmoid"),
+        ("topk_method", json!("best"), "`topk_method`: `best` is not known; known are greedy"),
+        ("routed_scaling_factor", json!(0), "`routed_scaling_factor`: 0"),
+        ("norm_topk_prob", json!("no"), "`norm_topk_prob`: \"no\" is neither true nor false"),
+    ] {
+        let mut config = deepseek.clone();
+        config[field] = value;
+        let message = of_config(&config, None).unwrap_err();
+        assert!(message.contains(part), "{message}");
+    }
+    let bert = tiny().into_iter().find(|config| config["model_type"] == "bert").unwrap();
+    let message = of_config(&bert, Some(10)).unwrap_err();
     assert!(message.contains("9 learned positions, so a sequence of 10 tokens is too long"), "{message}");
 }

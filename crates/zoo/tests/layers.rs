@@ -1,11 +1,8 @@
 //! Layers, compared with plain loops.
 
-use shardwright_graph::{
-    BuildError, DType, Graph, GraphBuilder, TensorId,
-    ops::{Binary, BinaryFn, Reduce, Softmax, TopKMask, UnaryFn},
-};
+use shardwright_graph::{BuildError, DType, Graph, GraphBuilder, TensorId};
 use shardwright_runtime::Serial;
-use shardwright_zoo::layers::{self, Moe};
+use shardwright_zoo::layers;
 
 /// Builds a graph around one layer and runs it.
 fn compute(build: impl FnOnce(&mut GraphBuilder) -> Result<TensorId, BuildError>) -> (Graph, Vec<f64>) {
@@ -90,64 +87,6 @@ fn grouped_queries_attend_to_the_keys_of_their_group() {
         }
     }
     assert_close(&y, &expected);
-}
-
-/// The same mixture without slots: every expert computes every token.
-fn dense_moe(b: &mut GraphBuilder, x: TensorId, cfg: &Moe) -> Result<TensorId, BuildError> {
-    let channels = b.shape(x)[2];
-    let logits = layers::dense(b, "gate", "nsc,ce->nse", x, &[cfg.experts], false)?;
-    let probability = b.emit("p", Softmax { axis: 2 }, &[logits])?;
-    let chosen = b.emit("mask", TopKMask { k: cfg.top_k }, &[probability])?;
-    let weight = layers::mul(b, "chosen", probability, chosen)?;
-    let sum = b.emit("sum", Reduce::sum([2].into_iter().collect()), &[weight])?;
-    let shape = [b.shape(x)[0], b.shape(x)[1], 1];
-    let sum = layers::reshape(b, "total", sum, &shape)?;
-    let weight = b.emit("normalised", Binary { f: BinaryFn::Div }, &[weight, sum])?;
-    let copies = layers::fill(b, "ones", DType::F64, &[cfg.experts], 1.0)?;
-    let x = layers::einsum(b, "copies", "nsc,e->nesc", &[x, copies])?;
-    let gate = layers::dense(b, "experts.gate", "nesc,eco->neso", x, &[cfg.inner], false)?;
-    let gate = layers::unary(b, "silu", UnaryFn::Silu, gate)?;
-    let up = layers::dense(b, "experts.up", "nesc,eco->neso", x, &[cfg.inner], false)?;
-    let gated = layers::mul(b, "gated", gate, up)?;
-    let done = layers::dense(b, "experts.down", "nesc,eco->neso", gated, &[channels], false)?;
-    layers::einsum(b, "mix", "nse,nesc->nsc", &[weight, done])
-}
-
-#[test]
-fn experts_with_room_for_all_are_a_weighted_sum() {
-    let cfg = Moe { experts: 4, top_k: 2, inner: 5, capacity_factor: 2.0 };
-    let tokens = |b: &mut GraphBuilder| layers::data(b, "x", DType::F64, &[3, 6, 4]);
-    assert_eq!(cfg.capacity(6), 6);
-    let (_, sparse) = compute(|b| tokens(b).and_then(|x| layers::moe(b, x, &cfg)));
-    let (_, dense) = compute(|b| tokens(b).and_then(|x| dense_moe(b, x, &cfg)));
-    assert_close(&sparse, &dense);
-}
-
-#[test]
-fn tokens_that_find_their_expert_full_get_nothing() {
-    // One expert with two slots for five tokens: the first two are served, the rest are dropped.
-    let cfg = Moe { experts: 1, top_k: 1, inner: 3, capacity_factor: 0.4 };
-    assert_eq!(cfg.capacity(5), 2);
-    let (_, y) = compute(|b| {
-        let x = layers::data(b, "x", DType::F64, &[2, 5, 4])?;
-        layers::moe(b, x, &cfg)
-    });
-    for (i, token) in y.chunks(4).enumerate() {
-        assert_eq!(token.iter().any(|&v| v != 0.0), i % 5 < 2, "token {i}");
-    }
-}
-
-#[test]
-fn capacity_is_never_zero_nor_more_than_there_are_tokens() {
-    let check = |experts, top_k, capacity_factor, tokens, expected| {
-        let cfg = Moe { experts, top_k, inner: 1, capacity_factor };
-        assert_eq!(cfg.capacity(tokens), expected, "{cfg:?}");
-    };
-    check(8, 2, 1.25, 1024, 320);
-    check(8, 2, 1.0, 3, 1);
-    check(65536, 1, 0.01, 7, 1);
-    check(1, 1, 1e6, u64::MAX, u64::MAX);
-    check(4, 4, 1e6, 10, 10);
 }
 
 #[test]

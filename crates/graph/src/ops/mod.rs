@@ -10,12 +10,14 @@ mod attention_grad;
 mod binary;
 mod broadcast;
 mod cast;
+mod combine;
 mod concat;
 mod contract;
 mod conv;
 mod conv_grad;
 mod cross_entropy;
 mod cumsum;
+mod dispatch;
 mod dropout;
 mod dynamic;
 mod gather;
@@ -31,14 +33,16 @@ mod pool;
 mod reduce;
 mod reshape;
 mod reverse;
+mod route;
 mod select;
 mod slice;
 mod slide;
+mod slot_grid;
+mod slots;
 mod softmax;
 mod sort;
 mod source;
 mod take_along;
-mod top_k;
 mod transpose;
 mod unary;
 
@@ -51,6 +55,7 @@ pub use literal::LiteralValues;
 pub use pool::PoolGeometry;
 pub use select::CompareFn;
 pub use slide::{Slide, Slides};
+pub use slot_grid::SlotGrid;
 pub use unary::UnaryFn;
 
 use crate::{
@@ -144,6 +149,10 @@ ops! {
     Broadcast = "broadcast" in broadcast,
     /// Change of element type.
     Cast = "cast" in cast,
+    /// Weighted sum of each token's slots: what its experts made of it.
+    Combine = "combine" in combine,
+    /// Derivative of a combination by its weights.
+    CombineGradWeights = "combine_grad_weights" in combine,
     /// Comparison of two tensors, with broadcasting.
     Compare = "compare" in select,
     /// One tensor after the other along a dimension.
@@ -162,6 +171,8 @@ ops! {
     CrossEntropyGrad = "cross_entropy_grad" in cross_entropy,
     /// Running sum along a dimension.
     Cumsum = "cumsum" in cumsum,
+    /// Tokens copied to the slots of their experts.
+    Dispatch = "dispatch" in dispatch,
     /// Random zeros, by a mask that every split shares.
     Dropout = "dropout" in dropout,
     /// A box of a tensor at a computed place.
@@ -212,6 +223,8 @@ ops! {
     Reshape = "reshape" in reshape,
     /// Dimensions turned around.
     Reverse = "reverse" in reverse,
+    /// The experts that each token goes to: its best scores, within its best groups.
+    Route = "route" in route,
     /// Rows added up into a table by their ids.
     ScatterAdd = "scatter_add" in gather,
     /// One of two tensors by a truth value, with broadcasting.
@@ -220,6 +233,8 @@ ops! {
     Sgd = "sgd" in optimizer,
     /// A box of a tensor.
     Slice = "slice" in slice,
+    /// The next free slot of each of a token's experts.
+    Slots = "slots" in slots,
     /// Softmax along one dimension.
     Softmax = "softmax" in softmax,
     /// Derivative of the softmax times the incoming gradient.
@@ -232,8 +247,6 @@ ops! {
     TakeAlong = "take_along" in take_along,
     /// The largest elements of each row and where they are.
     TopK = "top_k" in sort,
-    /// 1 at the largest elements of each row, 0 elsewhere.
-    TopKMask = "top_k_mask" in top_k,
     /// The dimensions in another order.
     Transpose = "transpose" in transpose,
     /// The inverse of a transposition.

@@ -29,6 +29,8 @@ macro_rules! with_ids {
     };
 }
 
+pub(crate) use with_ids;
+
 /// The local row of each id in a table that holds `rows` rows from `base` on, out of `extent`; [`ELSEWHERE`] for ids of
 /// other parts.
 pub(crate) fn local_rows<'a>(

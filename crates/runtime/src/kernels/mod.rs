@@ -16,6 +16,7 @@ mod cross_entropy;
 mod dropout;
 mod dynamic;
 mod elementwise;
+mod experts;
 mod gather;
 pub(crate) mod gemm;
 mod loops;

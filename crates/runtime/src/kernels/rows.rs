@@ -1,12 +1,8 @@
-//! Kernels along one dimension: running sums, and the mask of the largest elements.
+//! Kernels along one dimension: running sums.
 
 use super::{Context, Kernel, Result, loops::count, read, write};
 use crate::tensor::{Element, Float, View, ViewMut};
-use shardwright_graph::{
-    DType,
-    ops::{Cumsum, TopKMask},
-};
-use std::cmp::Ordering;
+use shardwright_graph::{DType, ops::Cumsum};
 
 impl Kernel for Cumsum {
     fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
@@ -56,35 +52,4 @@ fn running_sum<E: Element>(
         }
     }
     Ok(())
-}
-
-impl Kernel for TopKMask {
-    fn run<T: Float>(
-        &self,
-        inputs: &[View<'_>],
-        outputs: &mut [ViewMut<'_>],
-        context: &mut Context,
-    ) -> Result {
-        let row = inputs[0].shape.last().map_or(1, |&n| n as usize);
-        let (x, mask) = (read::<T>(&inputs[0])?, write::<T>(&mut outputs[0])?);
-        let order = context.scratch.take::<u64>(row);
-        mask.fill(T::ZERO);
-        for (x, mask) in x.chunks_exact(row).zip(mask.chunks_exact_mut(row)) {
-            order.iter_mut().enumerate().for_each(|(i, o)| *o = i as u64);
-            // Largest first; equal ones by position, so the order is total and the choice unique.
-            order.select_nth_unstable_by(self.k as usize - 1, |&i, &j| {
-                descending(x[i as usize], x[j as usize]).then(i.cmp(&j))
-            });
-            for &i in &order[..self.k as usize] {
-                mask[i as usize] = T::ONE;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Larger numbers first, NaN last.
-fn descending<T: Float>(a: T, b: T) -> Ordering {
-    let is_nan = |x: T| x.partial_cmp(&x).is_none();
-    b.partial_cmp(&a).unwrap_or_else(|| is_nan(a).cmp(&is_nan(b)))
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod case;
+mod experts;
 mod gradients;
 mod nn_reference;
 mod reference;

@@ -7,7 +7,7 @@ use shardwright_graph::{
     examples::{Examples, f64s},
     ops::{
         Bitcast, Cast, Concat, Cumsum, DynamicSlice, DynamicUpdate, Gather, Lstm, OneHot, Pad, PutAlong,
-        Reverse, ScatterAdd, Slice, Sort, TakeAlong, TopK, TopKMask, Transpose,
+        Reverse, ScatterAdd, Slice, Sort, TakeAlong, TopK, Transpose,
     },
 };
 use shardwright_runtime::{Context, HostTensor as Value, KernelError, kernels::evaluate};
@@ -210,33 +210,6 @@ fn one_hot_marks_the_position_that_the_id_names() {
             })
         });
     }
-}
-
-#[test]
-fn the_mask_marks_an_element_if_fewer_than_k_come_before_it() {
-    for (seed, case) in cases(TopKMask::case) {
-        let Op::TopKMask(TopKMask { k }) = case.op else { unreachable!() };
-        check(&case, seed, 0.0, |x, shape| {
-            Naive::by(shape, |at| {
-                let (&own, rest) = at.split_last().unwrap();
-                let value = |i: u64| x[0].at(&[rest, &[i]].concat());
-                let better = |i: u64| value(i) > value(own) || (value(i) == value(own) && i < own);
-                f64::from(u8::from(((0..shape[rest.len()]).filter(|&i| better(i)).count() as u64) < k))
-            })
-        });
-    }
-}
-
-#[test]
-fn ties_go_to_lower_positions_and_anything_beats_nan() {
-    let mask = |k: u64, row: &[f64]| {
-        let x = Value::from_vec([row.len() as u64], row.to_vec());
-        evaluate(&TopKMask { k }.into(), &[&x], &mut Context::default()).unwrap().remove(0).to_f64_vec()
-    };
-    assert_eq!(mask(2, &[1.0, 3.0, 3.0, 3.0]), [0.0, 1.0, 1.0, 0.0]);
-    assert_eq!(mask(3, &[0.0, -0.0, 0.0, -0.0]), [1.0, 1.0, 1.0, 0.0]);
-    assert_eq!(mask(2, &[f64::NAN, f64::NEG_INFINITY, 1.0]), [0.0, 1.0, 1.0]);
-    assert_eq!(mask(2, &[f64::NAN, f64::NAN, f64::NAN]), [1.0, 1.0, 0.0]);
 }
 
 #[test]

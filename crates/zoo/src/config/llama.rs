@@ -8,7 +8,7 @@ use super::{
 use crate::{
     ZooError,
     decoder::{AttentionKind, BlockForm, Decoder, Experts, FeedForward, Norm, Windows},
-    layers::{Attention, Rotary},
+    layers::{Attention, Moe, Rotary, Router, Scoring},
 };
 
 /// What a family has where its configs say nothing.
@@ -122,25 +122,32 @@ fn with_heads(mut decoder: Decoder, change: impl FnOnce(&mut Attention)) -> Deco
     decoder
 }
 
-/// Experts of a mixture: how many there are and how many each token goes to.
-pub(super) fn routing(fields: Fields<'_>, count: &str, inner: u64) -> Result<Experts, ZooError> {
+/// Slots of an expert, relative to an even split of the tokens. Trainers without dropped tokens compute as many slots as
+/// tokens ask for: with balanced experts, an even split.
+const CAPACITY: f64 = 1.0;
+
+/// Experts of a mixture: how many there are, how many each token goes to, and how they are chosen.
+pub(super) fn routing(
+    fields: Fields<'_>,
+    count: &str,
+    inner: u64,
+    router: Router,
+) -> Result<Experts, ZooError> {
     let experts = fields.size(count, MOST_HEADS)?;
     let top_k = fields.size("num_experts_per_tok", MOST_HEADS)?;
     if top_k > experts {
         return Err(bad("num_experts_per_tok", format!("{top_k} is more than {count} = {experts}")));
     }
     let every = fields.size_or("decoder_sparse_step", MOST_LAYERS, 1)?;
-    // Trainers without dropped tokens compute as many slots as tokens ask for.
-    Ok(Experts {
-        count: experts,
-        top_k,
-        inner,
-        capacity: 1.0,
-        shared: None,
-        shared_gate: false,
-        first: 0,
-        every,
-    })
+    let activation = fields.activation("hidden_act", LLAMA.activation)?;
+    let routed = Moe { experts, top_k, inner, activation, capacity_factor: CAPACITY, router };
+    Ok(Experts { routed, shared: None, shared_gate: false, first: 0, every })
+}
+
+/// Qwen's router: softmax over all experts, normalised over the chosen ones where the config says so.
+fn qwen_router(fields: Fields<'_>) -> Result<Router, ZooError> {
+    let normalised = fields.flag_or("norm_topk_prob", false)?;
+    Ok(Router { normalised, ..Router::new(Scoring::Softmax) })
 }
 
 pub(super) fn llama(fields: Fields<'_>) -> Result<Config, ZooError> {
@@ -153,7 +160,8 @@ pub(super) fn mistral(fields: Fields<'_>) -> Result<Config, ZooError> {
 
 pub(super) fn mixtral(fields: Fields<'_>) -> Result<Config, ZooError> {
     let plain = decoder(fields, &Defaults { eps: 1e-5, theta: 1e6, ..LLAMA })?;
-    let experts = Some(routing(fields, "num_local_experts", plain.feed_forward.inner)?);
+    let router = Router::new(Scoring::SoftmaxOfChosen);
+    let experts = Some(routing(fields, "num_local_experts", plain.feed_forward.inner, router)?);
     rotary_decoder(fields, Decoder { windows: windows(fields)?, experts, ..plain })
 }
 
@@ -169,7 +177,8 @@ pub(super) fn qwen2(fields: Fields<'_>) -> Result<Config, ZooError> {
 }
 
 pub(super) fn qwen2_moe(fields: Fields<'_>) -> Result<Config, ZooError> {
-    let mut experts = routing(fields, "num_experts", fields.size("moe_intermediate_size", MOST_INNER)?)?;
+    let inner = fields.size("moe_intermediate_size", MOST_INNER)?;
+    let mut experts = routing(fields, "num_experts", inner, qwen_router(fields)?)?;
     experts.shared = fields.optional("shared_expert_intermediate_size", MOST_INNER)?;
     experts.shared_gate = true;
     every_layer(fields)?;
@@ -188,7 +197,8 @@ pub(super) fn qwen3(fields: Fields<'_>) -> Result<Config, ZooError> {
 }
 
 pub(super) fn qwen3_moe(fields: Fields<'_>) -> Result<Config, ZooError> {
-    let experts = routing(fields, "num_experts", fields.size("moe_intermediate_size", MOST_INNER)?)?;
+    let inner = fields.size("moe_intermediate_size", MOST_INNER)?;
+    let experts = routing(fields, "num_experts", inner, qwen_router(fields)?)?;
     every_layer(fields)?;
     rotary_decoder(fields, Decoder { experts: Some(experts), ..qwen3_decoder(fields)? })
 }

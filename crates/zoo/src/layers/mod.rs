@@ -52,7 +52,7 @@ pub(crate) use dense::tied_logits;
 pub use dense::{dense, dropout, embedding, feed_forward, flatten, gated_feed_forward, gated_with, linear};
 pub use latent::{LatentAttention, latent_attention};
 pub use loss::{bce_with_logits, cross_entropy, element_wise_loss, mse};
-pub use moe::{Moe, moe};
+pub use moe::{ExpertGroups, Moe, Router, Scoring, moe};
 pub use norm::{batch_norm, layer_norm, rms_norm};
 pub use position::{rotary, rotary_tables, sinusoids};
 pub use recurrent::{LstmOutput, LstmState, Sequence, attend, ids_by_step, last, lstm};
