@@ -90,7 +90,12 @@ impl Request {
                 "--precision tf32: f32 products were measured without TF32; leave --costs out"
             );
         }
+        // A machine that states no rate in TF32 stays as it is.
         let mut spec = machine.spec().clone();
+        if spec.device.peak.tf32.is_none() && spec.mixed.iter().all(|mixed| mixed.device.peak.tf32.is_none())
+        {
+            return Ok(machine);
+        }
         spec.device.tf32 = used;
         spec.mixed.iter_mut().for_each(|mixed| mixed.device.tf32 = used);
         Ok(Machine::try_from(spec)?)

@@ -3,7 +3,8 @@
 //! One letter or word per dimension, tensors separated by commas. Dimensions of the same name are shared, and the call works on
 //! each block of them separately. `_` is a dimension that the call needs or makes whole.
 
-/// The shared dimension of each dimension, per operand and then per result. A dimension that some result lacks stays whole.
+/// The shared dimension of each dimension, per operand and then per result. A dimension that some result
+/// lacks, or that no operand has, stays whole.
 ///
 /// # Errors
 /// If the text is no rule.
@@ -19,7 +20,10 @@ pub(super) fn parse(text: &str) -> Result<Vec<Vec<Option<u8>>>, String> {
     if results.is_empty() {
         return Err("has no results".into());
     }
-    let everywhere = |name: &String| name != "_" && results.iter().all(|dims| dims.contains(name));
+    // A block of a dimension that only results have cannot be computed from blocks of operands.
+    let read = |name: &String| operands.is_empty() || operands.iter().any(|dims| dims.contains(name));
+    let everywhere =
+        |name: &String| name != "_" && read(name) && results.iter().all(|dims| dims.contains(name));
     let mut names: Vec<&String> = Vec::new();
     for name in results.iter().flatten().filter(|name| everywhere(name)) {
         if !names.contains(&name) {
@@ -48,6 +52,7 @@ mod tests {
             ]
         );
         assert_eq!(parse("-> n").unwrap(), [vec![Some(0)]]);
+        assert_eq!(parse("n d -> n e").unwrap(), [[Some(0), None], [Some(0), None]]);
         assert_eq!(parse("n, -> n, n m").unwrap()[3], [Some(0), None]);
         assert!(parse("b q").is_err());
         assert!(parse("b ->").is_err());
