@@ -14,7 +14,7 @@ use crate::{
 use shardwright_cost::CostFile;
 use shardwright_graph::{Graph, RecomputePolicy, RematError, recomputed_ops, remat};
 use shardwright_machine::Machine;
-use shardwright_plan::{Constraints, Plan, PlanError, compute_lower_bound};
+use shardwright_plan::{Constraints, Plan, PlanError, step_lower_bound};
 use shardwright_search::{Control, gap};
 use std::borrow::Cow;
 use std::num::NonZeroU32;
@@ -138,7 +138,7 @@ pub fn plan_variants<'a>(
         }
         let computing = match at {
             0 => None,
-            _ => Some(computing_bound(&planner).map_err(fail)?),
+            _ => Some(computing_bound(&planner, constraints).map_err(fail)?),
         };
         if race.rules_out(own.variant, computing) {
             continue;
@@ -147,7 +147,8 @@ pub fn plan_variants<'a>(
             Ok(answer) => race.add(at, own.variant, answer),
             Err(StrategyError::Plan(error)) if error.is_without_answer() => {
                 // What was not found may exist: only its computing bounds it.
-                let bound = computing.map_or_else(|| computing_bound(&planner), Ok).map_err(fail)?;
+                let bound =
+                    computing.map_or_else(|| computing_bound(&planner, constraints), Ok).map_err(fail)?;
                 race.failed(at, error, bound);
             }
             Err(error) => return Err(fail(error)),
@@ -165,9 +166,9 @@ fn fits_by_recipe(
     Ok(constraints.memory.is_none() || planner.recipes(control)?.iter().any(|own| own.keeps(constraints)))
 }
 
-/// Picoseconds that every plan of a planner's graph computes.
-fn computing_bound(planner: &Planner<'_>) -> Result<i64, StrategyError> {
-    Ok(compute_lower_bound(&*planner.prime()?)?)
+/// Picoseconds of computing that no step of a planner's graph avoids, with overlap or without.
+fn computing_bound(planner: &Planner<'_>, constraints: &Constraints) -> Result<i64, StrategyError> {
+    Ok(step_lower_bound(&*planner.prime()?, constraints.spmd)?)
 }
 
 /// The answers so far.
@@ -217,6 +218,8 @@ impl Race {
     fn failed(&mut self, at: usize, error: PlanError, bound: i64) {
         let is_proof = |error: &PlanError| matches!(error, PlanError::DoesNotFit { .. });
         let proved = is_proof(&error);
+        // The proof that nothing fits is of the searched space; the bound with overlap is of all plans.
+        self.overlaps.push(bound as f64 / 1e12);
         if !proved {
             self.bounds.push(bound);
         }
