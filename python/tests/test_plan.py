@@ -28,7 +28,7 @@ def test_errors_of_bad_requests_name_the_cause():
 
 def test_too_little_memory_raises_does_not_fit():
     with pytest.raises(shardwright.DoesNotFit, match="does not fit|fits|memory"):
-        shardwright.plan("mlp", machine="flat:4", memory=1000)
+        shardwright.plan("mlp", machine="flat:4", memory="1000B")
 
 
 def test_text_and_file_give_the_same_plan(tmp_path):

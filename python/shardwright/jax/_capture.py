@@ -24,7 +24,7 @@ from ._arguments import Call, LeafType, Structure, fold, is_key, show_type, unfo
 from ._stand_in import PREFIX, PlannedProgram, planned_type
 from ._walk import Visit, large_constants, walk
 
-_SCOPE = re.compile(r"#([\d.]+)(?:/|$)")
+_SCOPE = re.compile(r"#([\d.]+)\)*(?:/|$)")
 # Larger constants of closures are arguments of the program instead of a part of its text.
 _LARGEST_CONSTANT_BYTES = 1 << 12
 
@@ -261,8 +261,8 @@ def stand_in_paths(text: str) -> frozenset[str]:
 def path_of(name: str | None) -> str | None:
     """The path of the equation that became an operation with this location.
 
-    >>> path_of("mlp/#12.0.3/dot_general")
-    '12.0.3'
+    >>> path_of("mlp/#12.0.3/dot_general"), path_of("transpose(jvp(#36))/dot_general")
+    ('12.0.3', '36')
     """
     found = _SCOPE.findall(name or "")
     return found[-1] if found else None
