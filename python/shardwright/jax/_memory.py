@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._native import DoesNotFit
+from .._native import DoesNotFit, PlanError
 from ._sharded_step import ShardedStep
 
 # Plans that are compiled before the limit is refused.
@@ -30,7 +30,8 @@ def fitted(planned: Callable[[str | float | None], ShardedStep], memory: str | f
             raise DoesNotFit(_message(limit, needs))
         try:
             step = planned(f"{lowered}B")
-        except DoesNotFit as error:
+        except PlanError as error:
+            # Only the limit differs from the plan before: nothing fits, or nothing was found that does.
             raise DoesNotFit(f"{_message(limit, needs)} {error}") from None
     return step
 
