@@ -87,7 +87,7 @@ impl Assignment {
     /// Checks that every op has a valid config on the mesh.
     ///
     /// # Errors
-    /// Where a config is invalid, or a choice is not supported yet.
+    /// Where a config is invalid.
     pub fn check(&self, graph: &Graph, shapes: &[OpShapes], mesh: &Mesh) -> Result<(), AssignmentError> {
         if self.configs.len() != graph.ops.len() {
             return Err(AssignmentError::Count { configs: self.configs.len(), ops: graph.ops.len() });
