@@ -5,18 +5,21 @@
 //! results. Updates wait with it: no op of the step reads their results. Latency is paid once per bucket. The bytes on
 //! every axis stay the same. An all-reduce for which the cost model would switch to an algorithm with other traffic
 //! starts a new bucket.
+//!
+//! In a pipeline, groups of devices do not wait for each other's buckets, and nothing is joined in the body: its passes move apart.
 
 use crate::program::{Instruction, ParallelGraph, Reshard, ValueId, Work};
 use rustc_hash::FxHashMap;
-use shardwright_cost::{Action, Collective, Comm, Reduction, Traffic};
+use shardwright_cost::{Action, Collective, Comm, Placement, Reduction, Traffic};
 use shardwright_graph::{DType, OpId};
-use shardwright_machine::{AxisSet, Bytes};
+use shardwright_machine::{AxisId, AxisSet, Bytes};
+use shardwright_space::Pipeline;
 
 /// All-reduces of at least this size are not joined: DDP's default.
 pub const BUCKET: Bytes = Bytes(25 << 20);
 
-/// The key of a bucket: axes, absent axes, reduction, element type.
-type Key = (AxisSet, AxisSet, Reduction, DType);
+/// The key of a bucket: axes, absent axes, reduction, element type, and the group of a pipeline that reduces.
+type Key = (AxisSet, AxisSet, Reduction, DType, u32);
 
 /// All-reduces that wait to be joined.
 struct Bucket {
@@ -32,6 +35,7 @@ struct BucketPass<'a> {
     program: &'a ParallelGraph,
     comm: &'a Comm,
     limit: Bytes,
+    pipeline: Option<&'a Pipeline>,
     /// Whether an op is an update, which can wait. Other ops need their operands at once.
     is_update: &'a dyn Fn(OpId) -> bool,
     open: Vec<Bucket>,
@@ -45,12 +49,13 @@ pub(crate) fn bucket(
     mut program: ParallelGraph,
     comm: &Comm,
     limit: Bytes,
+    pipeline: Option<&Pipeline>,
     is_update: &dyn Fn(OpId) -> bool,
 ) -> ParallelGraph {
     let instructions = std::mem::take(&mut program.instructions);
     let (open, pending) = (Vec::new(), FxHashMap::default());
     let out = Vec::with_capacity(instructions.len());
-    let mut pass = BucketPass { program: &program, comm, limit, is_update, open, pending, out };
+    let mut pass = BucketPass { program: &program, comm, limit, pipeline, is_update, open, pending, out };
     let (body, count) = (program.body.clone(), instructions.len());
     let mut bounds = [0; 2];
     for (at, instruction) in instructions.into_iter().enumerate() {
@@ -61,7 +66,10 @@ pub(crate) fn bucket(
                 *bound = pass.out.len();
             }
         }
-        pass.add(instruction);
+        match pipeline {
+            Some(_) if body.contains(&at) => pass.out.push(instruction),
+            _ => pass.add(instruction),
+        }
     }
     pass.close_all();
     if body.end == count {
@@ -105,7 +113,13 @@ impl BucketPass<'_> {
             return None;
         }
         let before = self.program.value(instruction.reads[0]);
-        Some(((step.axes, before.at.layout().absent(), step.reduction?, before.ty.dtype), step.message.0))
+        let layout = before.at.layout();
+        let digit = |group: u32, axis: AxisId| match layout.get(axis) {
+            Placement::Absent(digit) => group * self.program.mesh.axis(axis).size + u32::from(digit),
+            _ => group,
+        };
+        let group = self.pipeline.map_or(0, |pipeline| pipeline.axes.iter().fold(0, digit));
+        Some(((step.axes, layout.absent(), step.reduction?, before.ty.dtype, group), step.message.0))
     }
 
     fn traffic(&self, key: Key, bytes: u64) -> Traffic {
@@ -147,7 +161,7 @@ impl BucketPass<'_> {
         for value in bucket.members.iter().chain(&bucket.waiting).flat_map(|member| &member.writes) {
             self.pending.remove(value);
         }
-        let (axes, absent, reduction, _) = key;
+        let (axes, absent, reduction, ..) = key;
         let message = Bytes(bucket.bytes);
         let seconds = self.comm.choose(Collective::AllReduce, axes, absent, message).1;
         let action = Action::AllReduce;

@@ -66,6 +66,7 @@ mod bucket;
 mod local;
 mod lower;
 pub mod memory;
+mod pipeline;
 mod program;
 mod text;
 mod traffic;
@@ -76,8 +77,10 @@ pub use blocks::Piece;
 pub use local::SplitOp;
 pub use lower::{LowerError, LowerOptions, halo_exchanges, lower, lower_with};
 pub use memory::DeviceAccount;
+pub use pipeline::{ProgramPipeline, StagePass, weight_gradient_ops};
 pub use program::{
     Carry, Instruction, InstructionId, Output, ParallelGraph, Reshard, Source, Value, ValueId, Work,
 };
 pub use shardwright_cost::Reduction;
+pub use shardwright_stages::schedule::Pass;
 pub use text::Listing;

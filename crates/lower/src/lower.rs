@@ -11,6 +11,7 @@ use crate::{
     blocks::reduces,
     bucket::{BUCKET, bucket},
     local::SplitOp,
+    pipeline::ProgramPipeline,
     program::{Carry, Instruction, Output, ParallelGraph, Reshard, Source, Value, ValueId, Work},
 };
 use rustc_hash::FxHashMap;
@@ -18,8 +19,8 @@ use shardwright_cost::{Arrangement, Layout, LayoutError, ReshardPath, ReshardTre
 use shardwright_graph::{Graph, OpId, Phase, TensorId};
 use shardwright_machine::{Bytes, DeviceId, Mesh, Seconds};
 use shardwright_space::{
-    Assignment, AssignmentError, Config, Endpoint, OpShapes, Pass, Sharing, TensorLayouts, Transfers, UPDATE,
-    assign_layouts, halos, pass_of, window_cuts,
+    Assignment, AssignmentError, Config, Endpoint, OpShapes, Pass, Pipeline, Sharing, TensorLayouts,
+    Transfers, UPDATE, assign_layouts, halos, pass_of, window_cuts,
 };
 use smallvec::{SmallVec, smallvec};
 use std::rc::Rc;
@@ -153,6 +154,7 @@ pub fn lower_with(
             micro_batches: graph.micro_batches,
             body: 0..0,
             copies: 1,
+            pipeline: None,
         },
     };
     let eager = lowering.eager();
@@ -172,7 +174,7 @@ pub fn lower_with(
             lowering.program.body.end = lowering.program.instructions.len();
         }
     }
-    lowering.finish(join_below)
+    lowering.finish(join_below, assignment.pipeline.as_ref())
 }
 
 impl<'a> Lowering<'a> {
@@ -389,7 +391,7 @@ impl<'a> Lowering<'a> {
         value
     }
 
-    fn finish(mut self, join_below: Bytes) -> Result<ParallelGraph, LowerError> {
+    fn finish(mut self, join_below: Bytes, pipeline: Option<&Pipeline>) -> Result<ParallelGraph, LowerError> {
         let graph = self.graph;
         for &tensor in &graph.outputs {
             let value = self.stored(tensor);
@@ -408,7 +410,8 @@ impl<'a> Lowering<'a> {
         let ops = graph.ops.iter().zip(self.shapes).zip(self.layouts.configs);
         self.program.ops =
             ops.map(|((node, shapes), config)| SplitOp { op: node.op.clone(), shapes, config }).collect();
-        let mut program = bucket(self.program, self.resharder.comm(), join_below, &is_update);
+        let mut program = bucket(self.program, self.resharder.comm(), join_below, pipeline, &is_update);
+        program.pipeline = pipeline.map(|pipeline| ProgramPipeline::new(graph, pipeline, &program));
         program.record_lifetimes();
         Ok(program)
     }

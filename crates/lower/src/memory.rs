@@ -34,9 +34,6 @@ use std::ops::Range;
 /// Buffers are whole cache lines of this many bytes.
 pub const LINE: u64 = 64;
 
-/// Micro-batches whose memory differs: the first, one in between, the last.
-const ALL_KINDS: u32 = 3;
-
 /// Tensors of at most this size are reduced together as one row: copying them costs less than a message each.
 pub const SMALL_BYTES: u64 = 16 << 10;
 
@@ -185,11 +182,12 @@ struct Tasks<'p> {
 }
 
 impl DeviceAccount {
-    /// The account of a device. That of a program whose body is written once is that of three micro-batches. From the
-    /// second on, all sums over micro-batches are held; up to the last but one, all that the next one reads.
+    /// The account of a device. That of a program whose body is written once is that of the first micro-batches. From the
+    /// second on, all sums over micro-batches are held; up to the last but one, all that the next one reads. A pipeline holds
+    /// as many micro-batches as its schedule has in flight.
     pub fn of(program: &ParallelGraph, device: DeviceId) -> Self {
         if program.copies == 1 && program.micro_batches.get() > 1 && !program.body.is_empty() {
-            return Self::of(&program.unrolled_to(ALL_KINDS), device);
+            return Self::of(&program.unrolled_to(program.memory_copies()), device);
         }
         let in_place = program.updated_in_place();
         let replaced = program.replaced();
@@ -325,13 +323,29 @@ impl Tasks<'_> {
 impl ParallelGraph {
     /// The most bytes that any device holds at once.
     pub fn peak_memory(&self) -> u64 {
+        self.peaks().into_iter().map(|(_, peak)| peak).max().unwrap_or(0)
+    }
+
+    /// The most bytes that a device holds at once, for every group of a pipeline.
+    pub fn peak_by_group(&self) -> BTreeMap<u32, u64> {
+        let mut groups = BTreeMap::new();
+        for (device, peak) in self.peaks() {
+            let group = self.pipeline.as_ref().map_or(0, |pipeline| pipeline.group_of(&self.mesh, device));
+            let most: &mut u64 = groups.entry(group).or_default();
+            *most = peak.max(*most);
+        }
+        groups
+    }
+
+    /// The most bytes held at once by each of the devices among which every account occurs.
+    fn peaks(&self) -> Vec<(DeviceId, u64)> {
         let program = if self.copies == 1 && !self.body.is_empty() {
-            Cow::Owned(self.unrolled_to(ALL_KINDS))
+            Cow::Owned(self.unrolled_to(self.memory_copies()))
         } else {
             Cow::Borrowed(self)
         };
-        let devices = self.memory_devices().into_iter();
-        devices.map(|device| DeviceAccount::of(&program, device).account.peak()).max().unwrap_or(0)
+        let peak = |device| (device, DeviceAccount::of(&program, device).account.peak());
+        self.memory_devices().into_iter().map(peak).collect()
     }
 
     /// Devices among which every account of the program occurs. Devices differ by the digits that values are pinned to,

@@ -5,6 +5,7 @@
 //! reads nor writes it. A device that takes no part in an instruction skips it.
 
 use crate::local::SplitOp;
+use crate::pipeline::ProgramPipeline;
 use shardwright_cost::{Action, Arrangement, Placement, Reduction};
 use shardwright_graph::{Block, OpId, TensorId, TensorType, block::extents};
 use shardwright_machine::{AxisSet, Bytes, DeviceId, Mesh, Seconds};
@@ -208,6 +209,8 @@ pub struct ParallelGraph {
     pub body: Range<usize>,
     /// How many micro-batches the body has: 1, or as many as [`ParallelGraph::unrolled`] made.
     pub copies: u32,
+    /// The pipeline whose schedule orders the body; none where every micro-batch follows the one before.
+    pub pipeline: Option<ProgramPipeline>,
 }
 
 impl ParallelGraph {

@@ -57,7 +57,8 @@ pub use min_memory::{MinMemory, min_memory, tighten};
 pub use op_times::{OpTimes, picoseconds};
 pub use plan::{
     BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, MoveCount, Optimised, OverlapBound,
-    PlacementRow, Plan, PlanAxis, PlanLayer, PlanOp, Recomputation, SearchSpace, StageTimes, StepTimes,
+    PlacementRow, Plan, PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace,
+    StageTimes, StepTimes,
 };
 pub use price::{Costs, LayerCost};
 pub use reading::model_hash;

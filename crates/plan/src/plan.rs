@@ -87,6 +87,9 @@ pub struct Plan {
     /// The forward ops that are recomputed.
     #[serde(default)]
     pub recompute: Recomputation,
+    /// The pipeline; none: all devices run all layers.
+    #[serde(default)]
+    pub pipeline: Option<PlanPipeline>,
     /// For SoyBean's plans: the elements moved, by its measure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soybean: Option<MoveCount>,
@@ -145,6 +148,36 @@ impl Default for Recomputation {
     fn default() -> Self {
         Self { policy: "off".into(), ops: Vec::new() }
     }
+}
+
+/// Stages of layers on groups of devices, and the schedule of their passes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanPipeline {
+    /// The schedule's name.
+    pub schedule: String,
+    /// Chunks of layers per group.
+    pub chunks: u32,
+    /// Names of the mesh axes that number the groups, outermost first.
+    pub axes: Vec<String>,
+    /// The stages along the layers.
+    pub stages: Vec<PlanStage>,
+    /// The share of the step in which a group of devices runs no pass and no update, on average.
+    pub bubble: f64,
+}
+
+/// A stage of a pipeline.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanStage {
+    /// Its layers by name, in the graph's order.
+    pub layers: Vec<String>,
+    /// The group that runs it.
+    pub group: u32,
+    /// Number of devices of the group.
+    pub devices: u32,
+    /// Computing and communication of its layers in a step, without overlap.
+    pub seconds: f64,
+    /// The most bytes that a device of the group holds at once.
+    pub peak_memory_bytes: u64,
 }
 
 /// The quantity that a search minimises. Objective, bound and proof always refer to the sum.

@@ -1,9 +1,13 @@
 //! Reads the step's variant, the mesh and the assignment of a plan file, and checks that graph and machine are the plan's.
 
-use crate::{error::PlanError, plan::Plan};
+use crate::{
+    error::PlanError,
+    plan::{Plan, PlanPipeline},
+};
 use shardwright_graph::{Graph, OpId, remat};
 use shardwright_machine::{AxisId, AxisSet, Machine, Mesh};
-use shardwright_space::Assignment;
+use shardwright_space::{Assignment, Pipeline};
+use shardwright_stages::schedule::Schedule;
 use std::collections::BTreeMap;
 
 /// The hash that identifies a plan's model: FNV-1a, 64 bits, of the graph's JSON.
@@ -16,6 +20,44 @@ pub fn model_hash(graph: &Graph) -> String {
 
 fn mismatch(reason: String) -> PlanError {
     PlanError::Mismatch { reason }
+}
+
+impl PlanPipeline {
+    /// The pipeline that is written here.
+    fn read(&self, graph: &Graph, mesh: &Mesh) -> Result<Pipeline, PlanError> {
+        let schedule = Schedule::parse(&self.schedule, Some(self.chunks));
+        let schedule = schedule.map_err(|error| mismatch(format!("its pipeline: {error}; plan again")))?;
+        let mut axes = AxisSet::EMPTY;
+        for name in &self.axes {
+            let axis = mesh.axis_named(name).ok_or_else(|| {
+                mismatch(format!(
+                    "its pipeline is over axis `{}`, which it lacks; plan again",
+                    name.escape_debug()
+                ))
+            })?;
+            axes = axes.with(axis);
+        }
+        let by_name: BTreeMap<&str, usize> =
+            graph.layers.iter().enumerate().map(|(at, layer)| (layer.name.as_str(), at)).collect();
+        let mut stages: Vec<Option<u32>> = vec![None; graph.layers.len()];
+        for (stage, written) in self.stages.iter().enumerate() {
+            for name in &written.layers {
+                let layer = by_name.get(name.as_str()).copied();
+                let free = layer.filter(|&layer| stages[layer].is_none());
+                let layer = free.ok_or_else(|| {
+                    let reason = if layer.is_some() { "is on two stages" } else { "is not in the model" };
+                    mismatch(format!("layer `{}` of its pipeline {reason}; plan again", name.escape_debug()))
+                })?;
+                stages[layer] = Some(stage as u32);
+            }
+        }
+        let missing = |at: usize| {
+            let name = graph.layers[at].name.escape_debug();
+            mismatch(format!("its pipeline has no stage for layer `{name}`; plan again"))
+        };
+        let stages = stages.into_iter().enumerate().map(|(at, stage)| stage.ok_or_else(|| missing(at)));
+        Ok(Pipeline { axes, schedule, stages: stages.collect::<Result<_, _>>()? })
+    }
 }
 
 impl Plan {
@@ -108,6 +150,11 @@ impl Plan {
             )));
         }
         let written = self.ops.iter().map(|op| &op.axes[..]);
-        Ok(Assignment::from_axis_names(graph, mesh, written)?)
+        let assignment = Assignment::from_axis_names(graph, mesh, written)?;
+        let pipeline = self.pipeline.as_ref().map(|written| written.read(graph, mesh)).transpose()?;
+        if let Some(pipeline) = &pipeline {
+            pipeline.check(graph, &assignment.configs, mesh)?;
+        }
+        Ok(Assignment { pipeline, ..assignment })
     }
 }

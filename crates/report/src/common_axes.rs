@@ -4,7 +4,7 @@
 //! ones. A config on merged axes is a config on finer axes too, where each finer axis has the use of its merged axis.
 
 use shardwright_machine::{AxisId, AxisSet, Machine, Mesh, MeshError};
-use shardwright_space::{Assignment, AxisUse, Config};
+use shardwright_space::{Assignment, AxisUse, Config, Pipeline};
 
 /// The coarsest mesh of the machine that refines two of its meshes.
 ///
@@ -41,7 +41,11 @@ pub fn on_finer_axes(assignment: &Assignment, coarse: &Mesh, finer: &Mesh) -> As
         }
         config
     };
-    Assignment { configs: assignment.configs.iter().map(config).collect(), ..assignment.clone() }
+    let pipeline = assignment.pipeline.as_ref().map(|pipeline| {
+        let children = finer.all().iter().filter(|&axis| pipeline.axes.iter().any(|of| inside(axis, of)));
+        Pipeline { axes: children.collect(), ..pipeline.clone() }
+    });
+    Assignment { configs: assignment.configs.iter().map(config).collect(), pipeline, ..assignment.clone() }
 }
 
 #[cfg(test)]

@@ -8,15 +8,12 @@
 use crate::{
     config::{AxisUse, Config},
     layout::{OpShapes, output_layout},
+    pipeline::Pipeline,
 };
 use shardwright_cost::{Placement, Reduction};
 use shardwright_graph::{Graph, OpId, Rule};
 use shardwright_machine::{AxisSet, Mesh};
 use std::num::NonZeroU32;
-
-/// Stages on sub-meshes and a schedule. No stage can build one yet, so an assignment's pipeline is always none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pipeline {}
 
 /// Every choice for a training step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -55,6 +52,12 @@ pub enum AssignmentError {
         assigned: u32,
         /// The graph's.
         graph: u32,
+    },
+    /// A pipeline that the graph cannot have on this mesh.
+    #[error("the pipeline cannot be: {reason}; plan again for this graph and machine")]
+    Pipeline {
+        /// What is wrong.
+        reason: String,
     },
 }
 
@@ -99,6 +102,9 @@ impl Assignment {
         if self.micro_batches != graph.micro_batches {
             let (assigned, graph) = (self.micro_batches.get(), graph.micro_batches.get());
             return Err(AssignmentError::MicroBatches { assigned, graph });
+        }
+        if let Some(pipeline) = &self.pipeline {
+            pipeline.check(graph, &self.configs, mesh)?;
         }
         for op in graph.op_ids() {
             if let Some(axis) = self.impossible_sums(graph, shapes, mesh, op).iter().next() {

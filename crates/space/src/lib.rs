@@ -28,15 +28,17 @@ mod assignment;
 mod config;
 mod layer;
 mod layout;
+mod pipeline;
 mod search_mesh;
 mod tensor_layouts;
 mod transfers;
 mod window;
 
-pub use assignment::{Assignment, AssignmentError, Pipeline};
+pub use assignment::{Assignment, AssignmentError};
 pub use config::{AxisUse, Config, configs, configs_with_pins, count_configs};
 pub use layer::LayerSplit;
 pub use layout::{OpShapes, input_layout, output_layout};
+pub use pipeline::{Pipeline, reads_data};
 pub use search_mesh::SearchMesh;
 pub use tensor_layouts::{Fetch, TensorLayout, TensorLayouts, assign_layouts, elementwise_config};
 pub use transfers::{

@@ -8,11 +8,12 @@ use crate::{
 };
 use shardwright_cost::TimeSource;
 use shardwright_graph::{FactorIndex, FactorKind, Graph, OpId, Phase, factor_kinds};
+use shardwright_lower::lower;
 use shardwright_machine::{Bytes, LevelId, Mesh, show_bytes};
 use shardwright_plan::{
     BaselineCost, Constraints, Context, CostSource, FORMAT_VERSION, LevelTraffic, OverlapBound, Plan,
-    PlanAxis, PlanLayer, PlanOp, Recomputation, SearchSpace, StepTimes, Throughput, model_hash, padding_hint,
-    step_lower_bound,
+    PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace, StepTimes, Throughput,
+    model_hash, padding_hint, step_lower_bound,
 };
 use shardwright_search::{Control, StopReason, gap};
 use shardwright_sim::simulate_step;
@@ -167,6 +168,7 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         traffic_per_level: levels.collect(),
         micro_batches: graph.micro_batches.get(),
         recompute: recomputation(graph),
+        pipeline: pipeline(solution, simulated.step_seconds),
         soybean: solution.moves.clone(),
         placements: solution.placements.clone(),
         baselines: BTreeMap::new(),
@@ -175,6 +177,37 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         ops: ops.collect(),
         warnings: warnings(solution),
     }
+}
+
+/// The pipeline as it is written down. A step takes `step_seconds`.
+fn pipeline(solution: &Solution<'_>, step_seconds: f64) -> Option<PlanPipeline> {
+    let Solution { context, assignment, costs, .. } = solution;
+    let pipeline = assignment.pipeline.as_ref()?;
+    let (graph, mesh) = (context.graph, context.mesh());
+    let groups = pipeline.groups(mesh);
+    let program = lower(graph, &context.resharder, assignment).ok();
+    let peaks = program.map_or(BTreeMap::new(), |program| program.peak_by_group());
+    let stages = (0..pipeline.stage_count(mesh)).map(|stage| {
+        let own = costs.layers.iter().zip(&pipeline.stages).filter(|(_, own)| **own == stage);
+        let group = pipeline.schedule.place(groups, stage).0;
+        PlanStage {
+            layers: pipeline.layer_names(graph, stage).into_iter().map(String::from).collect(),
+            group,
+            devices: mesh.devices() / groups,
+            seconds: seconds(own.map(|(cost, _)| cost.compute + cost.comm).sum()),
+            peak_memory_bytes: peaks.get(&group).copied().unwrap_or(0),
+        }
+    });
+    let stages: Vec<PlanStage> = stages.collect();
+    let busy: f64 = stages.iter().map(|stage| stage.seconds).sum();
+    let all = f64::from(groups) * step_seconds;
+    Some(PlanPipeline {
+        schedule: pipeline.schedule.name().to_string(),
+        chunks: pipeline.schedule.chunks(),
+        axes: pipeline.axes.iter().map(|axis| mesh.axis(axis).name.clone()).collect(),
+        stages,
+        bubble: if all > 0.0 { (1.0 - busy / all).max(0.0) } else { 0.0 },
+    })
 }
 
 /// The ops that a step recomputes. The policy's name is known to those who chose it.

@@ -12,7 +12,7 @@ pub use simulate::{Costs, Timeline, TimelineAction, simulate};
 use thiserror::Error;
 
 /// A pipeline schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Schedule {
     /// No pipeline: one device runs forward and backward pass of every micro-batch.
     Accumulate,
@@ -136,6 +136,28 @@ impl Schedule {
             Schedule::ZbH1 => "zb-h1",
             Schedule::ZbV => "zb-v",
             Schedule::DualPipeV => "dualpipe-v",
+        }
+    }
+
+    /// The schedule of a name, with `chunks` chunks of layers per device where they are free to choose.
+    ///
+    /// # Errors
+    /// Where there is no such schedule, or it has another number of chunks.
+    pub fn parse(name: &str, chunks: Option<u32>) -> Result<Self, ScheduleError> {
+        let known = SCHEDULES.into_iter().find(|(known, _)| *known == name);
+        let Some((_, schedule)) = known else {
+            let names = SCHEDULES.map(|(name, _)| name).join(", ");
+            return Err(ScheduleError::Count(format!("unknown schedule {name}; choose one of {names}")));
+        };
+        match (schedule, chunks) {
+            (Schedule::Interleaved { .. }, Some(chunks)) if chunks > 0 => {
+                Ok(Schedule::Interleaved { chunks })
+            }
+            (_, Some(chunks)) if chunks != schedule.chunks() => Err(ScheduleError::Count(format!(
+                "{name} has {} chunks per device, not {chunks}",
+                schedule.chunks()
+            ))),
+            _ => Ok(schedule),
         }
     }
 
