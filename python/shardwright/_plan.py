@@ -274,7 +274,7 @@ def plan(
     optimizer: str | None = None,
     price: str | float | None = None,
     costs: str | None = None,
-    micro_batches: int | None = None,
+    micro_batches: int | str | None = None,
     untied: bool = False,
     fix: Mapping[str, object] | Iterable[str] | None = None,
     roles: Mapping[str, object] | Iterable[str] | None = None,
@@ -315,7 +315,8 @@ def plan(
             transformers, else plain gradient descent.
         price: the price of a device for an hour; `Plan.throughput` then has the cost of a million tokens or samples.
         costs: measured op times: a cost file, or a built-in device.
-        micro_batches: equal passes over parts of the batch before one update, a divisor of the batch; one by default.
+        micro_batches: equal passes over parts of the batch before one update: a divisor of the batch, or `"auto"` for the fastest that fits;
+            one by default.
         untied: every op has its own config, so that weights, gradients and optimizer state may be sharded differently.
         fix: constraints, op name pattern to config: `{"fc*": "c4"}`.
         roles: roles of a StableHLO program's arguments, by name pattern: `{"params.*": "parameter"}`.

@@ -37,7 +37,8 @@ impl Graph {
     /// each runs. Element-wise ops do not count, and neither does what a plan recomputes.
     pub fn model_work(&self) -> impl Iterator<Item = (Workload, u32)> + '_ {
         let work = |id| self.node(id).op.workload(&self.input_types(id), &self.output_types(id));
-        let all = self.op_ids().map(move |id| (work(id), self.runs(id)));
+        let own = self.op_ids().filter(|&id| self.node(id).recomputes.is_none());
+        let all = own.map(move |id| (work(id), self.runs(id)));
         all.filter(|(work, _)| work.roofline != RooflineKind::Stream)
     }
 

@@ -19,6 +19,11 @@ use std::collections::BTreeMap;
 /// The most divisions of an op's factors that are enumerated. An op with more adds nothing to the bound.
 const MAX_DIVISIONS: usize = 1 << 14;
 
+/// Ops that have together at most one part in so many of the time may be left out of a bound.
+const NEGLIGIBLE: i128 = 1000;
+/// On so few axes, all divisions of all ops are priced in no time.
+const FEW_AXES: usize = 6;
+
 /// Picoseconds that every plan of this graph on this machine spends computing.
 ///
 /// # Errors
@@ -64,12 +69,43 @@ fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64], &Config) -> 
     }
     let mut kinds: Vec<(OpId, i128)> = counts.into_values().collect();
     kinds.sort_unstable();
+    let kinds = largest(context, kinds, &price);
     let least = kinds.par_iter().map(|&(op, count)| {
         let divisions = divisions(&context.shapes[op.index()].rule, mesh);
         let least = divisions.iter().map(|(parts, config)| price(op, parts, config)).min();
         least.unwrap_or(0).saturating_mul(count)
     });
     least.reduce(|| 0, i128::saturating_add)
+}
+
+/// The kinds of ops without those that hardly matter: all of them together have at most [`NEGLIGIBLE`] of the sum, if every
+/// op takes its share of the time on one device. A bound may leave terms out.
+fn largest(
+    context: &Context<'_>,
+    kinds: Vec<(OpId, i128)>,
+    price: &(impl Fn(OpId, &[u64], &Config) -> i128 + Sync),
+) -> Vec<(OpId, i128)> {
+    let mesh = context.machine.mesh();
+    if mesh.len() <= FEW_AXES {
+        return kinds;
+    }
+    let whole = Config::replicated(mesh.len());
+    let mut priced: Vec<(i128, (OpId, i128))> = kinds
+        .into_iter()
+        .map(|(op, count)| {
+            let parts = whole.parts(&context.shapes[op.index()].rule, mesh);
+            (price(op, &parts, &whole).saturating_mul(count), (op, count))
+        })
+        .collect();
+    let total = priced.iter().fold(0i128, |sum, own| sum.saturating_add(own.0));
+    priced.sort_unstable();
+    let mut left_out = 0i128;
+    let first = priced.iter().position(|own| {
+        left_out = left_out.saturating_add(own.0);
+        left_out > total / NEGLIGIBLE
+    });
+    priced.drain(..first.unwrap_or(0));
+    priced.into_iter().map(|(_, kind)| kind).collect()
 }
 
 /// One config for every division of a rule's factors into parts; none if there are too many.

@@ -51,7 +51,7 @@ pub use constraints::{ConfigConstraint, Constraints};
 pub use context::Context;
 pub use direct::optcnn_bytes;
 pub use error::PlanError;
-pub use memory::{limited, network_peak, peak};
+pub use memory::{limited, memory_lower_bound, network_peak, peak};
 pub use memory_shares::{MemoryShares, memory_shares};
 pub use min_memory::{MinMemory, min_memory, tighten};
 pub use op_times::{OpTimes, picoseconds};

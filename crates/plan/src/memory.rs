@@ -133,6 +133,37 @@ fn network_charges(context: &Context<'_>) -> Vec<(NetworkCharge, Range<u32>)> {
     charges
 }
 
+/// Bytes that some device holds under every assignment on every mesh, pinned or not.
+///
+/// Somewhere each tensor that the network counts exists at least once. So the devices together hold its bytes, and the
+/// device that holds most has the average or more. Copies do not count.
+pub fn memory_lower_bound(context: &Context<'_>) -> Bytes {
+    let graph = context.graph;
+    let devices = u64::from(context.machine.devices()).max(1);
+    let whole = Layout::replicated(context.mesh().len());
+    let mut changes = vec![0i128; graph.ops.len() + 1];
+    for (charge, held) in network_charges(context) {
+        let bytes = match charge {
+            NetworkCharge::Stored { tensor, at: None } => local_bytes(context, tensor, &whole),
+            NetworkCharge::Stored { tensor, .. } | NetworkCharge::Smaller { tensor, .. } => {
+                // Every layout's number of shards divides the number of devices.
+                let bytes = graph.tensor(tensor).ty.bytes();
+                let slices = local_bytes(context, tensor, &whole).checked_div(bytes).unwrap_or(1);
+                (bytes / devices).saturating_mul(slices)
+            }
+            NetworkCharge::Copy(_) => continue,
+        };
+        changes[held.start as usize] += i128::from(bytes);
+        changes[held.end as usize] -= i128::from(bytes);
+    }
+    let mut sum = 0i128;
+    let held = changes.into_iter().map(|change| {
+        sum += change;
+        sum
+    });
+    Bytes(u64::try_from(held.max().unwrap_or(0)).unwrap_or(u64::MAX))
+}
+
 /// The network's peak of an assignment. Where ops are pinned, devices hold different tensors, and the device that holds
 /// most counts.
 pub fn network_peak(context: &Context<'_>, assignment: &Assignment) -> Bytes {

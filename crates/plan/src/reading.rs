@@ -4,11 +4,12 @@ use crate::{
     error::PlanError,
     plan::{Plan, PlanPipeline},
 };
-use shardwright_graph::{Graph, OpId, remat};
+use shardwright_graph::{Graph, OpId, microbatch, remat};
 use shardwright_machine::{AxisId, AxisSet, Machine, Mesh};
 use shardwright_space::{Assignment, Pipeline};
 use shardwright_stages::schedule::Schedule;
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 /// The hash that identifies a plan's model: FNV-1a, 64 bits, of the graph's JSON.
 pub fn model_hash(graph: &Graph) -> String {
@@ -97,11 +98,18 @@ impl Plan {
         })
     }
 
-    /// The step that the plan is for: the model's graph with the plan's ops recomputed.
+    /// The step that the plan is for: the model's graph in the plan's micro-batches, with the plan's ops recomputed.
     ///
     /// # Errors
-    /// Where the model has no such ops, or they cannot be recomputed.
+    /// Where the model cannot be divided, has no such ops, or they cannot be recomputed.
     pub fn step(&self, model: Graph) -> Result<Graph, PlanError> {
+        let Some(count) = NonZeroU32::new(self.micro_batches) else {
+            return Err(mismatch("it has 0 micro-batches; plan again".into()));
+        };
+        let model = match count.get() {
+            1 => model,
+            _ => microbatch(&model, count).map_err(|error| mismatch(error.to_string()))?.graph,
+        };
         if self.recompute.ops.is_empty() {
             return Ok(model);
         }

@@ -9,9 +9,7 @@ use crate::{
 };
 use anyhow::Context as _;
 use shardwright_cost::CostFile;
-use shardwright_graph::{
-    GradientPrecision, Graph, GraphBuilder, Optimizer, TensorId, microbatch, printable, train,
-};
+use shardwright_graph::{GradientPrecision, Graph, GraphBuilder, Optimizer, TensorId, train};
 use shardwright_machine::{Machine, Mesh, Tf32Use};
 use shardwright_onnx as onnx;
 use shardwright_plan::Context;
@@ -19,7 +17,6 @@ use shardwright_search::Clock;
 use shardwright_stablehlo as stablehlo;
 use shardwright_strategies::Planner;
 use shardwright_zoo::{self as zoo, BuildOptions, Precision};
-use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
@@ -30,7 +27,7 @@ const FILE_LEARNING_RATE: f64 = 0.01;
 pub struct Inputs {
     /// The request.
     pub request: Request,
-    /// The step.
+    /// The model's step; where a plan was made or opened, the plan's variant of it.
     pub graph: Graph,
     /// The program, where the step comes from StableHLO.
     pub program: Option<Program>,
@@ -69,9 +66,6 @@ impl Request {
         };
         self.model.read_into(&mut inputs)?;
         self.check_precision(&inputs)?;
-        if let Some(count) = self.micro_batches.filter(|count| count.get() > 1) {
-            inputs.divide(count)?;
-        }
         Ok(inputs)
     }
 
@@ -295,23 +289,6 @@ impl ModelSpec {
 }
 
 impl Inputs {
-    /// Divides the step into micro-batches.
-    fn divide(&mut self, count: NonZeroU32) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            !self.spmd,
-            "--micro-batches {count}: a program of an engine keeps its own micro-batches; leave the option out"
-        );
-        let divided = microbatch(&self.graph, count).with_context(|| format!("--micro-batches {count}"))?;
-        if let Some(first) = divided.statistics.first() {
-            self.notes.push(format!(
-                "statistics over the batch are those of one micro-batch ({} of them, `{}` first), so results differ from one pass",
-                divided.statistics.len(),
-                printable(first, 60)
-            ));
-        }
-        self.graph = divided.graph;
-        Ok(())
-    }
     /// The planner of these inputs.
     pub fn planner(&self) -> Planner<'_> {
         Planner::new(&self.graph, &self.machine, self.costs.as_ref(), self.request.untied)

@@ -1,17 +1,20 @@
 //! The message where no plan fits the memory: what fills it, what needs least, and what would help.
 
-use crate::{inputs::Inputs, request::RecomputeChoice};
+use crate::{
+    inputs::Inputs,
+    request::{MicroBatchChoice, RecomputeChoice},
+};
 use shardwright_graph::RecomputePolicy;
 use shardwright_machine::{Bytes, show_bytes};
 use shardwright_plan::{MemoryShares, PlanError, memory_shares};
 use shardwright_search::Control;
-use shardwright_strategies::{Planner, PricedRecipe, Strategy};
+use shardwright_strategies::{Planner, PricedRecipe, Strategy, Variant};
 
 /// The whole message for a refusal: the search's own words, then the baseline that needs least, its parts, and remedies.
 pub(crate) fn explain(
     inputs: &Inputs,
     planner: &Planner<'_>,
-    recompute: RecomputePolicy,
+    variant: Variant,
     control: &Control<'_>,
     error: &PlanError,
     limit: Bytes,
@@ -19,11 +22,11 @@ pub(crate) fn explain(
     let recipes = planner.recipes(control).unwrap_or_default();
     match recipes.iter().min_by_key(|own| own.costs.peak_memory) {
         Some(least) => {
-            let recomputing = match recompute {
-                RecomputePolicy::Off => String::new(),
-                policy => format!(" with --recompute {}", policy.name()),
+            let with = match variant {
+                Variant::BASE => String::new(),
+                variant => format!(" with {}", variant.options()),
             };
-            format!("{error}{recomputing}. {}", LeastBaseline::new(least).describe(inputs, limit))
+            format!("{error}{with}. {}", LeastBaseline::new(least).describe(inputs, limit))
         }
         // Without baselines the search's own words are all there is.
         None => error.to_string(),
@@ -77,6 +80,10 @@ impl LeastBaseline {
         }
         if inputs.request.recompute == RecomputeChoice::Policy(RecomputePolicy::Off) && !inputs.spmd {
             all.push("--recompute full (results of blocks are computed again)".to_string());
+        }
+        let divided = inputs.request.micro_batches != MicroBatchChoice::default();
+        if !divided && !inputs.spmd && inputs.graph.step_size().samples.is_some_and(|samples| samples > 1) {
+            all.push("--micro-batches auto (the batch in parts, gradients added up)".to_string());
         }
         if !untied {
             all.push("--untied (weights, gradients and optimizer state in shards)".to_string());

@@ -6,18 +6,20 @@ use crate::{
     no_fit::explain,
     opened_plan::OpenedPlan,
     ram::{half_of_free, most_held},
-    request::{RecomputeChoice, Request},
+    request::{MicroBatchChoice, RecomputeChoice, Request},
     summary::headline,
 };
-use shardwright_graph::RecomputePolicy;
+use anyhow::Context as _;
+use shardwright_graph::{RecomputePolicy, micro_batch_counts, printable};
 use shardwright_machine::Bytes;
 use shardwright_plan::{Constraints, PlanError};
 use shardwright_search::{Control, LogEntry, Progress};
 use shardwright_strategies::{
     PlanAnswer, Strategy, StrategyError, Variant, VariantAnswer, VariantError, VariantInputs, find,
-    plan_variants, variant_graphs,
+    plan_variants,
 };
 use std::borrow::Cow;
+use std::num::NonZeroU32;
 use std::sync::atomic::AtomicBool;
 
 /// News of a search.
@@ -65,30 +67,63 @@ impl Inputs {
         }
     }
 
-    /// The variants of the step that may be planned, the step as it is first.
+    /// The variants of the step that may be planned: every number of micro-batches with every policy that is asked for.
     ///
     /// # Errors
-    /// Where a policy is asked for that the step or its engine does not take.
+    /// Where micro-batches or a policy are asked for that the step or its engine does not take.
     pub fn variants(&self) -> anyhow::Result<Vec<Variant>> {
-        let of = |recompute| Variant { recompute, ..Variant::BASE };
+        let (counts, policies) = (self.micro_batch_counts()?, self.policies()?);
+        let of = |micro_batches| policies.iter().map(move |&recompute| Variant { micro_batches, recompute });
+        let variants: Vec<Variant> = counts.into_iter().flat_map(of).collect();
+        // Policies recompute the same ops in any number of micro-batches.
+        if let (&[_], Some(variant)) = (&policies[..], variants.first()) {
+            let graph = variant.graph(&self.graph)?.graph;
+            let (policy, model) = (variant.recompute, &self.graph.name);
+            anyhow::ensure!(
+                policy == RecomputePolicy::Off || graph.ops.iter().any(|node| node.recomputes.is_some()),
+                "--recompute {}: no backward op of {model} reads a result that the policy recomputes; use --recompute off",
+                policy.name()
+            );
+        }
+        Ok(variants)
+    }
+
+    /// The numbers of micro-batches that are asked for.
+    fn micro_batch_counts(&self) -> anyhow::Result<Vec<NonZeroU32>> {
+        let choice = self.request.micro_batches;
+        if choice == MicroBatchChoice::default() {
+            return Ok(vec![NonZeroU32::MIN]);
+        }
+        anyhow::ensure!(
+            !self.spmd,
+            "--micro-batches: a program of an engine keeps its own micro-batches; leave the option out"
+        );
+        match choice {
+            MicroBatchChoice::Count(micro_batches) => {
+                // A number that does not divide the batch is bad input, whatever is recomputed.
+                Variant { micro_batches, ..Variant::BASE }.graph(&self.graph)?;
+                Ok(vec![micro_batches])
+            }
+            MicroBatchChoice::Auto => {
+                let counts = micro_batch_counts(&self.graph).context("--micro-batches auto")?;
+                Ok(counts.into_iter().filter_map(NonZeroU32::new).collect())
+            }
+        }
+    }
+
+    /// The policies of recomputation that are asked for.
+    fn policies(&self) -> anyhow::Result<Vec<RecomputePolicy>> {
         match self.request.recompute {
-            RecomputeChoice::Policy(RecomputePolicy::Off) => Ok(vec![Variant::BASE]),
             // Programs of engines are run by their engines, which do not recompute by plan yet.
-            RecomputeChoice::Auto if self.spmd => Ok(vec![Variant::BASE]),
-            RecomputeChoice::Auto => Ok(RecomputePolicy::ALL.map(of).to_vec()),
+            RecomputeChoice::Auto if self.spmd => Ok(vec![RecomputePolicy::Off]),
+            RecomputeChoice::Auto => Ok(RecomputePolicy::ALL.to_vec()),
             RecomputeChoice::Policy(policy) => {
-                let name = policy.name();
                 anyhow::ensure!(
-                    !self.spmd,
-                    "--recompute {name}: a program of an engine keeps its own recomputation; use --recompute off"
+                    !self.spmd || policy == RecomputePolicy::Off,
+                    "--recompute {}: a program of an engine keeps its own recomputation; use --recompute off",
+                    policy.name()
                 );
-                let variant = of(policy).graph(&self.graph)?;
-                anyhow::ensure!(
-                    variant.ops.len() > self.graph.ops.len(),
-                    "--recompute {name}: no backward op of {} reads a result that the policy recomputes; use --recompute off",
-                    self.graph.name
-                );
-                Ok(vec![of(policy)])
+                Ok(vec![policy])
             }
         }
     }
@@ -106,33 +141,40 @@ impl Inputs {
         let strategy = find(strategy)?;
         let listener = |progress: &Progress<'_>| listen(Event::Improved(&progress.entry));
         let control = self.control(strategy, cancel).listen(&listener);
-        let mut graphs = variant_graphs(&self.graph, &self.variants()?)?;
-        let VariantAnswer { variant, answer } = self.request.on_threads(|| {
+        let variants = self.variants()?;
+        let VariantAnswer { step, answer } = self.request.on_threads(|| {
             listen(Event::Searching);
             let (constraints, costs) = (self.constraints(), self.costs.as_ref());
             let inputs = VariantInputs { machine: &self.machine, costs, untied: self.request.untied };
-            let planned = plan_variants(&graphs, inputs, strategy, &constraints, &control);
-            planned.map_err(|VariantError { variant, error }| match error {
+            let planned = plan_variants(&self.graph, &variants, inputs, strategy, &constraints, &control);
+            planned.map_err(|VariantError { step, error }| match (error, step) {
                 // As itself below the message: it decides the exit status.
-                StrategyError::Plan(
-                    error @ (PlanError::DoesNotFit { limit, .. } | PlanError::NotFound { limit, .. }),
+                (
+                    StrategyError::Plan(
+                        error @ (PlanError::DoesNotFit { limit, .. } | PlanError::NotFound { limit, .. }),
+                    ),
+                    Some(step),
                 ) => {
-                    let own = &graphs[variant];
-                    let planner = inputs.planner(&own.graph);
-                    let policy = own.variant.recompute;
-                    let message = explain(&self, &planner, policy, &control, &error, Bytes(limit));
+                    let planner = inputs.planner(&step.graph);
+                    let message = explain(&self, &planner, step.variant, &control, &error, Bytes(limit));
                     anyhow::Error::from(error).context(message)
                 }
-                StrategyError::Plan(error) => anyhow::Error::from(error),
-                other => other.into(),
+                (StrategyError::Plan(error), _) => anyhow::Error::from(error),
+                (other, _) => other.into(),
             })
         })??;
         let PlanAnswer { mut plan, assignment, mesh } = answer;
-        let chosen = match graphs.swap_remove(variant).graph {
+        if let Some(first) = step.statistics.first() {
+            plan.warnings.push(format!(
+                "statistics over the batch are those of one micro-batch ({} of them, `{}` first), so results differ from one pass",
+                step.statistics.len(),
+                printable(first, 60)
+            ));
+        }
+        let chosen = match step.graph {
             Cow::Owned(graph) => Some(graph),
             Cow::Borrowed(_) => None,
         };
-        drop(graphs);
         self.graph = chosen.unwrap_or(self.graph);
         plan.planning_memory_bytes = most_held();
         plan.search_seconds = control.elapsed().as_secs_f64();

@@ -145,6 +145,36 @@ impl RecomputeChoice {
     }
 }
 
+/// Into how many micro-batches a step is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MicroBatchChoice {
+    /// Any divisor of the batch: the one with the shortest step.
+    Auto,
+    /// This number.
+    Count(NonZeroU32),
+}
+
+impl Default for MicroBatchChoice {
+    fn default() -> Self {
+        Self::Count(NonZeroU32::MIN)
+    }
+}
+
+impl MicroBatchChoice {
+    /// Parses `auto` or a number.
+    ///
+    /// # Errors
+    /// Where it is none of these.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            _ => text.parse().map(Self::Count).map_err(|_| {
+                "give a number of micro-batches, one or more, that divides the batch, or auto".to_string()
+            }),
+        }
+    }
+}
+
 /// A model on a machine, constraints of the plan, and limits of the search.
 #[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
 pub struct Request {
@@ -164,10 +194,11 @@ pub struct Request {
     #[arg(long, value_name = "LIMIT", default_value = "device", hide_default_value = true, value_parser = MemoryLimit::parse)]
     #[serde(skip)]
     pub memory: MemoryLimit,
-    /// Equal passes over parts of the batch before one update: gradients are added up. A divisor of the batch
-    #[arg(long, value_name = "N")]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub micro_batches: Option<NonZeroU32>,
+    /// Equal passes over parts of the batch before one update: gradients are added up. A divisor of the batch, or auto
+    /// (the fastest of all that fit)
+    #[arg(long, value_name = "N|auto", default_value = "1", value_parser = MicroBatchChoice::parse, hide_default_value = true)]
+    #[serde(skip)]
+    pub micro_batches: MicroBatchChoice,
     /// Recompute forward ops in the backward pass instead of keeping their results: off, selective (cheap ops and attention
     /// scores), full (whole blocks), auto (off where the plan fits easily, else the fastest)
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = RecomputeChoice::parse, hide_default_value = true)]
@@ -238,7 +269,7 @@ impl Request {
             machine: machine.into(),
             costs: None,
             memory: MemoryLimit::Device,
-            micro_batches: None,
+            micro_batches: MicroBatchChoice::default(),
             recompute: RecomputeChoice::Auto,
             price: None,
             untied: false,
@@ -272,11 +303,11 @@ impl Request {
         <Self as clap::FromArgMatches>::from_arg_matches(&matches).map_err(|error| error.to_string())
     }
 
-    /// Model, micro-batches, machine and costs of this request, everything else of another.
+    /// Model, machine and costs of this request, everything else of another.
     #[must_use]
     pub fn with_limits_of(self, other: &Self) -> Self {
-        let Self { model, machine, costs, micro_batches, .. } = self;
-        Self { model, machine, costs, micro_batches, ..other.clone() }
+        let Self { model, machine, costs, .. } = self;
+        Self { model, machine, costs, ..other.clone() }
     }
 }
 

@@ -133,6 +133,9 @@ fn print_step(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
     fact(out, "without overlap", &show_seconds(plan.objective as f64 / 1e12))?;
     print_throughput(out, plan)?;
     fact(out, "memory", &format!("{} per device at most", memory(plan)))?;
+    if plan.micro_batches > 1 {
+        fact(out, "micro-batches", &format!("{} per step", plan.micro_batches))?;
+    }
     if !plan.recompute.ops.is_empty() {
         let count = plan.recompute.ops.len();
         fact(out, "recomputed", &format!("{count} ops ({})", plan.recompute.policy))?;

@@ -36,6 +36,8 @@ pub fn simulate_step(context: &Context<'_>, assignment: &Assignment) -> Result<S
         let busiest = busiest.unwrap_or_default();
         Ok([timeline.makespan(), busiest.busy, busiest.exposed])
     })?;
+    // Further micro-batches may fill the gaps of the first ones, but a device still computes its ops in sequence.
+    let makespan = makespan.max(busy);
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
     let times = StepTimes {
         step_seconds: seconds(makespan),

@@ -181,6 +181,21 @@ fn step(
     true
 }
 
+impl Config {
+    /// Whether [`configs`] lists this config: it is valid, pins nothing, and of interchangeable neighbours the first axis has
+    /// the first use.
+    pub fn is_listed(&self, rule: &Rule, mesh: &Mesh) -> bool {
+        let ordered = |at: usize| {
+            at == 0
+                || !interchangeable(&mesh.axes()[at - 1], &mesh.axes()[at])
+                || self.0[at - 1] <= self.0[at]
+        };
+        self.check(rule, mesh).is_ok()
+            && !self.0.iter().any(|used| matches!(used, AxisUse::Pin(_)))
+            && (0..mesh.len()).all(ordered)
+    }
+}
+
 /// All configs of an op without pins, splits first.
 pub fn configs(rule: &Rule, mesh: &Mesh) -> Vec<Config> {
     list(rule, mesh, false)
@@ -234,6 +249,22 @@ mod tests {
         assert_eq!(count_configs(&rule, machine.mesh(), 100), 101, "counting stops");
         assert_eq!(all[0].show(&rule, machine.mesh()), "n16");
         assert_eq!(all[440].show(&rule, machine.mesh()), "whole");
+    }
+
+    #[test]
+    fn a_config_is_listed_if_and_only_if_it_is_among_the_configs() {
+        let rule = rule(&[("n", 6), ("o", 4), ("c", 1)]);
+        for machine in ["flat:8", "p100x16", "flat:6"] {
+            let machine = builtin(machine).unwrap();
+            let (mesh, all) = (machine.mesh(), configs(&rule, machine.mesh()));
+            let uses = (0..3).map(AxisUse::Split).chain([AxisUse::Replicate, AxisUse::Pin(0)]);
+            let uses: Vec<AxisUse> = uses.collect();
+            for number in 0..uses.len().pow(mesh.len() as u32) {
+                let used = |at: usize| uses[number / uses.len().pow(at as u32) % uses.len()];
+                let config = Config::new((0..mesh.len()).map(used));
+                assert_eq!(config.is_listed(&rule, mesh), all.contains(&config), "{config:?}");
+            }
+        }
     }
 
     #[test]

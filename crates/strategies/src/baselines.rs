@@ -20,6 +20,7 @@ use shardwright_space::{Assignment, SearchMesh};
 use std::sync::Arc;
 
 /// A recipe on one mesh, with its price.
+#[derive(Clone)]
 pub struct PricedRecipe<'a> {
     /// The recipe.
     pub recipe: &'static Recipe,
@@ -73,16 +74,11 @@ fn meshes(machine: &Machine) -> Vec<Mesh> {
     meshes
 }
 
-/// All recipes on their meshes. When the control stops, each is simulated on one mesh only: where its sum is least.
+/// All recipes on their meshes, not simulated. Those of one recipe follow each other, the least sum first.
 ///
 /// # Errors
-/// Where a recipe cannot be priced or simulated.
-pub fn price_recipes<'a>(
-    prime: &Arc<Context<'a>>,
-    control: &Control<'_>,
-) -> Result<Vec<PricedRecipe<'a>>, StrategyError> {
-    // Iterations are those of a solver: they do not stop this.
-    let control = Control { iterations: None, ..control.clone() };
+/// Where a recipe cannot be priced.
+pub fn price_recipes<'a>(prime: &Arc<Context<'a>>) -> Result<Vec<PricedRecipe<'a>>, StrategyError> {
     let offered = meshes(prime.machine);
     let mut contexts: Vec<Arc<Context<'a>>> = vec![Arc::clone(prime)];
     let mut priced = Vec::new();
@@ -112,9 +108,22 @@ pub fn price_recipes<'a>(
         Ok(PricedRecipe { recipe, context, assignment, costs, step: None })
     };
     let mut priced = priced.into_par_iter().map(price).collect::<Result<Vec<_>, StrategyError>>()?;
-    // The least sum of each recipe comes first, and is simulated in any case.
     let place = |recipe: &Recipe| RECIPES.iter().position(|other| *other == recipe);
     priced.sort_by_key(|own| (place(own.recipe), own.costs.objective()));
+    Ok(priced)
+}
+
+/// The recipes with their simulated steps. When the control stops, each is simulated on one mesh only: where its sum is least.
+///
+/// # Errors
+/// Where a recipe cannot be simulated.
+pub fn simulate_recipes<'a>(
+    priced: &[PricedRecipe<'a>],
+    control: &Control<'_>,
+) -> Result<Vec<PricedRecipe<'a>>, StrategyError> {
+    // Iterations are those of a solver: they do not stop this.
+    let control = Control { iterations: None, ..control.clone() };
+    let mut priced = priced.to_vec();
     let groups: Vec<&mut [PricedRecipe<'a>]> = priced.chunk_by_mut(|a, b| a.recipe == b.recipe).collect();
     groups.into_par_iter().try_for_each(|group| -> Result<(), StrategyError> {
         for (nth, own) in group.iter_mut().enumerate() {

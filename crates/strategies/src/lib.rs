@@ -54,6 +54,7 @@ pub mod recipes;
 mod refine;
 mod solution;
 mod soybean;
+mod variant_race;
 mod variants;
 
 pub use baselines::PricedRecipe;
@@ -66,9 +67,8 @@ pub use refine::{Refinement, refine};
 pub use shardwright_soybean::SoyBeanError;
 pub use solution::Solution;
 pub use soybean::count_moves;
-pub use variants::{
-    Variant, VariantAnswer, VariantError, VariantGraph, VariantInputs, plan_variants, variant_graphs,
-};
+pub use variant_race::{VariantAnswer, VariantError, plan_variants};
+pub use variants::{Variant, VariantGraph, VariantGraphError, VariantInputs};
 
 use shardwright_plan::{Constraints, Optimised};
 use shardwright_search::Control;

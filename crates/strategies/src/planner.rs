@@ -2,7 +2,7 @@
 
 use crate::{
     Solution, Strategy,
-    baselines::{PricedRecipe, price_recipes},
+    baselines::{PricedRecipe, price_recipes, simulate_recipes},
     error::StrategyError,
 };
 use shardwright_cost::CostFile;
@@ -27,6 +27,8 @@ pub struct Planner<'a> {
     untied: bool,
     problem: OnceLock<SearchProblem<'a>>,
     untied_prime: OnceLock<Arc<Context<'a>>>,
+    /// The recipes without simulated steps.
+    priced: OnceLock<Vec<PricedRecipe<'a>>>,
     recipes: OnceLock<Vec<PricedRecipe<'a>>>,
     answers: Mutex<Vec<KnownAnswer<'a>>>,
 }
@@ -41,6 +43,7 @@ impl<'a> Planner<'a> {
             untied,
             problem: OnceLock::new(),
             untied_prime: OnceLock::new(),
+            priced: OnceLock::new(),
             recipes: OnceLock::new(),
             answers: Mutex::default(),
         }
@@ -113,7 +116,19 @@ impl<'a> Planner<'a> {
         Ok(self.untied_prime.get_or_init(|| context))
     }
 
-    /// Every recipe on the meshes that suit it.
+    /// Every recipe on the meshes that suit it, without simulated steps.
+    ///
+    /// # Errors
+    /// Where a recipe cannot be priced.
+    pub(crate) fn priced_recipes(&self) -> Result<&[PricedRecipe<'a>], StrategyError> {
+        if let Some(priced) = self.priced.get() {
+            return Ok(priced);
+        }
+        let priced = price_recipes(&self.prime()?)?;
+        Ok(self.priced.get_or_init(|| priced))
+    }
+
+    /// Every recipe on the meshes that suit it, with simulated steps.
     ///
     /// # Errors
     /// Where a recipe cannot be priced or simulated.
@@ -121,7 +136,7 @@ impl<'a> Planner<'a> {
         if let Some(recipes) = self.recipes.get() {
             return Ok(recipes);
         }
-        let recipes = price_recipes(&self.prime()?, control)?;
+        let recipes = simulate_recipes(self.priced_recipes()?, control)?;
         Ok(self.recipes.get_or_init(|| recipes))
     }
 

@@ -8,7 +8,7 @@ use shardwright_graph::{
 use shardwright_machine::AxisId;
 use shardwright_plan::{Constraints, Context, Optimised, PlanError};
 use shardwright_search::Control;
-use shardwright_space::{Assignment, AxisUse, Config, configs, elementwise_config, input_layout};
+use shardwright_space::{Assignment, AxisUse, Config, elementwise_config, input_layout};
 use smallvec::SmallVec;
 
 /// A recipe.
@@ -191,7 +191,7 @@ impl Recipe {
                 _ => self.by_kind(context, layer, kinds, &chosen),
             };
             // Only configs that a search offers: see the order of axes in `configs`.
-            let listed = configs(&shapes[op.index()].rule, mesh).contains(&config);
+            let listed = config.is_listed(&shapes[op.index()].rule, mesh);
             let config = if listed { config } else { Config::replicated(mesh.len()) };
             chosen[layer.index()] =
                 Some(context.layers.members[layer.index()].configs(shapes, mesh, &config));

@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
 fn step(mut inputs: Inputs) -> anyhow::Result<Inputs> {
     // Every strategy is compared on one step. `auto` is the step as it is, the first variant.
     let variant = inputs.variants()?[0];
-    inputs.graph = variant.graph(&inputs.graph)?.into_owned();
+    inputs.graph = variant.graph(&inputs.graph)?.graph.into_owned();
     Ok(inputs)
 }
 

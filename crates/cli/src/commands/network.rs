@@ -34,7 +34,10 @@ enum Format {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let inputs = args.request.open()?;
+    let mut inputs = args.request.open()?;
+    // One step has one network: the first of the variants that may be planned.
+    let variant = inputs.variants()?[0];
+    inputs.graph = variant.graph(&inputs.graph)?.graph.into_owned();
     let network = args.request.on_threads(|| -> anyhow::Result<_> {
         let planner = inputs.planner();
         // Nothing is searched: a time limit does not apply.

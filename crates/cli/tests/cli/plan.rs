@@ -409,4 +409,42 @@ fn steps_in_micro_batches_are_planned_simulated_and_run() {
     let checked = json(&["run", file, "--steps", "2", "--json"]);
     assert_eq!(checked["agrees"], true, "{checked}");
     refused(&[&plan[..], &["3"]].concat(), "do not divide a batch of 8; choose one of 1, 2, 4, 8");
+    refused(&[&plan[..], &["0"]].concat(), "that divides the batch, or auto");
+}
+
+#[test]
+fn micro_batches_are_chosen_where_memory_binds() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json").display().to_string();
+    let page = folder.path().join("page.html").display().to_string();
+    let model = "gpt:batch=4,layers=1,hidden=16,heads=2,vocab=32,seq=64";
+    let plan = |options: &[&str]| {
+        let args = [
+            "plan",
+            model,
+            "--machine",
+            "cpu:2",
+            "--solver",
+            "exact",
+            "--json",
+            "--time",
+            "3",
+            "--micro-batches",
+            "auto",
+        ];
+        json(&[&args[..], options].concat())
+    };
+    let free = plan(&["--memory", "none", "--recompute", "off"]);
+    assert_eq!(free["micro_batches"], 1, "no limit binds");
+    let limit = free["peak_memory_bytes"].as_u64().unwrap() * 3 / 5;
+    let fitting = plan(&["--memory", &format!("{limit}B"), "--recompute", "off", "-o", &file]);
+    assert!(fitting["micro_batches"].as_u64().unwrap() > 1, "{}", fitting["micro_batches"]);
+    assert!(fitting["peak_memory_bytes"].as_u64().unwrap() <= limit);
+    let simulated = json(&["simulate", &file, "--json"]);
+    assert_eq!(simulated["step_seconds"], fitting["simulated"]["step_seconds"]);
+    assert_eq!(json(&["run", &file, "--steps", "2", "--json"])["agrees"], true);
+    for args in [&["explain", &file, "blocks.0.mlp.fc1"][..], &["report", &file, "-o", &page]] {
+        let output = shardwright(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
 }

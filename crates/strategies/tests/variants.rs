@@ -1,0 +1,59 @@
+//! Variants of a step: bounds hold for all plans, and no variant has a shorter step than the answer.
+
+use shardwright_graph::{Graph, RecomputePolicy, micro_batch_counts};
+use shardwright_machine::{Bytes, builtin};
+use shardwright_plan::{memory_lower_bound, step_lower_bound};
+use shardwright_search::Control;
+use shardwright_strategies::{Variant, VariantInputs};
+use shardwright_zoo::{BuildOptions, build};
+use std::num::NonZeroU32;
+
+fn graph(model: &str) -> Graph {
+    build(model, &BuildOptions::default()).unwrap()
+}
+
+/// Every number of micro-batches with every policy.
+fn all_variants(graph: &Graph) -> Vec<Variant> {
+    let counts = micro_batch_counts(graph).unwrap().into_iter().filter_map(NonZeroU32::new);
+    let of = |micro_batches| RecomputePolicy::ALL.map(|recompute| Variant { micro_batches, recompute });
+    counts.flat_map(of).collect()
+}
+
+const MODELS: [&str; 2] =
+    ["gpt:batch=4,layers=2,hidden=32,heads=4,vocab=64,seq=32", "mlp:batch=8,input=64,hidden=64,layers=3"];
+
+#[test]
+fn no_recipe_of_a_variant_beats_its_bounds() {
+    let mut recipes = 0;
+    for model in MODELS {
+        let base = graph(model);
+        for machine in ["flat:2", "p100x16:8"] {
+            let machine = builtin(machine).unwrap();
+            for variant in all_variants(&base).into_iter().step_by(2) {
+                let step = variant.graph(&base).unwrap();
+                let planner =
+                    VariantInputs { machine: &machine, costs: None, untied: true }.planner(&step.graph);
+                let context = planner.prime().unwrap();
+                let (memory, computing) =
+                    (memory_lower_bound(&context), step_lower_bound(&context, true).unwrap());
+                assert!(memory > Bytes(0) && computing > 0);
+                for own in planner.recipes(&Control::new()).unwrap() {
+                    let (name, at) = (own.recipe, format!("{model} {}", variant.options()));
+                    assert!(memory <= own.costs.peak_memory, "{at} {name:?}");
+                    assert!(computing.unsigned_abs() <= own.step.unwrap().makespan, "{at} {name:?}");
+                    recipes += 1;
+                }
+            }
+        }
+    }
+    assert!(recipes > 100, "{recipes}");
+}
+
+#[test]
+fn recomputed_products_are_no_work_of_the_model() {
+    let base = graph(MODELS[0]);
+    for variant in all_variants(&base) {
+        let step = variant.graph(&base).unwrap();
+        assert_eq!(step.graph.model_flops(), base.model_flops(), "{}", variant.options());
+    }
+}
