@@ -28,6 +28,8 @@ class Plan:
         self._native = native
         self._json: str | None = None
         self._data: dict[str, Any] | None = None
+        #: Warnings about the captured program.
+        self.notes: list[str] = []
 
     def to_json(self) -> str:
         """The plan file as JSON text, as `shardwright plan -o` writes it.
@@ -150,7 +152,7 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """Warnings about the plan, its assumptions and the search."""
-        return list(self.data["warnings"])
+        return [*self.data["warnings"], *self.notes]
 
     @property
     def baselines(self) -> dict[str, float]:

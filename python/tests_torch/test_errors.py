@@ -1,4 +1,4 @@
-"""Errors list all unsupported ops at once, each with its module and line."""
+"""What a capture tells about ops that cannot be split, branches, and modules that do not run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import nn
 from shardwright import PlanError
 from shardwright.torch import parallelize
 from shardwright.torch._capture import capture
-from shardwright.torch._translate import Translator
 
 
 class Odd(nn.Module):
@@ -48,28 +47,46 @@ class Branch(nn.Module):
         return -y
 
 
-def translated(module: nn.Module, *inputs: Any) -> Any:
-    return Translator(capture(module, inputs, {}, None), module, "net").run()
+class Short(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x).view(3, 7)
 
 
-def test_every_unsupported_op_is_named_with_its_module_and_line() -> None:
-    with pytest.raises(PlanError) as caught:
-        translated(Net(), torch.randn(2, 8))
-    message = str(caught.value)
-    assert message.startswith("2 ops of Net cannot be planned")
-    assert "fft" in message and "in module `odd`" in message
+def captured(module: nn.Module, *inputs: Any) -> Any:
+    return capture(module, inputs, {}, None)
+
+
+def test_every_op_that_cannot_be_split_is_named_with_its_line() -> None:
+    found = captured(Net(), torch.randn(2, 8))
     line = inspect.getsourcelines(Odd.forward)[1] + 1
-    assert f"test_errors.py:{line}: x = torch.fft.rfft" in message
-    assert "linalg" in message and "torch.linalg.inv" in message
-    assert "docs/torch.md" in message
+    assert any(f"test_errors.py:{line}: x = torch.fft.rfft" in w and "fft" in w for w in found.warnings)
+    assert [op.kind for op in found.graph.ops].count("opaque") >= 2
 
 
-def test_a_graph_break_names_its_line() -> None:
+def test_a_branch_on_values_is_planned_as_the_example_takes_it() -> None:
+    found = captured(Branch(), torch.randn(2, 4))
+    assert any("branches are planned as the example takes them" in w for w in found.warnings)
+    assert [op.name for op in found.graph.ops][:2] == ["fc", "fc.add_bias"]
+
+
+def test_a_module_that_does_not_run_names_its_line() -> None:
     with pytest.raises(PlanError) as caught:
-        translated(Branch(), torch.randn(2, 4))
+        captured(Short(), torch.randn(2, 4))
     message = str(caught.value)
-    assert "Branch cannot be captured as one graph" in message
-    assert "test_errors.py" in message and "torch.cond" in message
+    assert "Short does not run on the example inputs" in message
+    assert "test_errors.py" in message and "view(3, 7)" in message
+
+
+def test_a_capture_leaves_the_module_as_it_is() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Branch())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    captured(module, torch.randn(8, 4))
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert type(module[0].weight.data) is torch.Tensor
 
 
 def test_processes_are_required() -> None:

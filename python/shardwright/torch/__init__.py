@@ -14,7 +14,9 @@ In every process, after `torch.distributed.init_process_group`:
 """
 
 from ._parallelize import Parallelized, parallelize
+from ._planning import plan
 from ._probe import probe
+from ._tensor import ShardTensor
 from ._verify import Traffic, Verification, verify_plan
 
-__all__ = ["Parallelized", "Traffic", "Verification", "parallelize", "probe", "verify_plan"]
+__all__ = ["Parallelized", "ShardTensor", "Traffic", "Verification", "parallelize", "plan", "probe", "verify_plan"]

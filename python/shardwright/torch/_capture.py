@@ -1,19 +1,35 @@
-"""Captures a module with `torch.export`: one functional graph of ATen ops, composite ops not decomposed."""
+"""Captures a forward pass for planning: the module's code runs once, on tensors without data, and every call of a PyTorch
+function is recorded.
+
+Where the code needs values of tensors (a branch, `.item()`), it runs on the example itself. Execution does not use the
+capture: it runs the module's own code.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .._native import PlanError
+from ._engine import PlannedPass, translation
+from ._follow import PlannedCall
+from ._frames import Frames, Key, line_of_user
+from ._functions import SHAPE_ONLY, is_plain, writes_first
+from ._graph import Graph, TensorId, type_of
+from ._trace import Call, program_of
+from ._translate import Translation
 
 
-class _WithLoss(torch.nn.Module):
+class WithLoss(torch.nn.Module):
     """A module followed by its loss. The last argument is the loss's target."""
 
     def __init__(self, module: torch.nn.Module, loss_fn: Callable[[Any, Any], Any]) -> None:
@@ -25,30 +41,232 @@ class _WithLoss(torch.nn.Module):
         return self.loss_fn(self.module(*inputs[:-1], **options), inputs[-1])
 
 
-@dataclass(frozen=True)
+@dataclass
+class Recorded:
+    """A call, its planner ops, and the names that these have in the plan."""
+
+    key: Key | None
+    step: Translation
+    free: tuple[bool, ...]
+    names: dict[str, str]
+    tensors: dict[TensorId, TensorId]
+
+
+@dataclass
 class Capture:
-    """A captured forward pass. Weights and buffers have the module's names."""
+    """A forward pass as the planner's graph."""
 
-    graph: Any
-    #: Placeholder name -> weight name, buffer name, constant tensor, or position among the flattened inputs.
-    parameters: dict[str, str]
-    buffers: dict[str, str]
-    constants: dict[str, torch.Tensor]
-    inputs: dict[str, int]
-    #: Names of the buffers whose next values are the graph's first results.
-    mutated: list[str]
-    in_spec: Any
-    out_spec: Any
+    graph: Graph
+    calls: list[Recorded] = field(default_factory=list)
+    #: The scalar that is trained. Where the module returns none, a mean added for planning only.
+    loss: TensorId | None = None
+    safe: set[Key] = field(default_factory=set)
+    whole: set[Key] = field(default_factory=set)
+    #: What the planner cannot split, and other facts worth knowing.
+    warnings: list[str] = field(default_factory=list)
 
-    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Flattens inputs into the graph's order. Raises `TypeError` if their structure is not the captured one."""
-        known = self.in_spec.child(1).context if hasattr(self.in_spec, "child") else list(kwargs)
-        if set(known) == set(kwargs):
-            kwargs = {name: kwargs[name] for name in known}
-        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        if spec != self.in_spec:
-            raise TypeError(f"planned for inputs of structure {self.in_spec}, called with {spec}")
-        return list(leaves)
+    def text(self) -> str:
+        """The planner's JSON."""
+        return self.graph.to_json([self.loss] if self.loss is not None else [])
+
+    def planned(self, layouts: Mapping[str, Any]) -> PlannedPass:
+        """The plan of every call."""
+        wanted: dict[TensorId, set[Any]] = {}
+        for op in self.graph.ops:
+            if op.name in layouts:
+                for t, at in zip(op.inputs, layouts[op.name]["inputs"], strict=True):
+                    wanted.setdefault(t, set()).add(tuple(at))
+        result = PlannedPass(safe=self.safe, whole=self.whole)
+        for call in self.calls:
+            if call.key is None or not all(name in layouts for name in call.names.values()):
+                continue
+            forms = {own: layouts[name] for own, name in call.names.items()}
+            settle = {own: wanted[t] for own, t in call.tensors.items() if t in wanted}
+            result.calls[call.key] = PlannedCall(call.step, call.free, forms, settle)
+        return result
+
+
+class Recorder(TorchFunctionMode):
+    """Records the calls that depend on weights or on floating-point inputs."""
+
+    def __init__(self, root: torch.nn.Module, name: str, prefix: str) -> None:
+        super().__init__()
+        self.capture = Capture(Graph(name))
+        self.frames = Frames(root, self)
+        #: Tensors of the pass by identity. They are kept, so that identities stay unique.
+        self.values: dict[int, TensorId] = {}
+        self._kept: list[torch.Tensor] = []
+        self._made: dict[int, int] = {}
+        self._origin: dict[int, Key | None] = {}
+        self._written: dict[int, list[tuple[int, int, Key | None]]] = {}
+        self._clock = 0
+        self._prefix = prefix
+        self._opaque: dict[str, tuple[int, str]] = {}
+
+    def enter(self, module: torch.nn.Module) -> None:
+        self.frames.enter(module)
+
+    def leave(self, module: torch.nn.Module) -> None:
+        self.frames.leave()
+
+    def source(self, tensor: torch.Tensor, name: str, role: str) -> None:
+        """A weight or an input."""
+        if id(tensor) not in self.values:
+            t = self.capture.graph.source(name, tuple(tensor.shape), tensor.dtype, role)
+            self._keep(tensor, t, None)
+
+    def _keep(self, tensor: torch.Tensor, t: TensorId, key: Key | None) -> None:
+        if id(tensor) not in self._made:
+            self._kept.append(tensor)
+            self._made[id(tensor)] = self._clock
+            self._origin.setdefault(_storage(tensor), key)
+        self.values[id(tensor)] = t
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_plain(func, args):
+            return func(*args, **kwargs)
+        key = self.frames.key(func)
+        self._clock += 1
+        call = Call.of(func, args, kwargs)
+        known = [self.values.get(id(t)) for t in call.tensors]
+        if all(t is None for t in known) or getattr(func, "__name__", "") in SHAPE_ONLY:
+            return func(*args, **kwargs)
+        self._check_reads(call)
+        signature = call.signature()
+        program = program_of(call, signature)
+        result = func(*args, **kwargs)
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if program is None and writes_first(func, kwargs):
+            leaves = [call.tensors[0]]
+            self._writes(leaves[0], key)
+        if not leaves:
+            return result
+        free = tuple(t is None for t in known)
+        if program is None:
+            self._unknown(call, [t for t in known if t is not None], leaves, key)
+            return result
+        step = translation(signature, program, free)
+        if program.mutated is not None:
+            self._writes(call.tensors[program.mutated[0]], key)
+        self._place(step, known, free, result, key, call)
+        return result
+
+    def _writes(self, target: torch.Tensor, key: Key | None) -> None:
+        self._written.setdefault(_storage(target), []).append((self._clock, id(target), key))
+        if key is not None:
+            self.capture.safe.add(key)
+
+    def _check_reads(self, call: Call) -> None:
+        """Finds reads of a tensor that another view has written."""
+        for t in call.tensors:
+            for when, target, key in self._written.get(_storage(t), ()):
+                if target != id(t) and self._made.get(id(t), self._clock) < when:
+                    origin = self._origin.get(_storage(t))
+                    self.capture.safe.discard(key)  # type: ignore[arg-type]
+                    if origin is not None:
+                        self.capture.whole.add(origin)
+
+    def _place(self, step: Translation, known: list[Any], free: tuple[bool, ...], result: Any, key: Key | None, call: Call) -> None:
+        """Adds a call's ops to the graph of the pass."""
+        graph, at = self.capture.graph, {}
+        for i, own in step.inputs.items():
+            at[own] = known[i]
+        for own, source in step.sources.items():
+            if own not in at:
+                made = step.graph.tensors[own]
+                at[own] = graph.source(self._name(made.name, step), made.shape, made.dtype, made.role)
+        names = {}
+        for op in step.graph.ops:
+            results = [(step.graph.tensors[t].shape, step.graph.tensors[t].dtype) for t in op.outputs]
+            inputs = tuple(at[t] for t in op.inputs)
+            before = len(graph.ops)
+            outputs = graph.add(self._name(op.name, step), op.kind, inputs, results, op.attributes, op.call, op.differentiable)
+            names[op.name] = graph.ops[before].name
+            at.update(zip(op.outputs, outputs, strict=True))
+        for name, replicated in step.opaque:
+            if replicated:
+                count, where = self._opaque.get(name, (0, line_of_user()))
+                self._opaque[name] = (count + 1, where)
+        self.capture.calls.append(Recorded(key, step, free, names, at))
+        if step.program.mutated is not None:
+            position, node = step.program.mutated
+            own = step.values[node]
+            if type(own) is int:
+                self.values[id(call.tensors[position])] = at[own]
+        leaves = pytree.tree_leaves(result)
+        for leaf, own in zip(leaves, step.results, strict=False):
+            if isinstance(leaf, torch.Tensor) and type(own) is int:
+                self._keep(leaf, at[own], key)
+
+    def _unknown(self, call: Call, known: list[TensorId], leaves: list[torch.Tensor], key: Key | None) -> None:
+        """A call that cannot be traced: replicated."""
+        name = getattr(call.func, "__name__", str(call.func))
+        count, where = self._opaque.get(name, (0, line_of_user()))
+        self._opaque[name] = (count + 1, where)
+        types = [type_of(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
+        results = [(tuple(max(size, 1) for size in leaf.shape), leaf.dtype) for leaf in leaves]
+        path = self.frames.stack[-1].path if self.frames.stack else ""
+        base = ".".join(part for part in (path.removeprefix(self._prefix), name) if part)
+        attributes = {"call": name, "makes": types}
+        outputs = self.capture.graph.add(base, "opaque", tuple(dict.fromkeys(known)), results, attributes, None)
+        for leaf, t in zip(leaves, outputs, strict=True):
+            self._keep(leaf, t, key)
+
+    def _name(self, own: str, step: Translation) -> str:
+        """The path of the module. Modules that are not PyTorch's layers get the ATen op's name appended."""
+        if not self.frames.stack:
+            return own
+        frame = self.frames.stack[-1]
+        path = "" if frame.path == self._prefix.removesuffix(".") else frame.path.removeprefix(self._prefix)
+        if not path:
+            return own
+        leaf = frame.kind.startswith("torch.nn.modules") or frame.kind.endswith("Conv1D")
+        if leaf and len(step.groups) == 1:
+            op = getattr(step.groups[0].node.target, "_opname", "")
+            return path + own.removeprefix(op)
+        return f"{path}.{own}"
+
+    def finish(self, result: Any) -> Capture:
+        """Chooses the loss among the results."""
+        capture, graph = self.capture, self.capture.graph
+        made = {t for op in graph.ops for t in op.outputs}
+        leaves = [leaf for leaf in _tensors(result) if id(leaf) in self.values]
+        floats = [self.values[id(leaf)] for leaf in leaves if leaf.is_floating_point()]
+        floats = [t for t in floats if t in made]
+        if floats and graph.tensors[floats[0]].shape == ():
+            capture.loss = floats[0]
+        elif floats:
+            shape = graph.tensors[floats[0]].shape
+            attributes = {"f": "sum", "axes": list(range(len(shape))), "scale": 1.0 / max(math.prod(shape), 1)}
+            loss = ((), graph.tensors[floats[0]].dtype)
+            capture.loss = graph.add("loss", "reduce", (floats[0],), [loss], attributes, None)[0]
+        for name, (count, where) in sorted(self._opaque.items()):
+            times = "once" if count == 1 else f"{count} times"
+            capture.warnings.append(
+                f"{name} runs on whole tensors, {times}: no rule says how to split it; first at {where or 'an unknown line'}"
+            )
+        return capture
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def _tensors(tree: Any, depth: int = 0) -> list[torch.Tensor]:
+    """The tensors in a result: pytrees, and attributes of other objects."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, Mapping):
+            found += _tensors(dict(leaf), depth + 1)
+        elif hasattr(leaf, "__dict__") and depth < 3 and not isinstance(leaf, (torch.nn.Module, type)):
+            found += _tensors(list(vars(leaf).values()), depth + 1)
+    return found
 
 
 def capture(
@@ -60,35 +278,84 @@ def capture(
     """Captures a forward pass, followed by the loss if `loss_fn` is given."""
     if loss_fn is not None and not args:
         raise PlanError("with a loss_fn, the last example input must be its target: there are no example inputs")
-    target = module if loss_fn is None else _WithLoss(module, loss_fn)
-    prefix = "" if loss_fn is None else "module."
     try:
-        # Copies: export would merge inputs that are the same tensor, and could keep references to them in buffers.
-        program = torch.export.export(target, _copies(args), dict(_copies(dict(kwargs))))
-        program = program.run_decompositions({})
-    except Exception as error:
-        raise PlanError(_explain(module, error)) from error
-    signature = program.graph_signature
-
-    def own(name: str) -> str:
-        return name.removeprefix(prefix)
-
-    held = {**signature.inputs_to_lifted_tensor_constants}
-    buffers = dict(signature.inputs_to_buffers)
-    users = [spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT" and hasattr(spec.arg, "name")]
-    mutated = [own(name) for name in signature.buffers_to_mutate.values()]
-    if signature.user_inputs_to_mutate:
-        raise PlanError(f"the module writes into its inputs ({', '.join(signature.user_inputs_to_mutate.values())}): copy them first")
-    return Capture(
-        graph=program.graph,
-        parameters={p: own(name) for p, name in signature.inputs_to_parameters.items()},
-        buffers={p: own(name) for p, name in buffers.items()},
-        constants={p: program.constants[name].detach().clone() for p, name in held.items()},
-        inputs={name: i for i, name in enumerate(users)},
-        mutated=mutated,
-        in_spec=program.call_spec.in_spec,
-        out_spec=program.call_spec.out_spec,
+        with _without_data(module, args, kwargs) as (copied, own_args, own_kwargs, names):
+            return _record(copied, own_args, own_kwargs, loss_fn, names, type(module).__name__)
+    except Exception as error:  # noqa: BLE001: user code on tensors without data fails in any way.
+        if any(p.device.type == "meta" for p in module.parameters()):
+            raise PlanError(_explain(module, error)) from error
+        first = error
+    with _untouched(module):
+        names = {id(p): name for name, p in module.named_parameters()}
+        own_args, own_kwargs = _copies(args), _copies(dict(kwargs))
+        try:
+            found = _record(module, own_args, own_kwargs, loss_fn, names, type(module).__name__)
+        except Exception as error:
+            raise PlanError(_explain(module, error)) from error
+    reason = (str(first).strip().splitlines() or [type(first).__name__])[0]
+    found.warnings.append(
+        f"captured on the example's values, not only on shapes ({reason[:160]}): branches are planned as the example takes them"
     )
+    return found
+
+
+def _record(
+    module: torch.nn.Module, args: Any, kwargs: Any, loss_fn: Any, names: Mapping[int, str], name: str
+) -> Capture:
+    root = module if loss_fn is None else WithLoss(module, loss_fn)
+    recorder = Recorder(root, name, "" if loss_fn is None else "module.")
+    for p in module.parameters():
+        recorder.source(p, names[id(p)], "parameter" if p.requires_grad else "constant")
+    for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            recorder.source(leaf, f"input{i}", "input")
+    with recorder, torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        result = root(*args, **kwargs)
+    return recorder.finish(result)
+
+
+@contextlib.contextmanager
+def _without_data(module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Any]:
+    """The module and its inputs on tensors without data. The module itself is not touched."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    memo: dict[int, Any] = {}
+    names = {}
+    given = next((x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)), None)
+    device = given.device if given is not None and given.device.type != "meta" else torch.device("cpu")
+
+    def data_free(x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != "meta":
+            return mode.from_tensor(x.detach())
+        with mode:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+    for name, p in module.named_parameters():
+        fake = torch.nn.Parameter(data_free(p), requires_grad=p.requires_grad)
+        memo[id(p)] = fake
+        names[id(fake)] = name
+    for b in module.buffers():
+        memo[id(b)] = data_free(b)
+    copied = copy.deepcopy(module, memo)
+
+    def fake_of(x: Any) -> Any:
+        return data_free(x) if isinstance(x, torch.Tensor) else copy.copy(x)
+
+    own_args, own_kwargs = pytree.tree_map(fake_of, (tuple(args), dict(kwargs)))
+    with mode, torch.random.fork_rng(devices=[]):
+        yield copied, own_args, own_kwargs, names
+
+
+@contextlib.contextmanager
+def _untouched(module: torch.nn.Module) -> Iterator[None]:
+    """Restores buffers and the random generator."""
+    before = [(b, b.detach().clone()) for b in module.buffers()]
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for b, value in before:
+                    b.copy_(value)
 
 
 def _copies(tree: Any) -> Any:
@@ -97,13 +364,11 @@ def _copies(tree: Any) -> Any:
 
 
 def _explain(module: torch.nn.Module, error: Exception) -> str:
-    """The reason that capture failed, the module's line, and the remedy."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
-    place = next((line for line in reversed(lines) if line.startswith("File ") and "/torch/" not in line), "")
-    at = f"\n  at {place}" if place else ""
-    return (
-        f"{type(module).__name__} cannot be captured as one graph: {reason}{at}\n"
-        "  the forward pass must not branch on values of tensors: use torch.where or torch.cond, or pass the value as an "
-        "argument; `torch.export.export(module, inputs)` prints the full error"
-    )
+    """The reason that the module does not run on the example, and the line."""
+    import traceback
+
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/torch/" not in f.filename] or list(frames)
+    at = f"\n  at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+    return f"{type(module).__name__} does not run on the example inputs: {type(error).__name__}: {lines[0]}{at}"

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from .._native import PlanError
-
 #: Index of a tensor in `Graph.tensors`.
 TensorId = int
 
-_DTYPES = {
+DTYPES = {
     torch.float32: "f32",
     torch.float64: "f64",
     torch.bfloat16: "bf16",
@@ -22,6 +20,15 @@ _DTYPES = {
     torch.int64: "i64",
     torch.bool: "bool",
 }
+
+#: Types of equal size for element types that the planner does not know. Only opaque ops read and make them.
+_STAND_INS = {1: "bool", 2: "f16", 4: "i32"}
+
+
+def type_of(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """The planner's notation of a type: `f32[64,10]`. Empty tensors are planned as one element."""
+    name = DTYPES.get(dtype) or _STAND_INS.get(dtype.itemsize, "f64")
+    return f"{name}[{','.join(str(max(size, 1)) for size in shape)}]"
 
 
 @dataclass
@@ -36,9 +43,7 @@ class Tensor:
     @property
     def type(self) -> str:
         """The planner's notation: `f32[64,10]`."""
-        if self.dtype not in _DTYPES:
-            raise PlanError(f"`{self.name}` has elements of type {self.dtype}, which cannot be planned")
-        return f"{_DTYPES[self.dtype]}[{','.join(map(str, self.shape))}]"
+        return type_of(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)

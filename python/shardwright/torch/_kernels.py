@@ -155,9 +155,12 @@ def _gather(target: Any, at: Blocks, x: Tensor, dim: int, index: Tensor) -> Any:
     return target(x, dim, local) * inside.to(x.dtype)
 
 
-def _dropout(_: Any, at: Blocks, x: Tensor, rate: float, __: bool) -> Tensor:
+def _dropout(_: Any, at: Blocks, x: Tensor, rate: float, strides: tuple[int, ...]) -> Tensor:
     keep, block = 1.0 - rate, at.outputs[0]
-    mask = torch.empty(block.shape, dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
+    if keep == 0:
+        return x * 0
+    # Random bits are drawn in the order of memory.
+    mask = torch.empty_strided(block.shape, strides, dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
     for dim, (start, size) in enumerate(zip(block.starts, block.sizes, strict=True)):
         mask = mask.narrow(dim, start, size)
     return x * mask

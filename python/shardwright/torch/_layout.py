@@ -14,8 +14,6 @@ from torch import distributed
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from ._sums import Sums
-
 Layout = tuple[str, ...]
 
 
@@ -54,8 +52,6 @@ class Grid:
 
     mesh: Any
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    #: Gradients of weights that are being reduced.
-    sums: Sums = field(default_factory=Sums)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -121,72 +117,3 @@ class Grid:
             part = self.mesh[names]
             self._groups[axes] = (part._flatten() if len(axes) > 1 else part).get_group()
         return self._groups[axes]
-
-
-@dataclass(frozen=True)
-class _GradientReshard:
-    """The reshard of a gradient, backward of its tensor's reshard."""
-
-    grid: Grid
-    shape: tuple[int, ...]
-    source: Layout
-    target: Layout
-    #: The weight, if the tensor is one.
-    weight: Any
-
-    @property
-    def summed(self) -> tuple[int, ...]:
-        """The axes of the all-reduce that the reshard amounts to; empty if it is anything else."""
-        changed = [(axis, at) for axis, (at, to) in enumerate(zip(self.source, self.target, strict=True)) if at != to]
-        summed = all(at == "P" and self.target[axis] == "R" for axis, at in changed)
-        return tuple(axis for axis, _ in changed) if summed else ()
-
-
-class _Reshard(torch.autograd.Function):
-    """A tensor in another layout. The gradient's reshard is not the reverse: the gradient of a replicated tensor that a
-    split op reads is a partial sum."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, result: torch.Tensor, back: _GradientReshard) -> torch.Tensor:
-        ctx.back = back
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        back = ctx.back
-        if back.weight is not None and back.grid.sums.together and (axes := back.summed):
-            back.grid.sums.add(back.weight, grad, back.grid.group(axes))
-            return None, None, None
-        return back.grid.reshard(grad, back.shape, back.source, back.target), None, None
-
-
-class DistributedValue:
-    """A tensor of a pass: this process's shard, its layout, and the reshards made so far."""
-
-    def __init__(
-        self, grid: Grid, shape: tuple[int, ...], local: torch.Tensor, layout: Layout, weight: Any = None
-    ) -> None:
-        self.grid, self.shape, self.local, self.layout, self.weight = grid, shape, local, layout, weight
-        self._data: dict[Layout, torch.Tensor] = {}
-        self._resharded: dict[tuple[Layout, Layout], torch.Tensor] = {}
-
-    def read(self, layout: Layout, gradient: Layout) -> torch.Tensor:
-        """The tensor in a layout, with its gradient expected in another. Readers of equal layouts share one reshard."""
-        needs = self.local.requires_grad and torch.is_grad_enabled()
-        if layout == self.layout and (not needs or gradient == dual(layout)):
-            return self.local
-        key = (layout, gradient if needs else ())
-        if key not in self._resharded:
-            if layout not in self._data:
-                self._data[layout] = self.grid.reshard(self.local.detach(), self.shape, self.layout, layout)
-            result = self._data[layout]
-            if needs:
-                back = _GradientReshard(self.grid, self.shape, gradient, dual(self.layout), self.weight)
-                result = _Reshard.apply(self.local, result, back)
-            self._resharded[key] = result
-        return self._resharded[key]
-
-    def settle(self, layout: Layout) -> None:
-        """Reshards the tensor for all readers."""
-        self.local, self.layout = self.read(layout, dual(layout)), layout
-        self._data, self._resharded = {}, {}

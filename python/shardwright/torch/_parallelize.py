@@ -14,43 +14,64 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.utils import _pytree as pytree
 
 from .._native import PlanError
 from .._native import devices as devices_of
-from .._plan import Plan, SearchOptions, plan
+from .._plan import Plan, SearchOptions
+from .._plan import plan as search
 from .._trial import candidates, fastest, show_measured
-from ._capture import capture
+from ._capture import Capture, WithLoss, capture
+from ._data import Batches, global_example
+from ._engine import Engine
 from ._layout import placements
 from ._measure import seconds_of
+from ._planning import arguments, check_plan, priced
 from ._probe import probe
-from ._run import Run
 from ._share import shared
 from ._sums import Sums
-from ._translate import Translation, Translator
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Parallelized(torch.nn.Module):
-    """A module that runs on a mesh by its plan. It shares weights, buffers and submodules with the original module, under
-    the same names; the weights are DTensors."""
+#: Attributes of `Parallelized`. All others are the module's.
+_OWN = {
+    "training", "plan", "measured", "mesh", "layouts", "_captured", "_engine", "_batch", "_batches", "_parameters",
+    "_buffers", "_modules",
+}  # fmt: skip
 
-    def __init__(self, module: torch.nn.Module, step: Translation, plan: Plan, layouts: Mapping[str, Any], mesh: Any) -> None:
+
+class Parallelized(torch.nn.Module):
+    """The user's module, run on a mesh by its plan. It shares weights, buffers and submodules with the original module,
+    under the same names; the weights are DTensors."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        captured: Capture,
+        plan: Plan,
+        layouts: Mapping[str, Any],
+        mesh: Any,
+        loss_fn: Callable[[Any, Any], Any] | None,
+        batch: str = "global",
+    ) -> None:
         super().__init__()
         self._parameters, self._buffers, self._modules = module._parameters, module._buffers, module._modules
         object.__setattr__(self, "_original", module)
-        self.training = self._mode = module.training
+        object.__setattr__(self, "_root", module if loss_fn is None else WithLoss(module, loss_fn))
+        self.training = module.training
         self.plan = plan
         #: Seconds per step of every plan that was tried (`measure=True`). This module runs the fastest.
         self.measured: dict[str, float] = {}
         self.mesh = mesh
-        self._step = step
         #: The planner's layouts of ops and of stored weights.
         self.layouts = layouts
+        self._captured = captured
+        object.__setattr__(self, "_loss_fn", loss_fn)
         self._distribute()
-        self._run = Run(step, layouts["ops"], mesh)
+        self._engine = Engine(self._root, captured.planned(layouts["ops"]), mesh)
+        self._batch = batch
+        self._batches = Batches(self._engine, batch)
 
     def _distribute(self) -> None:
         """Makes the weights DTensors in their stored layouts. Tied weights stay tied."""
@@ -58,7 +79,7 @@ class Parallelized(torch.nn.Module):
         names = {id(p): name for name, p in self.named_parameters()}
         for submodule in self.modules():
             for name, old in submodule._parameters.items():
-                if old is None:
+                if old is None or isinstance(old, DTensor):
                     continue
                 if id(old) not in done:
                     wanted = self.placements(names[id(old)])
@@ -69,25 +90,56 @@ class Parallelized(torch.nn.Module):
     @property
     def sums(self) -> Sums:
         """Gradients of weights that are being reduced over processes."""
-        return self._run.grid.sums
+        return self._engine.sums
 
     def placements(self, parameter: str) -> list[Any]:
         """The stored layout of a weight, between steps."""
         stored = self.layouts["stored"].get(parameter)
         return placements(tuple(stored)) if stored else [Replicate()] * self.mesh.ndim
 
+    def train(self, mode: bool = True) -> Parallelized:
+        """As `torch.nn.Module.train`."""
+        self._original.train(mode)
+        self.training = mode
+        return self
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module. Every process passes the whole inputs, or DTensors."""
-        if self.training != self._mode:
-            mode = "training" if self._mode else "evaluation"
-            raise PlanError(f"captured for {mode}: switch the module back to it, or parallelize it again in this mode")
-        captured = self._step.captured
-        results = self._run(self._original, captured.flatten(args, kwargs))
-        with torch.no_grad():
-            for name, new in zip(captured.mutated, results, strict=False):
-                whole = new.full_tensor() if isinstance(new, DTensor) else new
-                self._original.get_buffer(name).copy_(whole)
-        return pytree.tree_unflatten(results[len(captured.mutated) :], captured.out_spec)
+        """Runs the module."""
+        self.sums.clear()
+        self.sums.attach(self.parameters())
+        args, kwargs = self._batches.take(args, kwargs)
+        return self._batches.give(self._root(*args, **kwargs))
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within add to the gradients without communication. The next pass outside reduces the sum."""
+        self.sums.postponed = True
+        try:
+            yield
+        finally:
+            self.sums.postponed = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # An attribute of the module is set there: its code reads it.
+        if name in _OWN or "_batches" not in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._original, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # The module's own methods and attributes: `config`, `generate`, ...
+            return getattr(object.__getattribute__(self, "_original"), name)
+
+    def __deepcopy__(self, memo: Any) -> Parallelized:
+        module = copy.deepcopy(self._original, memo)
+        result = Parallelized(module, self._captured, self.plan, self.layouts, self.mesh, self._loss_fn, self._batch)
+        result.measured = dict(self.measured)
+        memo[id(self)] = result
+        return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As `torch.nn.Module.load_state_dict`. Whole tensors are distributed first."""
@@ -122,6 +174,8 @@ def parallelize(
     solver: str = "exact",
     optimizer: str = "sgd",
     measure: bool = False,
+    batch: str = "global",
+    plan: Plan | None = None,
     **options: Unpack[SearchOptions],
 ) -> Parallelized:
     """Plans a module's training for a machine, and returns a module that runs by the plan.
@@ -129,8 +183,8 @@ def parallelize(
     Call it in every process, after `torch.distributed.init_process_group`. The first process plans for all.
 
     Args:
-        module: any module that `torch.export` accepts, in the mode (training or evaluation) in which it will run.
-        example_inputs: the arguments of its forward pass, as a tuple or by name. Batches are whole.
+        module: any module. Its own code runs.
+        example_inputs: the arguments of its forward pass, as a tuple or by name: a batch as `batch` says.
         loss_fn: `loss_fn(output, target)`. The target is then the last input, and the loss is the result. Without it, the
             module's first result is trained if it is one number; otherwise its mean is planned for.
         machine: the machine to plan for (see `shardwright.plan`); by default `cpu:N` or `flat:N` for N processes.
@@ -142,6 +196,9 @@ def parallelize(
         measure: runs the planned step, and the baselines beside it: data parallelism, and weights split by columns and
             rows in turn, on every grid of the processes. Returns the fastest; `.measured` has all times. Without a
             `machine`, the plan is for the processes as `probe` measures them. Each trial copies the module.
+        batch: `"global"`: every process passes the whole batch. `"local"`: each passes its own samples, as loaded with a
+            DistributedSampler; results are those of these samples, and losses computed from them are averaged.
+        plan: a plan that `shardwright.torch.plan` made for this module, instead of a search.
 
     The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `time`, ...).
     """
@@ -152,27 +209,27 @@ def parallelize(
         )
     world = distributed.get_world_size()
     device = next((p.device.type for p in module.parameters()), "cpu")
-    if world == 1:
-        raise PlanError("there is only one process, so nothing can be split: start several with torchrun")
-    if isinstance(example_inputs, Mapping):
-        args, kwargs = (), {**example_inputs, **(example_kwargs or {})}
-    else:
-        args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    args, kwargs = arguments(example_inputs, example_kwargs)
+    whole_args, whole_kwargs = global_example((args, kwargs), batch, world)
     with _machine(machine, device, world, measure) as name:
         count = devices_of(name)
         if count != world:
             raise PlanError(f"machine {name} has {count} devices, but there are {world} processes")
-        captured = capture(module, args, kwargs, loss_fn)
-        step = Translator(captured, module, type(module).__name__).run()
-        text = step.text()
+        captured = capture(module, whole_args, whole_kwargs, loss_fn)
+        text = captured.text()
+
+        if plan is not None:
+            check_plan(plan, captured, type(module).__name__)
 
         def build(module: torch.nn.Module, machine: str, solver: str, options: SearchOptions) -> Parallelized:
             """Plans, and distributes the given module in place."""
             result, layouts = shared(
-                lambda: plan(text, machine=machine, memory=memory, solver=solver, optimizer=optimizer, **options)
+                lambda: plan
+                or search(text, machine=machine, memory=memory, solver=solver, optimizer=optimizer, **options)
             )
             mesh = init_device_mesh(device, tuple(result.axes.values()), mesh_dim_names=tuple(result.axes))
-            return Parallelized(module, step, result, json.loads(layouts), mesh)
+            result.notes += priced(captured, result)
+            return Parallelized(module, captured, result, json.loads(layouts), mesh, loss_fn, batch)
 
         if not measure:
             return build(module, name, solver, options)
@@ -193,7 +250,7 @@ def parallelize(
                 yield candidate.name, model
 
         copied, times = fastest(trials(), lambda model, hopeless: seconds_of(model, args, kwargs, hopeless))
-        best = Parallelized(module, step, copied.plan, copied.layouts, copied.mesh)
+        best = Parallelized(module, captured, copied.plan, copied.layouts, copied.mesh, loss_fn, batch)
         best.measured = times
         return best
 

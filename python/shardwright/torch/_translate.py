@@ -1,27 +1,30 @@
-"""Translates a captured forward pass to the planner's graph.
+"""Translates the ATen ops of a call to the planner's ops.
 
-Values that depend on weights or on floating-point inputs are planned. All others (token ids, labels, masks, positions,
-buffers) are *free*: every process holds them whole, computes them as PyTorch does, and passes them to planned ops as
-inputs.
+Tensors that depend on weights or on floating-point inputs are planned. All others (token ids, labels, masks, positions,
+buffers) are *free*: every process holds them whole, and planned ops read them as inputs.
+
+An op without a translation is decomposed, if PyTorch knows how and all of its parts have translations. Otherwise it is
+opaque: replicated, or split along the dimensions that `_ops/_opaque.py` states.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import core_aten_decompositions
 
-from .._native import PlanError
-from ._capture import Capture
-from ._graph import _DTYPES, AtenCall, Graph, Input, TensorId
-from ._ops import TABLE, Unsupported
+from ._graph import DTYPES, AtenCall, Graph, Input, TensorId, type_of
+from ._ops import TABLE, Unsupported, known, shared_dims
+from ._trace import Program, trace
 
 #: Ops that only assert facts known at capture.
 _CHECKS = ("_assert", "sym_constrain")
+#: A decomposition into more ops than this is not used.
+_MOST_PARTS = 60
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,14 @@ class Free:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a tensor that no op produces: a weight, an input, a constant, or a function of a free value."""
+    """The origin of a tensor that no op produces: an argument of the call, a constant, or a function of a free value."""
 
-    parameter: str | None = None
     input: int | None = None
     free: fx.Node | None = None
     constant: torch.Tensor | None = None
     make: Callable[[torch.Tensor], torch.Tensor] | None = None
+    #: Whether the function is of each element.
+    pointwise: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,48 +68,52 @@ class Group:
 
 @dataclass(frozen=True)
 class Translation:
-    """A forward pass as the planner's graph, and its correspondence to the captured graph."""
+    """A call as the planner's graph, and its correspondence to the call's ops."""
 
-    captured: Capture
+    program: Program
     graph: Graph
     groups: list[Group]
     sources: dict[TensorId, Source]
-    #: Nodes whose values are free, in order, and the values among them that are constant.
+    #: Planned inputs of the program, by position.
+    inputs: dict[int, TensorId]
+    #: Nodes whose values are free, in order.
     free: list[fx.Node]
-    known: dict[fx.Node, Any]
     values: dict[fx.Node, Any]
-    #: The graph's results: tensors, free values, next values of buffers, or constants.
+    #: The call's results: tensors, free values or constants.
     results: list[Any]
-    #: The scalar that is trained. Where the module returns none, a mean added for planning only.
-    loss: TensorId | None
-    returns_loss: bool
-
-    def text(self) -> str:
-        """The planner's JSON."""
-        made = {t for op in self.graph.ops for t in op.outputs}
-        rest = {r for r in self.results if isinstance(r, int) and r in made and r != self.loss}
-        return self.graph.to_json([*([self.loss] if self.loss is not None else []), *sorted(rest)])
+    #: Next values of buffers.
+    updates: list[Blend]
+    #: Ops that are opaque, and whether they are replicated.
+    opaque: list[tuple[str, bool]]
 
 
 class Translator:
     """Translates node by node. Each translation function gets the translator and the node's arguments."""
 
-    def __init__(self, captured: Capture, module: torch.nn.Module, name: str) -> None:
-        self.graph = Graph(name)
-        self.captured = captured
-        self.module = module
+    def __init__(self, program: Program, free: tuple[bool, ...]) -> None:
+        self.program = program
+        self.graph = Graph(program.name)
         self.values: dict[fx.Node, Any] = {}
         self.sources: dict[TensorId, Source] = {}
+        self.inputs: dict[int, TensorId] = {}
         self.groups: list[Group] = []
         self.free: list[fx.Node] = []
-        self.known: dict[fx.Node, Any] = {}
+        self.updates: list[Blend] = []
+        self.opaque: list[tuple[str, bool]] = []
         self._derived: dict[Any, TensorId] = {}
-        self._own_names = {id(p): name for name, p in module.named_parameters()}
-        self._weights: dict[str, TensorId] = {}
         self._node: fx.Node
         self._base = ""
         #: The node's tensor arguments as the ops read them, after casts.
         self._read: dict[fx.Node, TensorId] = {}
+        for i, (node, is_free) in enumerate(zip(program.inputs, free, strict=True)):
+            value = node.meta["val"]
+            if is_free:
+                self.values[node] = Free(node)
+                self.free.append(node)
+                continue
+            t = self.graph.source(f"input{i}", tuple(value.shape), value.dtype, "input")
+            self.sources[t] = Source(input=i)
+            self.inputs[i] = self.values[node] = t
 
     # Used by translations.
 
@@ -123,7 +131,7 @@ class Translator:
         if isinstance(value, Free):
             given = value.node.meta["val"]
             kind = dtype or given.dtype
-            t = self.derived(value.node.name, value.node, tuple(given.shape), kind, lambda v: v.to(kind))
+            t = self.derived(value.node.name, value.node, tuple(given.shape), kind, lambda v: v.to(kind), True)
             self.groups[-1].arguments[x] = self._read[x] = t
             return t
         if isinstance(x, (bool, int, float)):
@@ -151,9 +159,9 @@ class Translator:
 
     def type_name(self, dtype: torch.dtype) -> str:
         """The planner's name of an element type."""
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise Unsupported(f"elements of type {dtype}")
-        return _DTYPES[dtype]
+        return DTYPES[dtype]
 
     def result_dtype(self) -> torch.dtype:
         """The element type of the node's result."""
@@ -169,12 +177,17 @@ class Translator:
         """The shapes of the node's results."""
         return [tuple(v.shape) for v in self._node.meta["val"]]
 
+    def strides(self) -> tuple[int, ...]:
+        """The strides of the node's result."""
+        return tuple(self._node.meta["val"].stride())
+
     def scalar(self, value: float, dtype: torch.dtype) -> TensorId:
         """A number as a constant source."""
         return self.constant("number", torch.tensor(value, dtype=dtype))
 
     def constant(self, name: str, value: torch.Tensor) -> TensorId:
         """A constant source."""
+        value = value.to(self._node.meta["val"].device if isinstance(self._node.meta["val"], torch.Tensor) else "cpu")
         t = self.graph.source(f"{self._base}.{name}", tuple(value.shape), value.dtype, "constant")
         self.sources[t] = Source(constant=value)
         return t
@@ -186,20 +199,21 @@ class Translator:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         make: Callable[[torch.Tensor], torch.Tensor],
+        pointwise: bool = False,
     ) -> TensorId:
         """A source that is a function of a free value."""
         key = (of, name, dtype)
         if key not in self._derived:
-            t = self.graph.source(name, shape, dtype, "constant" if of in self.known else "input")
-            self.sources[t] = Source(free=of, make=make)
+            t = self.graph.source(name, shape, dtype, "input")
+            self.sources[t] = Source(free=of, make=make, pointwise=pointwise)
             self._derived[key] = t
         return self._derived[key]
 
-    def blend(self, old: fx.Node, new: TensorId, keep: float, take: float) -> Any:
-        """A buffer's next value."""
+    def blend(self, old: fx.Node, new: TensorId, keep: float, take: float) -> None:
+        """Sets a buffer's next value."""
         if not self.is_free(old):
             raise Unsupported("running statistics that are not buffers")
-        return Blend(old, new, keep, take)
+        self.updates.append(Blend(old, new, keep, take))
 
     def emit(
         self,
@@ -250,143 +264,169 @@ class Translator:
         args, kwargs = fx.node.map_arg((self._node.args, self._node.kwargs), input_of)
         return AtenCall(self._node.target, args, kwargs)
 
-    # The walk over the captured graph.
+    # The walk over the call's ops.
 
     def run(self) -> Translation:
-        """Translates the whole graph. Raises one error that lists every op that cannot be planned."""
-        problems: list[str] = []
-        broken: set[fx.Node] = set()
-        results: list[Any] = []
-        for node in self.captured.graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node)
-            elif node.op == "output":
-                results = list(node.args[0])
-            elif any(arg in broken for arg in node.all_input_nodes):
-                broken.add(node)
-            else:
-                try:
-                    self._call(node)
-                except Unsupported as reason:
-                    problems.append(_at(node, str(reason)))
-                    broken.add(node)
-        if problems:
-            raise PlanError(
-                f"{len(problems)} ops of {type(self.module).__name__} cannot be planned:\n  "
-                + "\n  ".join(problems)
-                + "\nReplace them by ops that can be planned (docs/torch.md lists them), or compute them outside the module "
-                "and pass the result as an input."
-            )
-        return self._finish([self.values[r] if isinstance(r, fx.Node) else r for r in results])
-
-    def _placeholder(self, node: fx.Node) -> None:
-        captured, value = self.captured, node.meta.get("val")
-        if node.name in captured.parameters:
-            parameter = self.module.get_parameter(captured.parameters[node.name])
-            # A tied weight has several names and is one tensor.
-            name = self._own_names[id(parameter)]
-            if name not in self._weights:
-                role = "parameter" if parameter.requires_grad else "constant"
-                t = self.graph.source(name, tuple(parameter.shape), parameter.dtype, role)
-                self.sources[t] = Source(parameter=name)
-                self._weights[name] = t
-            self.values[node] = self._weights[name]
-        elif isinstance(value, torch.Tensor) and value.is_floating_point() and node.name in captured.inputs:
-            t = self.graph.source(node.name, tuple(value.shape), value.dtype, "input")
-            self.sources[t] = Source(input=captured.inputs[node.name])
-            self.values[node] = t
-        else:
-            self.values[node] = Free(node)
-            self.free.append(node)
-            if node.name in captured.constants:
-                self.known[node] = captured.constants[node.name]
+        """Translates all ops."""
+        for node in self.program.nodes:
+            self._call(node)
+        results = [self.values[r] if isinstance(r, fx.Node) else r for r in self.program.results]
+        return Translation(
+            self.program,
+            self.graph,
+            self.groups,
+            self.sources,
+            self.inputs,
+            self.free,
+            self.values,
+            results,
+            self.updates,
+            self.opaque,
+        )
 
     def _call(self, node: fx.Node) -> None:
         name = getattr(node.target, "__name__", str(node.target))
         if name.startswith(_CHECKS):
             return
-        made = node.meta.get("val")
-        tensors = [v for v in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(v, torch.Tensor)]
-        if any(isinstance(size, torch.SymInt) for v in tensors for size in v.shape):
-            raise Unsupported(f"{node.target}: a size that depends on data")
         free = all(isinstance(self.values.get(arg), Free) for arg in node.all_input_nodes)
         if free and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
             self.values[node] = Free(node)
             self.free.append(node)
-            if all(arg in self.known for arg in node.all_input_nodes):
-                self.known[node] = evaluate(node, self.known)
             return
-        translation = TABLE.get(node.target)
-        if translation is None:
-            raise Unsupported(str(node.target))
-        self._node, self._base, self._read = node, self._name(node), {}
-        self.groups.append(Group(node))
+        before = self._mark()
+        if node.target in TABLE and (node.target is torch.ops.aten.cat.default or not _empty(node)):
+            try:
+                self._translate(node, TABLE[node.target])
+                return
+            except (Unsupported, TypeError):
+                self._reset(before)
         try:
+            if known(node.target) or _empty(node):
+                raise Unsupported("an opaque op that can be split")
+            self._decompose(node)
+        except Exception:  # noqa: BLE001: decompositions are PyTorch's, of any op.
+            self._reset(before)
+            self._translate(node, _opaque)
+
+    def _translate(self, node: fx.Node, translation: Callable[..., Any]) -> None:
+        self._node, self._read = node, {}
+        self._base = str(getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target))
+        self.groups.append(Group(node))
+        if translation is _opaque:
+            self.values[node] = _opaque(self, node)
+        else:
             self.values[node] = translation(self, *node.args, **node.kwargs)
-        except TypeError as error:
-            raise Unsupported(f"{node.target} with these arguments ({error})") from error
-        except Unsupported as reason:
-            raise Unsupported(f"{node.target}: {reason}") from reason
+        self._check(node.meta.get("val"), self.values[node])
 
-    def _name(self, node: fx.Node) -> str:
-        """The path of the node's module. Modules that are not PyTorch's layers get the ATen op's name appended."""
-        op = getattr(node.target, "_opname", str(node.target))
-        path, kind = _module_of(node)
-        if not path:
-            return op
-        leaf = kind.startswith("torch.nn.modules") or kind.endswith("Conv1D")
-        return path if leaf else f"{path}.{op}"
+    def _check(self, made: Any, value: Any) -> None:
+        """Refuses a translation whose results have other types than the op's."""
+        if isinstance(made, (tuple, list)) and isinstance(value, tuple):
+            for m, v in zip(made, value, strict=False):
+                self._check(m, v)
+        elif type(value) is int and isinstance(made, torch.Tensor):
+            tensor = self.graph.tensors[value]
+            # Under autocast, results have other floating-point types.
+            same = tensor.dtype == made.dtype or (tensor.dtype.is_floating_point and made.dtype.is_floating_point)
+            if tensor.shape != tuple(made.shape) or not same:
+                raise Unsupported("a result of another type")
+            if value not in self.sources:
+                tensor.dtype = made.dtype
 
-    def _finish(self, results: list[Any]) -> Translation:
-        returned = results[len(self.captured.mutated) :]
-        floats = [
-            r for r in returned if type(r) is int and self.dtype(r).is_floating_point and r not in self.sources
-        ]
-        loss = floats[0] if floats and self.shape(floats[0]) == () else None
-        returns_loss = loss is not None
-        if loss is None and floats:
-            shape = self.shape(floats[0])
-            attributes = {"f": "sum", "axes": list(range(len(shape))), "scale": 1.0 / math.prod(shape)}
-            result = ((), self.dtype(floats[0]))
-            loss = self.graph.add("loss", "reduce", (floats[0],), [result], attributes, None)[0]
-        return Translation(
-            self.captured,
-            self.graph,
-            self.groups,
-            self.sources,
-            self.free,
-            self.known,
-            self.values,
-            results,
-            loss,
-            returns_loss,
-        )
+    def _decompose(self, node: fx.Node) -> None:
+        """Translates an op as PyTorch decomposes it."""
+        target = node.target
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+            raise Unsupported("random bits")
+        table = _decompositions()
+        composite = target._can_decompose()
+        if target not in table and not composite:
+            raise Unsupported("no decomposition")
+        args = list(dict.fromkeys(node.all_input_nodes))
+        if not all(isinstance(arg.meta["val"], torch.Tensor) for arg in args):
+            raise Unsupported("lists")
+
+        def run(*tensors: Any) -> Any:
+            given = dict(zip(args, tensors, strict=True))
+            own, named = fx.node.map_arg((node.args, node.kwargs), lambda arg: given[arg])
+            return table[target](*own, **named) if target in table else target.decompose(*own, **named)
+
+        graph = trace(run, [arg.meta["val"] for arg in args], pre_dispatch=True)
+        inputs = [n for n in graph.nodes if n.op == "placeholder"]
+        parts = [n for n in graph.nodes if n.op == "call_function"]
+        if len(parts) > _MOST_PARTS or any(n.op == "get_attr" for n in graph.nodes):
+            raise Unsupported("a long decomposition")
+        for n, arg in zip(inputs, args, strict=True):
+            value = self.values[arg]
+            if isinstance(value, Free):
+                # The part reads the argument itself.
+                n.replace_all_uses_with(arg)
+            else:
+                self.values[n] = value
+        opaque = len(self.opaque)
+        for part in parts:
+            schema = getattr(part.target, "_schema", None)
+            if part.target is target or (schema is not None and schema.is_mutable):
+                raise Unsupported("a decomposition into itself")
+            self._call(part)
+        if len(self.opaque) > opaque:
+            raise Unsupported("parts without a translation")
+        result = next(n for n in graph.nodes if n.op == "output").args[0]
+        self.values[node] = _value_of(self, result)
+
+    def _mark(self) -> Any:
+        graph = self.graph
+        return (
+            len(graph.tensors), len(graph.ops), dict(graph._names), len(self.groups), dict(self.sources),
+            len(self.free), len(self.updates), len(self.opaque), dict(self._derived),
+        )  # fmt: skip
+
+    def _reset(self, mark: Any) -> None:
+        graph = self.graph
+        tensors, ops, graph._names, groups, self.sources, free, updates, opaque, self._derived = mark
+        del graph.tensors[tensors:], graph.ops[ops:], self.groups[groups:]
+        del self.free[free:], self.updates[updates:], self.opaque[opaque:]
+
+
+def _empty(node: fx.Node) -> bool:
+    """Whether the op reads or makes a tensor without elements."""
+    values = [arg.meta.get("val") for arg in (*node.all_input_nodes, node)]
+    return any(isinstance(v, torch.Tensor) and v.numel() == 0 for v in values)
+
+
+def _value_of(t: Translator, result: Any) -> Any:
+    if isinstance(result, (tuple, list)):
+        return tuple(_value_of(t, r) for r in result)
+    return t.values[result] if isinstance(result, fx.Node) else result
+
+
+_TABLES: list[Any] = []
+
+
+def _decompositions() -> Any:
+    if not _TABLES:
+        _TABLES.append(core_aten_decompositions())
+    return _TABLES[0]
+
+
+def _opaque(t: Translator, node: fx.Node) -> Any:
+    """An op of which the planner knows the types, and the dimensions that it treats separately."""
+    made = node.meta.get("val")
+    flat = [made] if isinstance(made, torch.Tensor) else list(made) if isinstance(made, (tuple, list)) else []
+    outputs = [v for v in flat if isinstance(v, torch.Tensor)]
+    given = list(dict.fromkeys(node.all_input_nodes))
+    inputs = [t.tensor(arg) for arg in given]
+    if not outputs or len(outputs) != len(flat):
+        raise Unsupported(f"{node.target}: its results are not tensors")
+    shared = shared_dims(node, given, outputs)
+    t.opaque.append((str(node.target), not shared))
+    results = [(tuple(v.shape), v.dtype) for v in outputs]
+    made_types = [type_of(shape, dtype) for shape, dtype in results]
+    ids = t.emit_several("", "opaque", inputs, results, makes=made_types)
+    t.graph.ops[-1].attributes.update({"call": str(node.target), **({"shared": shared} if shared else {})})
+    return ids[0] if isinstance(made, torch.Tensor) else ids
 
 
 def evaluate(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     """Computes a node's value from the values of its arguments."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: known[arg])
     return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _module_of(node: fx.Node) -> tuple[str, str]:
-    """Path and type of the innermost module of a node."""
-    stack = [entry for entry in (node.meta.get("nn_module_stack") or {}).values() if entry[0]]
-    if not stack:
-        return "", ""
-    path, kind = stack[-1]
-    kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-    return str(path).removeprefix("module.").removeprefix("module"), kind
-
-
-def _at(node: fx.Node, reason: str) -> str:
-    """The reason, with the op's module and source line."""
-    path, kind = _module_of(node)
-    frames = [part.strip() for part in (node.meta.get("stack_trace") or "").split('File "') if part.strip()]
-    own = [frame for frame in frames if "/torch/" not in frame.split('"')[0]] or frames
-    at = ""
-    if own:
-        where, *code = own[-1].splitlines()
-        file, _, rest = where.partition('", line ')
-        at = f", {file}:{rest.split(',')[0]}" + (f": {code[0].strip()}" if code else "")
-    return f"{reason}, in module `{path or '(root)'}`{f' ({kind})' if kind else ''}{at}"

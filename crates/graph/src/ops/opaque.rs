@@ -2,6 +2,7 @@
 //!
 //! It is planned replicated, which is right for every function of its inputs, unless its caller states which dimensions
 //! its operands and results share. It has no kernel, and its only known cost is the bytes that it reads and writes.
+//! Its gradient is another such op, which reads the operands and the gradients of the results.
 
 use crate::{
     autodiff::GradContext,
@@ -30,6 +31,9 @@ pub struct Opaque {
     /// each block of a shared dimension separately, and every result has all of them. Empty if nothing is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shared: Vec<Vec<Option<u8>>>,
+    /// Whether a result may lack a shared dimension: it is then a sum over the blocks. Gradients of weights are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sums: bool,
 }
 
 impl Opaque {
@@ -66,7 +70,7 @@ impl Opaque {
                 );
             }
         }
-        for dims in &self.shared[inputs.len()..] {
+        for dims in self.shared[inputs.len()..].iter().filter(|_| !self.sums) {
             let has = |d: usize| dims.contains(&Some(d as u8));
             require!((0..count).all(has), "a result of `{}` lacks a dimension of its rule", self.call);
         }
@@ -101,8 +105,25 @@ impl Operator for Opaque {
         rule
     }
 
-    fn gradient(&self, _: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
-        Err(OpError::new(format!("`{}` is opaque: it has no known gradient", self.call)))
+    fn gradient(&self, cx: &mut GradContext<'_>) -> Result<Vec<Option<TensorId>>, OpError> {
+        let mut inputs = cx.inputs();
+        let count = inputs.len();
+        let given: Vec<usize> = (0..self.makes.len()).filter(|&o| cx.grad(o).is_some()).collect();
+        inputs.extend(given.iter().filter_map(|&o| cx.grad(o)));
+        let wanted: Vec<usize> = (0..count).filter(|&i| cx.wants(i)).collect();
+        let makes = wanted.iter().map(|&i| cx.input_type(i).clone()).collect();
+        let mut shared = Vec::new();
+        if !self.shared.is_empty() {
+            let dims = (0..count).chain(given.iter().map(|&o| count + o)).chain(wanted.iter().copied());
+            shared = dims.map(|t| self.shared[t].clone()).collect();
+        }
+        let made =
+            cx.add(Opaque { call: format!("{}.grad", self.call), makes, shared, sums: true }, &inputs)?;
+        let mut grads = vec![None; count];
+        for (&i, &grad) in wanted.iter().zip(&made) {
+            grads[i] = Some(grad);
+        }
+        Ok(grads)
     }
 
     fn flops(&self, _: &[TensorType], _: &[TensorType]) -> u64 {
@@ -132,6 +153,7 @@ mod examples {
                     call: "library".into(),
                     makes: vec!["f32[8,6]".parse().unwrap()],
                     shared: vec![vec![Some(0), None], vec![Some(0), None]],
+                    sums: false,
                 },
                 &["f32[8,4]"],
                 "([d0, _])->([d0, _]) {d0=8}",
@@ -141,7 +163,37 @@ mod examples {
         fn case(rng: &mut Rng) -> Case {
             let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
             let shared = vec![(0..ty.rank() as u8).map(Some).collect(); 2];
-            Case::new(Opaque { call: "library".into(), makes: vec![ty.clone()], shared }, vec![(ty, NORMAL)])
+            Case::new(
+                Opaque { call: "library".into(), makes: vec![ty.clone()], shared, sums: false },
+                vec![(ty, NORMAL)],
+            )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{autodiff::differentiate, builder::GraphBuilder, examples::NORMAL, graph::Role, ops::Reduce};
+
+    #[test]
+    fn the_gradient_of_a_weight_is_a_sum_over_blocks() {
+        let mut b = GraphBuilder::new("g");
+        let x = b.source("x", "f32[8,4]".parse().unwrap(), Role::Input, NORMAL).unwrap();
+        let w = b.source("w", "f32[4,6]".parse().unwrap(), Role::Parameter, NORMAL).unwrap();
+        let op = Opaque {
+            call: "f".into(),
+            makes: vec!["f32[8,6]".parse().unwrap()],
+            shared: vec![vec![Some(0), None], vec![None, None], vec![Some(0), None]],
+            sums: false,
+        };
+        let y = b.emit("y", op, &[x, w]).unwrap();
+        let loss = b.emit("loss", Reduce::sum([0, 1].into_iter().collect()), &[y]).unwrap();
+        differentiate(&mut b, loss).unwrap();
+        let graph = b.graph();
+        let node = graph.ops.iter().find(|node| node.name == "y.grad").unwrap();
+        let types = |ids: &[TensorId]| ids.iter().map(|&t| graph.tensor(t).ty.clone()).collect::<Vec<_>>();
+        let rule = node.op.operator().rule(&types(&node.inputs), &types(&node.outputs));
+        assert_eq!(rule.to_string(), "([d0, _], [_, _], [d0, _])->([_, _]) {d0=8} reduction={d0}");
     }
 }

@@ -391,7 +391,9 @@ impl<'a> Importer<'a> {
         let split =
             if shared.iter().flatten().any(Option::is_some) { "split by its rule" } else { "replicated" };
         self.note(format!("{} is opaque, {split}: {why}", self.draft.name));
-        let made = self.draft.add(Op::from(Opaque { call: call.to_string(), makes, shared }), &inputs)?;
+        let made = self
+            .draft
+            .add(Op::from(Opaque { call: call.to_string(), makes, shared, sums: false }), &inputs)?;
         Ok(made.into_iter().map(SymbolicValue::Tensor).collect())
     }
 

@@ -119,5 +119,9 @@ def _plain(t: Translator, q: int, k: int, v: int, mask: Any, dropout: float, cau
         else:
             scores = binary(t, "mask", "add", scores, given)
     weights = _along(t, "weights", "softmax", scores, len(shape) - 1)
-    weights = dropped(t, "dropout", weights, dropout)
+    size, strides = 1, []
+    for extent in reversed(t.shape(weights)):
+        strides.append(size)
+        size *= extent
+    weights = dropped(t, "dropout", weights, dropout, tuple(reversed(strides)))
     return _einsum(t, "", f"{lead}qk,{lead}kv->{lead}qv", weights, v)

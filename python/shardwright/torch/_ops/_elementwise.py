@@ -160,11 +160,11 @@ def native_dropout(t: Translator, x: Any, rate: float, train: bool | None = True
 
 @translates(aten.dropout.default)
 def dropout(t: Translator, x: Any, rate: float, train: bool) -> int:
-    return dropped(t, "", t.tensor(x), rate if train else 0.0)
+    return dropped(t, "", t.tensor(x), rate if train else 0.0, t.strides())
 
 
-def dropped(t: Translator, name: str, x: int, rate: float) -> int:
-    """Zeroes elements at random and scales the others."""
+def dropped(t: Translator, name: str, x: int, rate: float, strides: tuple[int, ...]) -> int:
+    """Zeroes elements at random and scales the others. Random bits are drawn in the order of memory."""
     if rate == 0:
         return x
     shape = t.shape(x)
@@ -173,7 +173,7 @@ def dropped(t: Translator, name: str, x: int, rate: float) -> int:
         "dropout",
         [x],
         shape,
-        call=calls(aten.dropout.default, X, float(rate), True),
+        call=calls(aten.dropout.default, X, float(rate), strides),
         rate=float(rate),
         seed=len(t.graph.ops),
         origin=[0] * len(shape),

@@ -56,43 +56,27 @@ def layer_norm(
     return _normalize(t, x, (mean, variance), axes, axes, weight, bias, eps)
 
 
-@translates(aten._native_batch_norm_legit_functional.default)
+@translates(aten.batch_norm.default)
 def batch_norm(
-    t: Translator, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
-) -> tuple[Any, ...]:
+    t: Translator,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    _: bool = False,
+) -> int:
     x = t.tensor(x)
     axes = [d for d in range(len(t.shape(x))) if d != 1]
     if not training:
-        stats = (t.tensor(mean), t.tensor(variance))
-        return _normalize(t, x, stats, axes, [1], weight, bias, eps), None, None, mean, variance
+        return _normalize(t, x, (t.tensor(mean), t.tensor(variance)), axes, [1], weight, bias, eps)
     batch_mean, batch_variance, count = _statistics(t, x, axes)
-    y = _normalize(t, x, (batch_mean, batch_variance), axes, [1], weight, bias, eps)
-
-    # Buffers keep the unbiased variance.
-    unbiased = momentum * count / max(count - 1, 1)
-    running_mean = t.blend(mean, batch_mean, 1 - momentum, momentum)
-    running_variance = t.blend(variance, batch_variance, 1 - momentum, unbiased)
-    return y, None, None, running_mean, running_variance
-
-
-@translates(aten._native_batch_norm_legit.no_stats)
-def batch_norm_without_buffers(
-    t: Translator, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> tuple[Any, ...]:
-    x = t.tensor(x)
-    axes = [d for d in range(len(t.shape(x))) if d != 1]
-    mean, variance, _ = _statistics(t, x, axes)
-    return _normalize(t, x, (mean, variance), axes, [1], weight, bias, eps), None, None
-
-
-@translates(aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
-def batch_norm_in_evaluation(
-    t: Translator, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *options: Any
-) -> Any:
-    training = options[0] if isinstance(options[0], bool) else False
-    require(not training, "batch norm in training that was not made functional")
-    eps = options[2] if isinstance(options[0], bool) else options[1]
-    x = t.tensor(x)
-    axes = [d for d in range(len(t.shape(x))) if d != 1]
-    y = _normalize(t, x, (t.tensor(mean), t.tensor(variance)), axes, [1], weight, bias, eps)
-    return y if isinstance(options[0], bool) else (y, None, None)
+    if mean is not None:
+        # Buffers keep the unbiased variance.
+        unbiased = momentum * count / max(count - 1, 1)
+        t.blend(mean, batch_mean, 1 - momentum, momentum)
+        t.blend(variance, batch_variance, 1 - momentum, unbiased)
+    return _normalize(t, x, (batch_mean, batch_variance), axes, [1], weight, bias, eps)

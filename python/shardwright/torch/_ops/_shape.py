@@ -33,14 +33,11 @@ def reshape(t: Translator, x: Any, *_: Any, **__: Any) -> int:
     aten.contiguous.default,
     aten.lift_fresh_copy.default,
     aten.lift_fresh.default,
+    aten.detach.default,
+    aten.detach_.default,
 )
-def same(t: Translator, x: Any, **_: Any) -> int:
-    return t.tensor(x)
-
-
-@translates(aten.detach.default, aten.detach_.default)
-def detach(t: Translator, x: Any) -> int:
-    # The planner has no such op: it prices a backward pass that does not run.
+def same(t: Translator, x: Any, *_: Any, **__: Any) -> int:
+    # The planner has no such op. For a detached tensor it prices a backward pass that does not run.
     x = t.tensor(x)
     return t.emit("", "reshape", [x], t.shape(x), shape=list(t.shape(x)))
 
@@ -154,9 +151,15 @@ def unbind(t: Translator, x: Any, dim: int = 0) -> tuple[int, ...]:
 
 @translates(aten.cat.default)
 def cat(t: Translator, parts: list[Any], dim: int = 0) -> int:
-    dtype = t.result_dtype()
-    ids = [t.tensor(part, dtype) for part in parts]
-    return t.emit("", "concat", ids, t.result_shape(), axis=positive(dim, len(t.result_shape())))
+    dtype, shape = t.result_dtype(), t.result_shape()
+    # Caches of keys and values begin as empty tensors.
+    ids = [t.tensor(part, dtype) for part in parts if part.meta["val"].numel() > 0]
+    require(bool(ids), "only empty tensors")
+    dim = positive(dim, len(shape))
+    call = calls(aten.cat.default, [Input(i) for i in range(len(ids))], dim)
+    if len(ids) == 1:
+        return t.emit("", "reshape", ids, shape, call=call, shape=list(shape))
+    return t.emit("", "concat", ids, shape, call=call, axis=dim)
 
 
 @translates(aten.stack.default)

@@ -1,0 +1,262 @@
+"""Runs the user's own module by a plan.
+
+The module's code runs as it is, on tensors of which each process holds a shard. Each call of a PyTorch function that the
+plan knows runs on shards in its planned layouts. Other calls keep their operands' layout if they are element-wise, and run
+on whole tensors otherwise, which is always right.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .._native import PlanError
+from ._follow import PlannedCall, followed, matched
+from ._frames import Frames, Key, line_of_user
+from ._functions import SHAPE_ONLY, is_plain, writes_first
+from ._kernels import LocalShapeError
+from ._layout import Grid, Layout
+from ._run import Run
+from ._sums import Sums
+from ._tensor import ShardTensor, settled, whole
+from ._trace import Call, program_of
+from ._translate import Translation, Translator
+
+
+@dataclass
+class PlannedPass:
+    """The calls of the captured pass."""
+
+    calls: dict[Key, PlannedCall] = field(default_factory=dict)
+    #: In-place calls that no other view sees.
+    safe: set[Key] = field(default_factory=set)
+    #: Calls whose results are later written through views: they are whole.
+    whole: set[Key] = field(default_factory=set)
+
+
+_STEPS: dict[Any, Translation] = {}
+
+
+def translation(signature: Any, program: Any, free: tuple[bool, ...]) -> Translation:
+    """The planner's ops of a call."""
+    key = (signature, free)
+    if key not in _STEPS:
+        # Constants of the translation have data, also while a pass without data is recorded.
+        with _disable_current_modes():
+            _STEPS[key] = Translator(program, free).run()
+    return _STEPS[key]
+
+
+class _Mode(TorchFunctionMode):
+    """Sends all function calls of a forward pass to the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_plain(func, args):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return self.engine.call(func, args, kwargs or {}, self.engine.frames.key(func))
+
+
+class Engine:
+    """Runs calls on the mesh."""
+
+    def __init__(self, root: torch.nn.Module, planned: PlannedPass, mesh: Any) -> None:
+        self.grid = Grid(mesh)
+        self.whole: Layout = ("R",) * len(self.grid.sizes)
+        self.planned = planned
+        self.sums = Sums(self.grid)
+        self.frames = Frames(root, self)
+        self.fuse = True
+        self._mode: list[_Mode] = []
+        self._runs: dict[Any, Run | None] = {}
+        self._held: dict[int, tuple[torch.Tensor, int, dict[Any, Any]]] = {}
+        #: Functions that ran on whole tensors, and how often.
+        self.gathered: dict[str, int] = {}
+        self._flatten()
+
+    def _flatten(self) -> None:
+        """Makes a sum over several axes one collective: DTensor uses a flattened submesh if there is one."""
+        names = self.grid.mesh.mesh_dim_names
+        summed = set()
+        for call in self.planned.calls.values():
+            for form in call.forms.values():
+                summed |= {tuple(i for i, at in enumerate(layout) if at == "P") for layout in form["outputs"]}
+                summed.add(tuple(form["split"]))
+        for axes in sorted(summed):
+            if len(axes) > 1:
+                self.grid.mesh[tuple(names[i] for i in axes)]._flatten()
+
+    # Invocations of modules.
+
+    def enter(self, module: torch.nn.Module) -> None:
+        self.frames.enter(module)
+        if len(self.frames.stack) == 1:
+            mode = _Mode(self)
+            mode.__enter__()
+            self._mode.append(mode)
+
+    def leave(self, module: torch.nn.Module) -> None:
+        self.frames.leave()
+        if not self.frames.stack and self._mode:
+            self._mode.pop().__exit__(None, None, None)
+            self._held = {}
+
+    def reads(self, x: torch.Tensor) -> dict[Any, Any]:
+        """The reshards of a tensor that were made so far."""
+        version = x._version
+        if isinstance(x, ShardTensor):
+            if x._reads.get("version") != version:
+                x._reads = {"version": version}
+            return x._reads
+        if not self.frames.stack:
+            return {}
+        found = self._held.get(id(x))
+        if found is None or found[0] is not x or found[1] != version:
+            found = self._held[id(x)] = (x, version, {})
+        return found[2]
+
+    # Calls.
+
+    def call(self, func: Any, args: Any, kwargs: Any, key: Key | None) -> Any:
+        """Runs a function of PyTorch."""
+        if isinstance(func, OpOverload):
+            # Below a dispatch mode: autograd has run already.
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if getattr(func, "__name__", "") == "backward" and args and isinstance(args[0], torch.Tensor):
+            return torch.autograd.backward(*_backward(*args, **kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            if is_plain(func, args):
+                return func(*args, **kwargs)
+            call = Call.of(func, args, kwargs)
+            planned = self.planned.calls.get(key) if key is not None else None
+            if planned is None and not any(isinstance(t, (ShardTensor, DTensor)) for t in call.tensors):
+                return func(*args, **kwargs)
+            for i, t in enumerate(call.tensors):
+                if isinstance(t, ShardTensor) and t._engine is not self:
+                    call.tensors[i] = whole(t, t._engine)
+            return self._call(call, planned, key, writes_first(func, kwargs))
+
+    def _call(self, call: Call, planned: PlannedCall | None, key: Key | None, writes: bool) -> Any:
+        name = getattr(call.func, "__name__", str(call.func))
+        if name in SHAPE_ONLY:
+            # Strides are kept, memory is not needed.
+            return call.run([_stand_in(t) if isinstance(t, (ShardTensor, DTensor)) else t for t in call.tensors])
+        signature = call.signature()
+        program = program_of(call, signature)
+        if program is None:
+            if writes and isinstance(call.tensors[0], ShardTensor):
+                return self._written(call, key)
+            return self._whole(call)
+        if program.mutated is not None:
+            return self._in_place(call, program.mutated[0], key)
+        free = planned.free if planned is not None and len(planned.free) == len(call.tensors) else None
+        if free is None:
+            free = tuple(
+                not isinstance(t, (ShardTensor, DTensor)) and not (t.is_floating_point() and t.requires_grad)
+                for t in call.tensors
+            )
+        run = self._run(call, signature, program, free, planned, key)
+        if run is None:
+            return self._whole(call)
+        results = run(call.tensors, planned.settle if planned is not None else {})
+        if planned is None:
+            results = [settled(r, self) if isinstance(r, ShardTensor) else r for r in results]
+        if key in self.planned.whole:
+            results = [whole(r, self).clone() if isinstance(r, ShardTensor) else r for r in results]
+        if any(program.aliases):
+            for t in call.tensors:
+                if isinstance(t, ShardTensor):
+                    t._shares = True
+            for r, alias in zip(results, program.aliases, strict=True):
+                if alias and isinstance(r, ShardTensor):
+                    r._shares = True
+        return pytree.tree_unflatten(results, program.spec)
+
+    def _run(
+        self, call: Call, signature: Any, program: Any, free: tuple[bool, ...], planned: PlannedCall | None, key: Key | None
+    ) -> Run | None:
+        at: Any = key
+        if planned is None:
+            at = tuple(t._layout if isinstance(t, ShardTensor) else None for t in call.tensors)
+        where = (signature, free, at)
+        if where in self._runs:
+            return self._runs[where]
+        step = translation(signature, program, free)
+        forms: Mapping[str, Any] | None = None
+        if planned is not None:
+            forms = matched(step, planned)
+        if forms is None and not any(is_replicated for _, is_replicated in step.opaque):
+            forms = followed(step, call.tensors, self)
+        run = None
+        if forms is not None:
+            try:
+                run = Run(step, forms, self, self.fuse)
+            except LocalShapeError:
+                # Sizes that the plan does not fit. For those of the plan it is an error of this package.
+                if planned is not None and step is planned.step:
+                    raise
+        self._runs[where] = run
+        return run
+
+    def _whole(self, call: Call) -> Any:
+        name = getattr(call.func, "__name__", str(call.func))
+        if any(isinstance(t, ShardTensor) for t in call.tensors):
+            self.gathered[name] = self.gathered.get(name, 0) + 1
+        return call.run([whole(t, self) for t in call.tensors])
+
+    def _check_views(self, call: Call, target: torch.Tensor, key: Key | None) -> None:
+        if isinstance(target, ShardTensor) and target._shares and key not in self.planned.safe:
+            raise PlanError(
+                f"an in-place op ({call.func.__name__}) writes into a view of a split tensor, at {line_of_user()}: "
+                "write `x = x + y` instead of `x += y` there"
+            )
+
+    def _written(self, call: Call, key: Key | None) -> Any:
+        """A write into a part of a tensor: every process writes into the whole, and keeps its shard."""
+        target = call.tensors[0]
+        self._check_views(call, target, key)
+        copied = whole(target, self).clone()
+        result = call.run([copied, *(whole(t, self) for t in call.tensors[1:])])
+        target.copy_(copied)
+        return target if result is copied else result
+
+    def _in_place(self, call: Call, at: int, key: Key | None) -> Any:
+        """An in-place op. It writes into the shard; the other operands take the written tensor's layout."""
+        target = call.tensors[at]
+        self._check_views(call, target, key)
+        if isinstance(target, DTensor):
+            with implicit_replication():
+                return call.run([t if i == at else whole(t, self) for i, t in enumerate(call.tensors)])
+        if not isinstance(target, ShardTensor):
+            return self._whole(call)
+        return call.run([whole(t, self) if isinstance(t, DTensor) else t for t in call.tensors])
+
+
+def _stand_in(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty((), dtype=t.dtype, device=t.device).expand(t.shape)
+
+
+def _backward(
+    tensor: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> Any:
+    return (tensor,), gradient, retain_graph, create_graph, None, inputs
+
+
+def notice(message: str) -> None:
+    """Tells the user once."""
+    warnings.warn(message, stacklevel=3)

@@ -1,0 +1,110 @@
+"""Where a call happens: the module's path, which of its invocations, and the how-manieth call of the function there.
+
+The same forward pass makes the same calls at capture and at each step, so this identifies a call's place in the plan. A
+recomputed module (activation checkpointing) makes its calls again under the same keys.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules import module as hooks
+
+#: Module path, invocation of the module, name of the function, number of the call.
+Key = tuple[str, int, str, int]
+
+
+@dataclass
+class Frame:
+    """An invocation of a module."""
+
+    path: str
+    kind: str
+    invocation: int
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Owner(Protocol):
+    """Follows the invocations of a module's submodules."""
+
+    def enter(self, module: torch.nn.Module) -> None: ...
+
+    def leave(self, module: torch.nn.Module) -> None: ...
+
+
+class Frames:
+    """The invocations that are under way, and how often each module was invoked in this pass."""
+
+    def __init__(self, root: torch.nn.Module, owner: Owner) -> None:
+        self.paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self.stack: list[Frame] = []
+        self._invocations: dict[str, int] = {}
+        for path, module in root.named_modules():
+            self.paths[module] = path
+            _OWNERS[module] = weakref.ref(owner)
+        _register()
+
+    def enter(self, module: torch.nn.Module) -> None:
+        path = self.paths[module]
+        if not self.stack:
+            # A recomputation, or a submodule that is called by itself: as in the first invocation.
+            self._invocations = {}
+        at = self._invocations.get(path, 0)
+        self._invocations[path] = at + 1
+        self.stack.append(Frame(path, f"{type(module).__module__}.{type(module).__qualname__}", at))
+
+    def leave(self) -> None:
+        if self.stack:
+            self.stack.pop()
+
+    def key(self, func: Any) -> Key | None:
+        """The key of the next call of a function; `None` outside of all modules."""
+        if not self.stack:
+            return None
+        frame, name = self.stack[-1], getattr(func, "__name__", str(func))
+        at = frame.counts.get(name, 0)
+        frame.counts[name] = at + 1
+        return frame.path, frame.invocation, name, at
+
+
+_OWNERS: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+_REGISTERED: list[Any] = []
+
+
+def _owner(module: torch.nn.Module) -> Owner | None:
+    found = _OWNERS.get(module)
+    return found() if found is not None else None
+
+
+def _before(module: torch.nn.Module, _: Any) -> None:
+    if (owner := _owner(module)) is not None:
+        owner.enter(module)
+
+
+def _after(module: torch.nn.Module, _: Any, __: Any) -> None:
+    if (owner := _owner(module)) is not None:
+        owner.leave(module)
+
+
+def _register() -> None:
+    if not _REGISTERED:
+        _REGISTERED.append(hooks.register_module_forward_pre_hook(_before))
+        _REGISTERED.append(hooks.register_module_forward_hook(_after, always_call=True))
+
+
+def line_of_user() -> str:
+    """The innermost line that belongs neither to PyTorch nor to this package, with its code."""
+    import linecache
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and not file.startswith("<"):
+            code = linecache.getline(file, frame.f_lineno).strip()
+            return f"{file}:{frame.f_lineno}" + (f": {code}" if code else "")
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

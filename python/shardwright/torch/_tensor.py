@@ -1,0 +1,310 @@
+"""`ShardTensor`: a tensor of the user's program of which each process holds a shard.
+
+It has the global shape, takes part in autograd, and stands for the same values as on one process. PyTorch functions of it go
+to the engine, above autograd, so that each planned op runs on local shards. Ops below autograd (sums of gradients, in-place
+ops) come to `__torch_dispatch__`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from ._layout import Grid, Layout, dual, is_partial, layout_of, placements
+
+aten = torch.ops.aten
+
+
+class ShardTensor(torch.Tensor):
+    """A distributed tensor in a layout. `full_tensor()` is the whole tensor, `to_local()` this process's shard."""
+
+    _local: torch.Tensor
+    _layout: Layout
+    _engine: Any
+    #: Reshards made so far, by layout and layout of the gradient.
+    _reads: dict[Any, Any]
+    #: Whether it is a view of another tensor, or another tensor is a view of it.
+    _shares: bool
+
+    @staticmethod
+    def __new__(
+        cls, local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...]
+    ) -> ShardTensor:
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, shape, strides=stride, dtype=local.dtype, device=local.device, requires_grad=False
+        )
+        self._local, self._layout, self._engine = local, layout, engine
+        self._reads, self._shares = {}, False
+        return self
+
+    @property
+    def _grid(self) -> Grid:
+        return self._engine.grid
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh."""
+        return self._grid.mesh
+
+    @property
+    def placements(self) -> tuple[Any, ...]:
+        """The layout as DTensor's placements, one per mesh axis."""
+        return tuple(placements(self._layout))
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor, on every process, with its gradient."""
+        return whole(self, self._engine)
+
+    def to_local(self) -> torch.Tensor:
+        """This process's shard, with its gradient. Partial sums are added first."""
+        at = dual(self._layout)
+        return read(self, self._engine, at, at)
+
+    def to_dtensor(self) -> DTensor:
+        """The same tensor as PyTorch's DTensor, with its gradient."""
+        at = dual(self._layout)
+        local = read(self, self._engine, at, at)
+        return DTensor.from_local(local, self._grid.mesh, placements(at), run_check=False, shape=self.shape, stride=self.stride())
+
+    def __repr__(self, **_: Any) -> str:
+        return f"ShardTensor(shape={list(self.shape)}, placements={list(self.placements)}, local={self._local})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a ShardTensor cannot be pickled: save `.full_tensor()`")
+
+    def __deepcopy__(self, memo: Any) -> ShardTensor:
+        at = dual(self._layout)
+        local = self._grid.reshard(self._local.detach(), tuple(self.shape), self._layout, at).clone()
+        return ShardTensor(local, at, self._engine, tuple(self.shape), self.stride())
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        engine = next(leaf._engine for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, ShardTensor))
+        return engine.call(func, args, kwargs or {}, None)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _below_autograd(func, args, kwargs or {})
+
+
+@dataclass(frozen=True)
+class _Back:
+    """Where a gradient comes from, and the layout in which it goes on."""
+
+    engine: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    source: Layout
+    gradient: Layout
+    #: Whether the tensor is a weight, and whether it is whole on every process.
+    weight: Any
+    plain: bool
+
+
+class _Read(torch.autograd.Function):
+    """A tensor's shard in another layout. The gradient of a replicated tensor that a split op reads is a partial sum."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, back: _Back, data: list[torch.Tensor]) -> torch.Tensor:
+        ctx.back = back
+        # A new tensor with the same memory. It is no view: it may be written.
+        return aten._unsafe_view.default(data[0], data[0].shape)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        back: _Back = ctx.back
+        grid = back.engine.grid
+        target = dual(back.source)
+        if back.weight is not None:
+            # Sums of replicated weights' gradients are left to the end of the pass: they are reduced together.
+            if back.engine.sums.together:
+                pairs = zip(back.gradient, target, strict=True)
+                target = tuple("P" if (g, t) == ("P", "R") else t for g, t in pairs)
+            local = grid.reshard(grad, back.shape, back.gradient, target)
+            made = DTensor.from_local(
+                local.contiguous(), grid.mesh, placements(target), run_check=False, shape=back.shape, stride=back.stride
+            )
+            return made, None, None
+        local = grid.reshard(grad, back.shape, back.gradient, target)
+        if back.plain:
+            return local, None, None
+        return ShardTensor(local, target, back.engine, back.shape, back.stride), None, None
+
+
+class _Make(torch.autograd.Function):
+    """A distributed tensor from this process's shard."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...]
+    ) -> ShardTensor:
+        ctx.layout, ctx.engine, ctx.shape = layout, engine, shape
+        return ShardTensor(local.detach(), layout, engine, shape, stride)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return local_of(grad, ctx.engine, dual(ctx.layout)), None, None, None, None
+
+
+def make(local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """A tensor from this process's shard: distributed, or plain if every process holds it whole."""
+    if set(layout) <= {"R"}:
+        return local
+    return _Make.apply(local, layout, engine, shape, stride)
+
+
+def _state(x: torch.Tensor, engine: Any) -> tuple[torch.Tensor, Layout, bool]:
+    """A tensor's shard and layout, and whether it is plain."""
+    if isinstance(x, ShardTensor):
+        return x._local, x._layout, False
+    if isinstance(x, DTensor):
+        local = x._local_tensor
+        return local, layout_of(x), False
+    return x, engine.whole, True
+
+
+def local_of(x: torch.Tensor, engine: Any, layout: Layout) -> torch.Tensor:
+    """A tensor's shard in a layout, without its gradient."""
+    local, at, _ = _state(x, engine)
+    with torch.no_grad():
+        return engine.grid.reshard(local.detach(), tuple(x.shape), at, layout)
+
+
+def read(x: torch.Tensor, engine: Any, layout: Layout, gradient: Layout) -> torch.Tensor:
+    """A tensor's shard in a layout, with its gradient expected in another. Readers of equal layouts share one reshard."""
+    local, at, plain = _state(x, engine)
+    with torch._C.DisableTorchFunctionSubclass():
+        needs = x.requires_grad and torch.is_grad_enabled()
+    if plain and layout == at and (not needs or gradient == at):
+        return x
+    key = (layout, gradient if needs else None)
+    cache = engine.reads(x)
+    if key not in cache:
+        data = cache.get(layout)
+        if data is None:
+            data = cache[layout] = local_of(x, engine, layout)
+        if needs:
+            weight = x if isinstance(x, DTensor) else None
+            back = _Back(engine, tuple(x.shape), x.stride(), at, gradient, weight, plain)
+            data = _Read.apply(x, back, [data])
+        cache[key] = data
+    return cache[key]
+
+
+def settled(x: torch.Tensor, engine: Any) -> torch.Tensor:
+    """The tensor without partial sums, with its gradient."""
+    if not isinstance(x, ShardTensor) or not is_partial(x._layout):
+        return x
+    at = dual(x._layout)
+    return make(read(x, engine, at, at), at, engine, tuple(x.shape), x.stride())
+
+
+def whole(x: torch.Tensor, engine: Any) -> torch.Tensor:
+    """The whole tensor on every process, with its gradient."""
+    if not isinstance(x, (ShardTensor, DTensor)):
+        return x
+    if isinstance(x, DTensor) and x.device_mesh != engine.grid.mesh:
+        return x.full_tensor()
+    if isinstance(x, ShardTensor):
+        engine = x._engine
+    return read(x, engine, engine.whole, engine.whole)
+
+
+# Below autograd.
+
+_SAME = {aten.detach.default, aten.alias.default, aten.clone.default}
+_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.reshape.default}
+_LIKE = {
+    aten.ones_like.default, aten.zeros_like.default, aten.empty_like.default, aten.full_like.default,
+}  # fmt: skip
+
+
+def _below_autograd(func: Any, args: Any, kwargs: Any) -> Any:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    shards = [leaf for leaf in leaves if isinstance(leaf, ShardTensor)]
+    first = shards[0]
+    engine = first._engine
+    mutable = func._schema.is_mutable
+    target = args[0] if mutable and args and isinstance(args[0], ShardTensor) else None
+    if func in _VIEWS and isinstance(args[0], ShardTensor) and list(args[1]) == list(first.shape):
+        func, args = aten.alias.default, (args[0],)
+    if func in _SAME and isinstance(args[0], ShardTensor):
+        return _wrapped(func, func(args[0]._local, *args[1:], **kwargs), args[0]._layout, engine, args, kwargs)
+    if func in _LIKE and not is_partial(first._layout):
+        return _wrapped(func, func(first._local, *args[1:], **kwargs), first._layout, engine, args, kwargs)
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    if (torch.Tag.pointwise in func.tags or func is aten._to_copy.default) and not random:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+        lead = target if target is not None else next((t for t in shards if t.shape == shape), None)
+        if lead is not None and lead.shape == shape:
+            layout = dual(lead._layout)
+            if target is not None and target._layout != layout:
+                target._local, target._layout = local_of(target, engine, layout), layout
+            given = [
+                local_of(leaf, engine, _aligned(leaf, shape, layout)) if isinstance(leaf, torch.Tensor) and leaf is not target
+                else target._local if leaf is target and target is not None else leaf
+                for leaf in leaves
+            ]  # fmt: skip
+            own, named = pytree.tree_unflatten(given, spec)
+            result = func(*own, **named)
+            if target is not None:
+                target._reads = {}
+                return target
+            return _wrapped(func, result, layout, engine, args, kwargs)
+    # Anything else: every process computes the whole.
+    held = {id(t): _whole_data(t, engine) for t in leaves if isinstance(t, ShardTensor)}
+    given = [held[id(leaf)] if isinstance(leaf, ShardTensor) else leaf for leaf in leaves]
+    own, named = pytree.tree_unflatten(given, spec)
+    result = func(*own, **named)
+    if mutable:
+        for t in shards:
+            at = dual(t._layout)
+            block = engine.grid.reshard(held[id(t)], tuple(t.shape), engine.whole, at)
+            if at == t._layout:
+                t._local.copy_(block)
+            else:
+                t._local, t._layout = block, at
+            t._reads = {}
+        back = {id(held[id(t)]): t for t in shards}
+        return pytree.tree_map(lambda r: back.get(id(r), r), result)
+    return result
+
+
+def _whole_data(t: ShardTensor, engine: Any) -> torch.Tensor:
+    """A copy of the whole tensor with the strides that it has on one process."""
+    data = engine.grid.reshard(t._local, tuple(t.shape), t._layout, engine.whole)
+    made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    return made.copy_(data)
+
+
+def _aligned(t: torch.Tensor, shape: Any, layout: Layout) -> Layout:
+    """The layout of an operand that broadcasts against a tensor of this layout."""
+    skip = len(shape) - t.dim()
+
+    def entry(at: str) -> str:
+        if not at.startswith("S"):
+            return at
+        dim = int(at[1:]) - skip
+        return f"S{dim}" if dim >= 0 and t.shape[dim] == shape[dim + skip] else "R"
+
+    return tuple(entry(at) for at in layout)
+
+
+def _wrapped(func: Any, result: Any, layout: Layout, engine: Any, args: Any, kwargs: Any) -> Any:
+    def wrap(r: Any) -> Any:
+        if not isinstance(r, torch.Tensor):
+            return r
+        like = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, ShardTensor))
+        shape = torch.broadcast_shapes(*(t.shape for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)))
+        stride = like.stride() if like.shape == shape else torch.empty(shape, device="meta").stride()
+        return ShardTensor(r, layout, engine, tuple(shape), tuple(stride))
+
+    return pytree.tree_map(wrap, result)

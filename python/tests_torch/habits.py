@@ -1,0 +1,437 @@
+"""Modules and training loops as users write them. Each case compares processes under a plan with a single process.
+
+`habits.py RANK WORLD PORT FOLDER` runs them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from processes import run_cases
+from torch import distributed, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import shardwright
+from shardwright.torch import parallelize, plan
+
+Results = dict[str, Any]
+
+
+def folder() -> str:
+    return sys.argv[4] if len(sys.argv) > 4 else tempfile.mkdtemp()
+
+
+def planned(module: nn.Module, example: Any, loss_fn: Any = None, solver: str = "data", **options: Any) -> Any:
+    return parallelize(module, example, loss_fn, solver=solver, progress=False, **options)
+
+
+def whole(x: Any) -> torch.Tensor:
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def difference(a: Any, b: Any) -> float:
+    a, b = whole(a.detach()), whole(b.detach())
+    assert a.shape == b.shape and a.dtype == b.dtype, (a.shape, b.shape, a.dtype, b.dtype)
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+
+
+def gradients(module: nn.Module) -> dict[str, Any]:
+    return {n: None if p.grad is None else whole(p.grad) for n, p in module.named_parameters()}
+
+
+def same_gradients(module: nn.Module, other: nn.Module) -> float:
+    """The largest difference of gradients. One that only one module has counts as infinite."""
+    mine, theirs = gradients(module), gradients(other)
+    assert mine.keys() == theirs.keys()
+    worst = 0.0
+    for name, grad in mine.items():
+        if (grad is None) != (theirs[name] is None):
+            return float("inf")
+        worst = max(worst, difference(grad, theirs[name])) if grad is not None else worst
+    return worst
+
+
+def compared(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    run: Callable[[nn.Module, tuple[Any, ...]], torch.Tensor] | None = None,
+    example: Any = None,
+    steps: int = 1,
+    **options: Any,
+) -> Results:
+    """Losses and gradients of some passes, on one process and under a plan."""
+    run = run or (lambda model, given: model(*given).square().mean())
+    alone = copy.deepcopy(module)
+    model = planned(module, example or args, **options)
+    worst = loss = 0.0
+    for step in range(steps):
+        torch.manual_seed(step)
+        want = run(alone, args)
+        want.backward()
+        torch.manual_seed(step)
+        got = run(model, args)
+        got.backward()
+        loss = max(loss, difference(got, want))
+        worst = max(worst, same_gradients(model, alone))
+    return {"loss": loss, "gradients": worst, "gathered": dict(model._engine.gathered), "warnings": model.plan.warnings}
+
+
+class Distilled(nn.Module):
+    """A student beside a teacher whose pass is not differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.teacher(x).tanh()
+        return self.student(x) - target
+
+
+class Rounding(torch.autograd.Function):
+    """Rounds; the gradient passes as if it did not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * 4).round() / 4
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+class Rounded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(Rounding.apply(self.a(x)))
+
+
+class Scheduled(nn.Module):
+    """A number and a truth value that change from step to step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.warm = True
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+        y = self.fc(x) * alpha * self.scale
+        return y if self.warm else y.relu() + x
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+        self.runs = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return x + self.down(functional.dropout(functional.gelu(self.up(self.norm(x))), 0.1, self.training))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+class Shuffled(nn.Module):
+    """Dropout of a tensor whose dimensions are permuted in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(self.fc(x).transpose(0, 1), 0.5)
+
+
+class Branch(nn.Module):
+    """Branches on a value, and writes into a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        if y.sum() > 0:
+            y = y * 2
+        z = y + 0
+        z[:, 0] = 3.0
+        z.relu_()
+        return torch.fft.rfft(z).abs() + y[:, :5]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(8, 8, batch_first=True), nn.GRU(8, 8)
+        self.norm = nn.GroupNorm(2, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y, (h, _) = self.lstm(x)
+        z, _ = self.gru(y.transpose(0, 1))
+        return {"out": self.norm(z.transpose(0, 1).transpose(1, 2)).mean() + h.square().mean(), "state": h}
+
+
+class Experts(nn.Module):
+    """Tokens go to the experts that a router chooses, as Mixtral does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, 8)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, dim=-1)
+        out = torch.zeros_like(flat)
+        for i, expert in enumerate(self.experts):
+            token, slot = torch.where(chosen == i)
+            out.index_add_(0, token, expert(flat[token]) * weights[token, slot, None])
+        return out.view_as(x)
+
+
+X = (8, 8)
+
+
+def teacher() -> Results:
+    return compared(Distilled(), (torch.randn(X),), solver="fsdp")
+
+
+def straight_through() -> Results:
+    return compared(Rounded(), (torch.randn(X),), solver="megatron")
+
+
+def schedule() -> Results:
+    module = Scheduled()
+
+    def run(model: Any, given: Any) -> torch.Tensor:
+        total = model(*given, alpha=0.5).sum() + model(*given, alpha=0.25).sum()
+        model.warm, kept = False, model.scale
+        model.scale = 3.0
+        total = total + model(*given).sum()
+        model.warm, model.scale = True, kept
+        return total
+
+    return compared(module, (torch.randn(X),), run)
+
+
+def recomputed(reentrant: bool) -> Results:
+    module = Checkpointed(reentrant)
+    x = torch.randn(8, 4, 8, requires_grad=reentrant)
+    found = compared(module, (x,), solver="megatron")
+    return {**found, "runs": module.blocks[0].runs}
+
+
+def compiled() -> Results:
+    module = Rounded()
+    alone = copy.deepcopy(module)
+    model = planned(module, (torch.randn(X),), solver="fsdp")
+    x = torch.randn(X)
+    alone(x).square().mean().backward()
+    torch.compile(model)(x).square().mean().backward()
+    return {"gradients": same_gradients(model, alone)}
+
+
+def autocast() -> Results:
+    def run(model: Any, given: Any) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return functional.cross_entropy(model(given[0]), torch.arange(8))
+
+    return compared(Block(), (torch.randn(X),), run, example=(torch.randn(X),))
+
+
+def permuted_dropout() -> Results:
+    return compared(Shuffled(), (torch.randn(8, 4, 8),))
+
+
+def branch() -> Results:
+    return compared(Branch(), (torch.randn(X),), solver="megatron")
+
+
+def recurrent() -> Results:
+    def run(model: Any, given: Any) -> torch.Tensor:
+        return model(*given)["out"]
+
+    return compared(Recurrent(), (torch.randn(8, 4, 8),), run)
+
+
+def experts() -> Results:
+    return compared(Experts(), (torch.randn(4, 4, 8),))
+
+
+def other_batches() -> Results:
+    """Other batch sizes, uneven ones, evaluation, a criterion outside, and a copy."""
+    module = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 8))
+    alone = copy.deepcopy(module)
+    model = planned(module, (torch.randn(8, 4, 8),))
+    twin = copy.deepcopy(model)
+    worst = 0.0
+    for batch in (8, 6, 5):
+        x, y = torch.randn(batch, 4, 8), torch.randint(0, 8, (batch,))
+        want, got, copied = (functional.cross_entropy(m(x), y) for m in (alone, model, twin))
+        want.backward()
+        got.backward()
+        copied.backward()
+        worst = max(worst, difference(want, got), difference(want, copied), same_gradients(model, alone), same_gradients(twin, alone))
+    for m in (alone, model):
+        m.eval()
+    with torch.no_grad():
+        want, got = alone(x), model(x)
+    right = int((got.argmax(-1) == y).sum()) == int((want.argmax(-1) == y).sum())
+    return {"difference": max(worst, difference(want, got)), "right": right, "training": module.training}
+
+
+def hooks() -> Results:
+    """Hooks of modules, activations and weights."""
+    module = Rounded()
+    alone = copy.deepcopy(module)
+    model = planned(module, (torch.randn(X),))
+    seen: dict[str, list[Any]] = {"alone": [], "model": []}
+    for name, m in (("alone", alone), ("model", model)):
+
+        def after(_: Any, __: Any, output: Any, name: str = name) -> Any:
+            output.register_hook(lambda grad: seen[name].append(whole(grad).clone()))
+            return output * 2
+
+        m.a.register_forward_hook(after)
+        m.b.weight.register_hook(lambda grad, name=name: seen[name].append(whole(grad).clone()))
+    x = torch.randn(X)
+    for m in (alone, model):
+        m(x).square().mean().backward()
+    grads = [torch.autograd.grad(m(x).square().mean(), list(m.parameters())) for m in (alone, model)]
+    return {
+        "gradients": same_gradients(model, alone),
+        "seen": [len(seen["alone"]), len(seen["model"])],
+        "hooks": max(difference(a, b) for a, b in zip(seen["alone"], seen["model"], strict=True)),
+        "grad": max(difference(a, b) for a, b in zip(*grads, strict=True)),
+    }
+
+
+def loop() -> Results:
+    """Accumulation without communication, clipping, a moving average, a frozen part, a state that is loaded again."""
+    module = nn.Sequential(Block(), Block()).eval()
+    module[0].up.weight.requires_grad_(False)
+    alone = copy.deepcopy(module)
+    model = planned(module, (torch.randn(X),))
+    average = [torch.optim.swa_utils.AveragedModel(m) for m in (alone, model)]
+    updates = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (alone, model)]
+    norms: list[list[float]] = [[], []]
+    for step in range(2):
+        parts = [torch.randn(X) for _ in range(3)]
+        for i, m in enumerate((alone, model)):
+            for part in parts[:2]:
+                if i:
+                    with model.no_sync():
+                        m(part).square().mean().backward()
+                else:
+                    m(part).square().mean().backward()
+            m(parts[2]).square().mean().backward()
+            norms[i].append(float(whole(nn.utils.clip_grad_norm_(m.parameters(), 0.1))))
+            updates[i].step()
+            average[i].update_parameters(m)
+            updates[i].zero_grad(set_to_none=bool(step))
+    state = model.full_state_dict()
+    loaded = copy.deepcopy(alone)
+    loaded.load_state_dict(state)
+    own = {n: whole(t) for n, t in average[1].module.state_dict().items()}
+    return {
+        "norms": norms,
+        "weights": max(difference(a, b) for a, b in zip(alone.state_dict().values(), state.values(), strict=True)),
+        "average": max(difference(t, own[n]) for n, t in average[0].module.state_dict().items()),
+        "names": list(state) == list(alone.state_dict()),
+    }
+
+
+def local_batches() -> Results:
+    """Each process has its own samples, as DistributedSampler gives them: DistributedDataParallel's semantics."""
+    module = nn.Sequential(nn.Embedding(16, 8), Block(), nn.Linear(8, 16)).eval()
+    alone = copy.deepcopy(module)
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    worst, losses = 0.0, []
+    ids, labels = torch.randint(0, 16, (12, 4)), torch.randint(0, 16, (12, 4))
+    model = planned(module, (ids[:4],), batch="local")
+    for sizes in ([4] * world, [2] * world, [3, 2]):
+        start = sum(sizes[:rank])
+        mine = slice(start, start + sizes[rank])
+        if len(set(sizes)) == 1:
+            out = model(ids[mine])
+            loss = functional.cross_entropy(out.transpose(1, 2), labels[mine])
+            losses.append(type(out) is torch.Tensor and out.shape == (sizes[rank], 4, 16))
+        else:
+            # Uneven batches are gathered: the result is whole.
+            out = model(ids[mine])
+            loss = functional.cross_entropy(out.transpose(1, 2), labels[: sum(sizes)])
+        loss.backward()
+        total = sum(sizes)
+        functional.cross_entropy(alone(ids[:total]).transpose(1, 2), labels[:total]).backward()
+        worst = max(worst, same_gradients(model, alone))
+    try:
+        planned(nn.Linear(8, 8), (torch.randn(X),))(torch.randn(X) + rank)
+        refused = ""
+    except shardwright.PlanError as error:
+        refused = str(error)
+    return {"gradients": worst, "shapes": losses, "refused": refused}
+
+
+def saved() -> Results:
+    """A plan made without processes, from a module without data, saved and loaded."""
+    with torch.device("meta"):
+        empty = Rounded()
+    path = f"{folder()}/plan{distributed.get_rank()}.json"
+    plan(empty, (torch.randn(X),), machine="cpu:2", solver="megatron", progress=False).save(path)
+    module = Rounded()
+    alone = copy.deepcopy(module)
+    model = parallelize(module, (torch.randn(X),), plan=shardwright.Plan.load(path))
+    x = torch.randn(X)
+    for m in (alone, model):
+        m(x).square().mean().backward()
+    try:
+        parallelize(Distilled(), (torch.randn(X),), plan=shardwright.Plan.load(path))
+        refused = ""
+    except shardwright.PlanError as error:
+        refused = str(error)
+    sharded = sum(p.placements[0].is_shard() for p in model.parameters())
+    return {"gradients": same_gradients(model, alone), "sharded": sharded, "refused": refused}
+
+
+CASES: dict[str, Callable[[], Results]] = {
+    "teacher": teacher,
+    "straight_through": straight_through,
+    "schedule": schedule,
+    "checkpoint": lambda: recomputed(False),
+    "reentrant checkpoint": lambda: recomputed(True),
+    "compiled": compiled,
+    "autocast": autocast,
+    "permuted_dropout": permuted_dropout,
+    "branch": branch,
+    "recurrent": recurrent,
+    "experts": experts,
+    "other_batches": other_batches,
+    "hooks": hooks,
+    "loop": loop,
+    "local_batches": local_batches,
+    "saved": saved,
+}
+
+if __name__ == "__main__":
+    run_cases(CASES)

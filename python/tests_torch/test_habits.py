@@ -1,0 +1,97 @@
+"""The user's own module runs: nothing that its code does is dropped, frozen or changed.
+
+Replaying a captured program got each of these wrong, most of them silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launch import launch
+
+WORLD = 2
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The processes' results, by case. They start once for all tests."""
+    return launch("habits.py", WORLD, tmp_path_factory.mktemp("found"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "teacher",
+        "straight_through",
+        "schedule",
+        "checkpoint",
+        "reentrant checkpoint",
+        "permuted_dropout",
+        "branch",
+        "recurrent",
+        "experts",
+    ],
+)
+def test_losses_and_gradients_are_those_of_one_process(found: dict[str, Any], case: str) -> None:
+    assert found[case]["loss"] < 1e-5
+    assert found[case]["gradients"] < 1e-5
+
+
+@pytest.mark.parametrize("case", ["checkpoint", "reentrant checkpoint"])
+def test_checkpointed_blocks_run_twice_and_on_shards(found: dict[str, Any], case: str) -> None:
+    assert found[case]["runs"] == 2
+    assert found[case]["gathered"] == {}
+
+
+def test_autocast_computes_the_loss_in_32_bits(found: dict[str, Any]) -> None:
+    assert found["autocast"]["loss"] < 1e-5, "and it has the type of one process"
+    assert found["autocast"]["gradients"] < 2e-3, "16 bits"
+    assert found["autocast"]["gathered"] == {}
+
+
+def test_a_compiled_module_has_all_gradients(found: dict[str, Any]) -> None:
+    assert found["compiled"]["gradients"] < 1e-6
+
+
+def test_ops_without_a_rule_are_named(found: dict[str, Any]) -> None:
+    warnings = found["branch"]["warnings"]
+    assert any("fft" in w and "habits.py" in w for w in warnings)
+    assert any("predicted to take" in w for w in warnings)
+    assert any("as the example takes them" in w for w in warnings)
+
+
+def test_recurrent_networks_are_split_by_samples(found: dict[str, Any]) -> None:
+    assert found["recurrent"]["gathered"] == {}
+
+
+def test_other_batches_evaluation_copies_and_outer_criteria_work(found: dict[str, Any]) -> None:
+    result = found["other_batches"]
+    assert result["difference"] < 1e-5
+    assert result["right"] and not result["training"]
+
+
+def test_hooks_see_what_they_see_on_one_process(found: dict[str, Any]) -> None:
+    result = found["hooks"]
+    assert result["seen"][0] == result["seen"][1] > 0
+    assert max(result["gradients"], result["hooks"], result["grad"]) < 1e-6
+
+
+def test_accumulation_clipping_averages_and_frozen_weights(found: dict[str, Any]) -> None:
+    result = found["loop"]
+    assert result["norms"][0] == pytest.approx(result["norms"][1], rel=1e-5)
+    assert max(result["weights"], result["average"]) < 1e-5
+    assert result["names"]
+
+
+def test_local_batches_are_shards_of_the_global_batch(found: dict[str, Any]) -> None:
+    result = found["local_batches"]
+    assert result["gradients"] < 1e-6
+    assert all(result["shapes"]), "a process gets the results of its own samples"
+    assert 'batch="local"' in result["refused"], "different batches are noticed"
+
+
+def test_a_plan_is_made_without_processes_saved_and_loaded(found: dict[str, Any]) -> None:
+    result = found["saved"]
+    assert result["gradients"] < 1e-6
+    assert result["sharded"] > 0
+    assert "not one of Distilled" in result["refused"]
