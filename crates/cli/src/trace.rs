@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use shardwright_engine::Outcome;
 use shardwright_lower::{Instruction, Work};
 use shardwright_machine::DeviceId;
+use shardwright_sim::pass_name;
 use std::io::{self, Write};
 
 const COMPUTE: u32 = 0;
@@ -25,7 +26,13 @@ pub fn write(out: &mut dyn Write, lowered: &LoweredPlan, outcome: &Outcome) -> i
         }
         for event in &device.events {
             let instruction = lowered.program.instruction(event.instruction);
-            let (tid, name, args) = describe(lowered, instruction, DeviceId(pid));
+            let (tid, mut name, mut args) = describe(lowered, instruction, DeviceId(pid));
+            if let Some(own) = lowered.program.stage_pass(event.instruction) {
+                args["stage"] = own.stage.into();
+                args["pass"] = pass_name(own.pass).into();
+                args["micro_batch"] = own.micro_batch.into();
+                name = format!("{name} [{}]", own.micro_batch);
+            }
             events.push(json!({"ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
                 "ts": event.start * 1e6, "dur": event.seconds * 1e6}));
         }

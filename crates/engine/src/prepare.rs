@@ -95,6 +95,11 @@ pub struct DeviceProgram {
     pub values: Vec<LocalValue>,
     /// The blocks that exist before the first step.
     pub sources: Vec<InitialBlock>,
+    /// Per task: the task that must not run before it, although it may read nothing of it. In a pipeline, kernels run in the order of
+    /// the schedule.
+    pub followers: Vec<Option<u32>>,
+    /// The last task whose follower is not known yet.
+    last_ordered: Option<u32>,
     /// Pairs of values: at the end of a step the second replaces the first.
     pub carries: Vec<(u32, u32)>,
     /// Per value of the program: its local number.
@@ -135,6 +140,15 @@ impl DeviceProgram {
             self.values[read as usize].readers.push(at);
         }
         self.tasks.push(task);
+        self.followers.push(None);
+    }
+
+    /// Lets the last task follow the ordered task before it.
+    fn keep_order(&mut self) {
+        let Some(at) = (self.tasks.len() as u32).checked_sub(1) else { return };
+        if let Some(before) = self.last_ordered.replace(at) {
+            self.followers[before as usize] = Some(at);
+        }
     }
 }
 
@@ -199,6 +213,9 @@ impl TaskGraph {
             let workspace = program.workspace_bytes(id, DeviceId(device as u32));
             let micro_batch = program.micro_batch_of(id);
             local.push(Task { replaces, workspace, micro_batch, ..Task::new(id, job, reads, writes) });
+            if program.stage_pass(id).is_some() {
+                local.keep_order();
+            }
         }
         Ok(())
     }

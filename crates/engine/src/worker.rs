@@ -1,6 +1,6 @@
 //! The worker of one device: runs its ready tasks, in the order of the program where several are ready.
 //!
-//! A task is ready when all its operands exist. A ready exchange sends to the other members at once and receives between two
+//! A task is ready when all its operands exist and, in a pipeline, the kernel before it in the schedule is done. A ready exchange sends to the other members at once and receives between two
 //! kernels. So a device computes while messages are on their way, and waits only
 //! without any ready task. Tasks run at most [`AHEAD`] positions ahead of the program's order.
 //!
@@ -79,7 +79,7 @@ pub struct Worker<'a> {
     users: Vec<u32>,
     /// Per value: number of tasks of this step that have yet to read it.
     unread: Vec<u32>,
-    /// Per task: number of missing operands.
+    /// Per task: number of missing operands, and of the task that it follows.
     missing: Vec<u32>,
     done: Vec<bool>,
     progress: Vec<Progress>,
@@ -377,13 +377,18 @@ impl<'a> Worker<'a> {
         self.frontier = 0;
         self.budget.restart();
         self.done.fill(false);
+        self.missing.fill(0);
         for (unread, value) in self.unread.iter_mut().zip(&self.program.values) {
             *unread = value.readers.len() as u32;
         }
         for at in 0..self.program.tasks.len() {
             let task = &self.program.tasks[at];
             let missing = task.reads.iter().filter(|&&v| self.values[v as usize].is_none()).count();
-            self.missing[at] = missing as u32;
+            self.missing[at] += missing as u32;
+            let missing = self.missing[at];
+            if let Some(next) = self.program.followers[at] {
+                self.missing[next as usize] += 1;
+            }
             if let Job::Exchange(role) = &task.job {
                 self.progress[at].restart(role);
             }
@@ -567,14 +572,22 @@ impl<'a> Worker<'a> {
             self.unread[v as usize] -= 1;
             self.release(v);
         }
+        if let Some(next) = program.followers[at as usize] {
+            self.provide(next);
+        }
         for &v in &task.writes {
             for &reader in &program.values[v as usize].readers {
-                self.missing[reader as usize] -= 1;
-                if self.missing[reader as usize] == 0 {
-                    self.enable(reader);
-                }
+                self.provide(reader);
             }
             self.release(v);
+        }
+    }
+
+    /// Counts one thing that a task was missing: an operand, or the task that it follows.
+    fn provide(&mut self, task: u32) {
+        self.missing[task as usize] -= 1;
+        if self.missing[task as usize] == 0 {
+            self.enable(task);
         }
     }
 

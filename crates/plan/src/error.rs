@@ -63,6 +63,14 @@ pub enum PlanError {
     /// An assignment that does not match the graph and the mesh.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
+    /// A pipeline that the model cannot have on this machine.
+    #[error("--pipeline {groups}: {reason}")]
+    Pipeline {
+        /// The number of groups of devices.
+        groups: u32,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// A plan of another model or machine.
     #[error("the plan does not match: {reason}")]
     Mismatch {

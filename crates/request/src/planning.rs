@@ -6,7 +6,7 @@ use crate::{
     no_fit::explain,
     opened_plan::OpenedPlan,
     ram::{half_of_free, most_held},
-    request::{MicroBatchChoice, RecomputeChoice, Request},
+    request::{MicroBatchChoice, PipelineChoice, RecomputeChoice, Request},
     summary::headline,
 };
 use anyhow::Context as _;
@@ -15,8 +15,8 @@ use shardwright_machine::Bytes;
 use shardwright_plan::{Constraints, PlanError};
 use shardwright_search::{Control, LogEntry, Progress};
 use shardwright_strategies::{
-    PlanAnswer, Strategy, StrategyError, Variant, VariantAnswer, VariantError, VariantInputs, find,
-    plan_variants,
+    BalancedPipeline, PlanAnswer, Strategy, StrategyError, Variant, VariantAnswer, VariantError,
+    VariantInputs, find, plan_variants,
 };
 use std::borrow::Cow;
 use std::num::NonZeroU32;
@@ -106,7 +106,24 @@ impl Inputs {
             }
             MicroBatchChoice::Auto => {
                 let counts = micro_batch_counts(&self.graph).context("--micro-batches auto")?;
-                Ok(counts.into_iter().filter_map(NonZeroU32::new).collect())
+                let counts = counts.into_iter().filter_map(NonZeroU32::new);
+                let counts: Vec<NonZeroU32> = counts.filter(|count| self.can_schedule(*count)).collect();
+                anyhow::ensure!(
+                    !counts.is_empty(),
+                    "--micro-batches auto: no divisor of the batch suits --pipeline and --schedule {}",
+                    self.request.schedule.name()
+                );
+                Ok(counts)
+            }
+        }
+    }
+
+    /// Whether the pipeline that is asked for, if there is one, has a schedule for so many micro-batches.
+    fn can_schedule(&self, micro_batches: NonZeroU32) -> bool {
+        match self.request.pipeline {
+            PipelineChoice::Off => true,
+            PipelineChoice::Groups(groups) => {
+                self.request.schedule.check(groups.get(), micro_batches.get()).is_ok()
             }
         }
     }
@@ -138,7 +155,16 @@ impl Inputs {
         cancel: &AtomicBool,
         listen: &(dyn Fn(Event<'_>) + Sync),
     ) -> anyhow::Result<OpenedPlan> {
-        let strategy = find(strategy)?;
+        let inside = find(strategy)?;
+        let staged;
+        let strategy: &dyn Strategy = match self.request.pipeline {
+            PipelineChoice::Off => inside,
+            PipelineChoice::Groups(groups) => {
+                let schedule = self.request.schedule;
+                staged = BalancedPipeline { inside, groups: groups.get(), schedule };
+                &staged
+            }
+        };
         let listener = |progress: &Progress<'_>| listen(Event::Improved(&progress.entry));
         let control = self.control(strategy, cancel).listen(&listener);
         let variants = self.variants()?;

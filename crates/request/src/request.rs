@@ -8,6 +8,7 @@ use shardwright_graph::{GradientPrecision, Optimizer, RecomputePolicy, Role};
 use shardwright_machine::{Bytes, Machine};
 use shardwright_onnx::Loss;
 use shardwright_plan::ConfigConstraint;
+use shardwright_stages::schedule::Schedule;
 use shardwright_suggest::did_you_mean;
 use shardwright_zoo::Precision;
 use std::num::NonZeroU32;
@@ -175,6 +176,48 @@ impl MicroBatchChoice {
     }
 }
 
+/// Whether layers are divided among groups of devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PipelineChoice {
+    /// All devices run all layers.
+    #[default]
+    Off,
+    /// So many groups, with stages of equal time.
+    Groups(NonZeroU32),
+}
+
+impl PipelineChoice {
+    /// Parses `off` or a number of groups.
+    ///
+    /// # Errors
+    /// Where it is none of these.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.parse::<u32>() {
+            _ if text == "off" => Ok(Self::Off),
+            Ok(1) => Ok(Self::Off),
+            Ok(groups) => {
+                NonZeroU32::new(groups).map(Self::Groups).ok_or_else(|| "give at least one group".into())
+            }
+            Err(_) => Err(format!("{text} is no number of groups of devices; give one such as 4, or off")),
+        }
+    }
+}
+
+fn one_forward_one_backward() -> Schedule {
+    Schedule::OneForwardOneBackward
+}
+
+fn parse_schedule(text: &str) -> Result<Schedule, String> {
+    let (name, chunks) = match text.split_once(':') {
+        None => (text, None),
+        Some((name, chunks)) => {
+            let chunks = chunks.parse().map_err(|_| format!("`{chunks}` is no number of chunks"))?;
+            (name, Some(chunks))
+        }
+    };
+    Schedule::parse(name, chunks).map_err(|error| error.to_string())
+}
+
 /// A model on a machine, constraints of the plan, and limits of the search.
 #[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
 pub struct Request {
@@ -199,6 +242,14 @@ pub struct Request {
     #[arg(long, value_name = "N|auto", default_value = "1", value_parser = MicroBatchChoice::parse, hide_default_value = true)]
     #[serde(skip)]
     pub micro_batches: MicroBatchChoice,
+    /// Pipeline stages: the number of groups of devices that share the layers, units of the outermost levels; off by default
+    #[arg(long, value_name = "P", default_value = "off", value_parser = PipelineChoice::parse, hide_default_value = true)]
+    #[serde(skip)]
+    pub pipeline: PipelineChoice,
+    /// The order of a pipeline's passes: gpipe, 1f1b, interleaved (`interleaved:3` for three chunks per device), zb-h1, zb-v, dualpipe-v
+    #[arg(long, value_name = "NAME", default_value = "1f1b", value_parser = parse_schedule)]
+    #[serde(skip, default = "one_forward_one_backward")]
+    pub schedule: Schedule,
     /// Recompute forward ops in the backward pass instead of keeping their results: off, selective (cheap ops and attention
     /// scores), full (whole blocks), auto (off where the plan fits easily, else the fastest)
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = RecomputeChoice::parse, hide_default_value = true)]
@@ -270,6 +321,8 @@ impl Request {
             costs: None,
             memory: MemoryLimit::Device,
             micro_batches: MicroBatchChoice::default(),
+            pipeline: PipelineChoice::Off,
+            schedule: one_forward_one_backward(),
             recompute: RecomputeChoice::Auto,
             price: None,
             untied: false,

@@ -44,6 +44,7 @@ mod classes;
 pub mod delta;
 mod error;
 mod memory;
+mod passes;
 mod schedule;
 mod sharing;
 mod step;
@@ -57,8 +58,11 @@ pub use classes::Classes;
 pub use delta::{Delta, DeltaError};
 pub use error::SimError;
 pub use memory::{Memory, Stay};
+pub use passes::{PassSpan, bubble, pass_name, pass_spans};
 pub use schedule::{Links, MOST_TASKS, Schedule, Stream, TooManyTasks};
-pub use step::{SimulatedStep, schedule, schedule_per_device, simulate_objective, simulate_step};
+pub use step::{
+    SimulatedStep, schedule, schedule_per_device, simulate_bubble, simulate_objective, simulate_step,
+};
 pub use tasks::{Lists, Tasks};
 pub use timeline::{NO_TASK, Timeline};
 pub use trace::Trace;

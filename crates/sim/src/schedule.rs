@@ -7,6 +7,9 @@
 //!
 //! On machines whose compute cores also move data, a collective is one task per member. Each member fetches its data
 //! once all members have produced theirs, and does not wait for the other fetches.
+//!
+//! In a pipeline, a device computes the passes of the body in the order of its schedule: each of its compute tasks there waits for
+//! the one before. Transfers start when their operands exist, so sends to the next stage overlap with the next pass.
 
 use crate::{
     classes::Classes,
@@ -118,6 +121,8 @@ impl Schedule {
         };
         let mut members: Vec<(u32, u32)> = Vec::new();
         let (mut streams, mut waits_for) = (Vec::new(), Vec::new());
+        // Per class: its last compute task in the body of a pipeline.
+        let mut last_computed = vec![NO_TASK; schedule.classes.len()];
         for (at, instruction) in program.instructions.iter().enumerate() {
             let (picoseconds, axes) = match &instruction.work {
                 Work::Compute { op } => (compute(*op), AxisSet::EMPTY),
@@ -137,10 +142,14 @@ impl Schedule {
             members.sort_unstable();
             for group in members.chunk_by(|a, b| a.0 == b.0) {
                 waits_for.clear();
+                let ordered = matches!(instruction.work, Work::Compute { .. })
+                    && program.stage_pass(InstructionId(at as u32)).is_some();
                 for &(_, class) in group {
                     for value in &instruction.reads {
                         waits_for.extend(schedule.producer(program, *value, class));
                     }
+                    let before = last_computed[class as usize];
+                    waits_for.extend((ordered && before != NO_TASK).then_some(before));
                 }
                 waits_for.sort_unstable();
                 waits_for.dedup();
@@ -157,7 +166,12 @@ impl Schedule {
                     let task = schedule.tasks.push(duration, &streams, &waits_for);
                     schedule.instructions.push(InstructionId(at as u32));
                     let row = at * schedule.classes.len();
-                    gang.iter().for_each(|&(_, class)| schedule.task_of[row + class as usize] = task);
+                    for &(_, class) in gang {
+                        schedule.task_of[row + class as usize] = task;
+                        if ordered {
+                            last_computed[class as usize] = task;
+                        }
+                    }
                 }
             }
         }

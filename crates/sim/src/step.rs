@@ -3,6 +3,7 @@
 use crate::{
     classes::Classes,
     error::SimError,
+    passes::{bubble, pass_spans},
     schedule::{Links, Schedule},
     usage::usages,
 };
@@ -10,6 +11,22 @@ use shardwright_lower::{LowerOptions, ParallelGraph, lower, lower_with};
 use shardwright_machine::Bytes;
 use shardwright_plan::{Context, StepTimes};
 use shardwright_space::{Assignment, Sharing, assign_layouts};
+
+/// The share of a pipelined step in which a group of devices runs no pass and nothing before or after all passes, on average.
+///
+/// # Errors
+/// As [`simulate_step`].
+pub fn simulate_bubble(context: &Context<'_>, assignment: &Assignment) -> Result<f64, SimError> {
+    let program = lower(context.graph, &context.resharder, assignment)?;
+    let (links, sharing) = (Links::of(context.machine), Sharing::AcrossLayers);
+    let [makespan, idle] = repeat(&program, |program| {
+        let schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
+        let timeline = schedule.simulate();
+        let spans = pass_spans(program, &schedule, &timeline);
+        Ok([timeline.makespan(), bubble(program, &schedule, &timeline, &spans)])
+    })?;
+    Ok(idle as f64 / makespan.max(1) as f64)
+}
 
 /// The simulated times of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,17 +67,27 @@ pub fn simulate_step(context: &Context<'_>, assignment: &Assignment) -> Result<S
 /// Micro-batches that are simulated; all further ones take as long as the last of these.
 const SIMULATED: u32 = 4;
 
-/// Times of a step from those of its first micro-batches: from some micro-batch on, each one adds the same.
+/// Times of a step from those of its first micro-batches: from some micro-batch on, each one adds the same. In a pipeline, as
+/// many as there are groups add the same: interleaved schedules run them together.
 fn repeat<const N: usize>(
     program: &ParallelGraph,
     times: impl Fn(&ParallelGraph) -> Result<[u64; N], SimError>,
 ) -> Result<[u64; N], SimError> {
     let count = program.micro_batches.get();
-    let mut total = times(&program.unrolled_to(count.min(SIMULATED)))?;
-    if count > SIMULATED {
-        let fewer = times(&program.unrolled_to(SIMULATED - 1))?;
+    let (simulated, period) = match &program.pipeline {
+        None => (SIMULATED, 1),
+        Some(pipeline) => {
+            let period = pipeline.pipeline.groups(&program.mesh);
+            // The others are whole periods.
+            let steady = pipeline.steady_copies(&program.mesh);
+            (steady + count.saturating_sub(steady) % period, period)
+        }
+    };
+    let mut total = times(&program.unrolled_to(count.min(simulated)))?;
+    if count > simulated {
+        let fewer = times(&program.unrolled_to(simulated - period))?;
         for (total, fewer) in total.iter_mut().zip(fewer) {
-            *total += u64::from(count - SIMULATED) * total.saturating_sub(fewer);
+            *total += u64::from((count - simulated) / period) * total.saturating_sub(fewer);
         }
     }
     Ok(total)

@@ -5,6 +5,7 @@
 
 use crate::{
     memory::Memory,
+    passes::pass_name,
     schedule::{Schedule, Stream},
     timeline::Timeline,
 };
@@ -53,6 +54,13 @@ impl Trace<'_> {
                 1 => format!("device {device}"),
                 _ => format!("device {device} and {} alike", alike - 1),
             };
+            let name = match &self.program.pipeline {
+                None => name,
+                Some(own) => {
+                    let group = own.group_of(&self.program.mesh, classes.device(class));
+                    format!("group {group}: {name}")
+                }
+            };
             event(out, named("process_name", class, COMPUTE, &name))?;
             event(out, named("thread_name", class, COMPUTE, "compute"))?;
             for (at, level) in self.comm.machine().levels().iter().enumerate() {
@@ -67,7 +75,13 @@ impl Trace<'_> {
         }
         for task in self.schedule.tasks.ids() {
             let instruction = self.program.instruction(self.schedule.instructions[task]);
-            let (name, args) = self.describe(instruction);
+            let (mut name, mut args) = self.describe(instruction);
+            if let Some(own) = self.program.stage_pass(self.schedule.instructions[task]) {
+                args["stage"] = own.stage.into();
+                args["pass"] = pass_name(own.pass).into();
+                args["micro_batch"] = own.micro_batch.into();
+                name = format!("{name} [{}]", own.micro_batch);
+            }
             let (start, end) = (self.timeline.start[task], self.timeline.end[task]);
             for &stream in self.schedule.tasks.streams(task) {
                 let (class, stream) = self.schedule.stream(stream);

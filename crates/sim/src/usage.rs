@@ -19,7 +19,7 @@ pub struct Usage {
 }
 
 /// Intervals, sorted and merged where they touch.
-fn joined(mut pieces: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+pub(crate) fn joined(mut pieces: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     pieces.sort_unstable();
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for (start, end) in pieces {

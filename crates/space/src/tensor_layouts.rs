@@ -88,6 +88,16 @@ pub fn elementwise_config(layout: &Layout, rule: &Rule, mesh: &Mesh) -> Config {
     Config::new(mesh.all().iter().map(used))
 }
 
+/// Whether an op that has its tensors in a layout runs on its stage, if there are stages.
+fn stays_on_stage(assignment: &Assignment, op: OpId, layout: &Layout) -> bool {
+    let config = assignment.config(op);
+    let same = |axis| match (layout.get(axis), config.get(axis)) {
+        (Placement::Absent(digit), AxisUse::Pin(own)) => digit == own,
+        _ => false,
+    };
+    assignment.pipeline.as_ref().is_none_or(|pipeline| pipeline.axes.iter().all(same))
+}
+
 /// Finds the layouts of all tensors under an assignment. `sharing` decides whether sums of partial results stay
 /// partial.
 pub fn assign_layouts(
@@ -109,6 +119,7 @@ pub fn assign_layouts(
         if sharing == Sharing::AcrossLayers
             && transfers.partial_sums[op.index()].is_some()
             && let Some(layout) = layouts.common_partials(graph, op)
+            && stays_on_stage(assignment, op, &layout)
         {
             layouts.sums[op.index()] = Some(layout);
             layouts.configs[op.index()] = elementwise_config(&layout, &shapes.rule, mesh);

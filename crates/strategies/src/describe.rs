@@ -16,7 +16,7 @@ use shardwright_plan::{
     model_hash, padding_hint, step_lower_bound,
 };
 use shardwright_search::{Control, StopReason, gap};
-use shardwright_sim::simulate_step;
+use shardwright_sim::{simulate_bubble, simulate_step};
 use shardwright_space::Assignment;
 use std::collections::BTreeMap;
 
@@ -56,6 +56,9 @@ pub fn plan(
     let limit = constraints.memory.or_else(|| planner.machine().memory_limit());
     let baselines = own.map(|own| (own.recipe.name().to_string(), cost(own, limit))).collect();
     let mut plan = describe(strategy, &solution, control.seed);
+    if let (Some(own), Some(_)) = (&mut plan.pipeline, solution.step) {
+        own.bubble = simulate_bubble(&solution.context, &solution.assignment)?;
+    }
     plan.baselines = baselines;
     plan.memory_limit_bytes = constraints.memory.map(|limit| limit.0);
     plan.fits = limit.is_none_or(|limit| plan.peak_memory_bytes <= limit.0);
@@ -168,7 +171,7 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         traffic_per_level: levels.collect(),
         micro_batches: graph.micro_batches.get(),
         recompute: recomputation(graph),
-        pipeline: pipeline(solution, simulated.step_seconds),
+        pipeline: pipeline(solution),
         soybean: solution.moves.clone(),
         placements: solution.placements.clone(),
         baselines: BTreeMap::new(),
@@ -179,8 +182,8 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
     }
 }
 
-/// The pipeline as it is written down. A step takes `step_seconds`.
-fn pipeline(solution: &Solution<'_>, step_seconds: f64) -> Option<PlanPipeline> {
+/// The pipeline as it is written down, without its bubble.
+fn pipeline(solution: &Solution<'_>) -> Option<PlanPipeline> {
     let Solution { context, assignment, costs, .. } = solution;
     let pipeline = assignment.pipeline.as_ref()?;
     let (graph, mesh) = (context.graph, context.mesh());
@@ -198,15 +201,12 @@ fn pipeline(solution: &Solution<'_>, step_seconds: f64) -> Option<PlanPipeline> 
             peak_memory_bytes: peaks.get(&group).copied().unwrap_or(0),
         }
     });
-    let stages: Vec<PlanStage> = stages.collect();
-    let busy: f64 = stages.iter().map(|stage| stage.seconds).sum();
-    let all = f64::from(groups) * step_seconds;
     Some(PlanPipeline {
         schedule: pipeline.schedule.name().to_string(),
         chunks: pipeline.schedule.chunks(),
         axes: pipeline.axes.iter().map(|axis| mesh.axis(axis).name.clone()).collect(),
-        stages,
-        bubble: if all > 0.0 { (1.0 - busy / all).max(0.0) } else { 0.0 },
+        stages: stages.collect(),
+        bubble: 0.0,
     })
 }
 

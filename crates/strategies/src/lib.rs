@@ -34,6 +34,7 @@
 //! ```
 
 mod auto;
+mod balanced_pipeline;
 mod baselines;
 pub mod chain;
 mod describe;
@@ -57,6 +58,7 @@ mod soybean;
 mod variant_race;
 mod variants;
 
+pub use balanced_pipeline::BalancedPipeline;
 pub use baselines::PricedRecipe;
 pub use describe::{PlanAnswer, plan};
 pub use error::StrategyError;

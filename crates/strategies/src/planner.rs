@@ -54,6 +54,16 @@ impl<'a> Planner<'a> {
         self.machine
     }
 
+    /// The step.
+    pub(crate) fn graph(&self) -> &'a Graph {
+        self.graph
+    }
+
+    /// Measured operator costs.
+    pub(crate) fn costs(&self) -> Option<&'a CostFile> {
+        self.costs
+    }
+
     /// Whether every op chooses for itself.
     pub(crate) fn is_untied(&self) -> bool {
         self.untied
