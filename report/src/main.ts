@@ -9,6 +9,7 @@ import { el } from "./dom";
 import { memory } from "./memory";
 import { Comparison, PageContent, opCosts, PanelSpec, Report } from "./model";
 import { network } from "./network";
+import { pipeline } from "./pipeline";
 import { search } from "./search";
 import { summary } from "./summary";
 import { table } from "./table";
@@ -28,6 +29,7 @@ function planContent(report: Report): PageContent {
     two ? { id: "difference", title: "Difference", make: () => difference(report, two, select) } : null,
     { id: "summary", title: "Summary", make: () => summary(report) },
     { id: "network", title: "Network", make: () => network(report, costs, select) },
+    plan.pipeline ? { id: "pipeline", title: "Pipeline", make: () => pipeline(report, plan.pipeline!) } : null,
     { id: "timeline", title: "Timeline", make: () => timeline(report, select) },
     { id: "memory", title: "Memory", make: () => memory(report) },
     { id: "ops", title: "Ops", make: () => table(report, costs, select) },

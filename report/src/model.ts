@@ -38,6 +38,15 @@ export interface PlanLayer {
   comm_seconds: number;
 }
 
+export interface PlanPipeline {
+  schedule: string;
+  chunks: number;
+  axes: string[];
+  stages: { layers: string[]; group: number; devices: number; seconds: number; peak_memory_bytes: number }[];
+  /** The share of the step without passes. */
+  bubble: number;
+}
+
 export interface Plan {
   shardwright_version: string;
   model: string;
@@ -57,6 +66,8 @@ export interface Plan {
   memory_limit_bytes: number | null;
   fits?: boolean;
   throughput?: Throughput;
+  micro_batches?: number;
+  pipeline?: PlanPipeline | null;
   traffic_bytes: number;
   traffic_per_level: { level: string; bytes: number }[];
   costs: { measured_device: string | null; measured: number; interpolated: number; roofline: number };
@@ -126,6 +137,17 @@ export interface Bars {
   critical: number[];
 }
 
+/** Passes of a pipeline, column by column. */
+export interface Passes {
+  group: number[];
+  stage: number[];
+  chunk: number[];
+  pass: string[];
+  micro_batch: number[];
+  start: number[];
+  duration: number[];
+}
+
 export interface Step {
   name: string;
   step_ps: number;
@@ -135,6 +157,8 @@ export interface Step {
   bars: Bars;
   moves: Move[];
   compute_ps: number[];
+  /** Empty without a pipeline. */
+  passes: Passes;
 }
 
 /** A config and its costs. */

@@ -126,11 +126,21 @@ impl<'p> Explainer<'p> {
         Ok(priced.into_iter().map(|(_, config)| config).collect())
     }
 
-    /// All configs of a part's leading op, unless they are too many.
+    /// All configs of a part's leading op, unless they are too many. In a pipeline, those on the devices of its stage.
     fn listed(&self, part: usize) -> Vec<Config> {
-        let rule = &self.context.shapes[self.groups.members[part].forward().index()].rule;
-        let mesh = self.context.mesh();
-        if count_configs(rule, mesh, MOST_CONFIGS) > MOST_CONFIGS { Vec::new() } else { configs(rule, mesh) }
+        let lead = self.groups.members[part].forward();
+        let rule = &self.context.shapes[lead.index()].rule;
+        let (graph, mesh) = (self.context.graph, self.context.mesh());
+        if count_configs(rule, mesh, MOST_CONFIGS) > MOST_CONFIGS {
+            return Vec::new();
+        }
+        let mut listed = configs(rule, mesh);
+        if let Some(pipeline) = &self.chosen.pipeline {
+            listed.iter_mut().for_each(|config| pipeline.pin(mesh, pipeline.stage(graph, lead), config));
+            listed.sort();
+            listed.dedup();
+        }
+        listed
     }
 
     /// What a part does, and the best `most` configs that it could have instead.

@@ -50,6 +50,9 @@ impl Reoptimisation {
         assignment: &Assignment,
         control: &Control<'_>,
     ) -> Result<Self, String> {
+        if assignment.pipeline.is_some() {
+            return Err("the search of all other configs has no stages".into());
+        }
         let alternatives =
             Alternatives::new(context, plan, assignment, control).map_err(|error| error.to_string())?;
         alternatives.all(control).map_err(|reason| match reason {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work, lower};
 use shardwright_plan::{Context, picoseconds};
-use shardwright_sim::{Classes, Links, Memory, Schedule, Stream, Timeline, usages};
+use shardwright_sim::{Classes, Links, Memory, Schedule, Stream, Timeline, pass_spans, usages};
 use shardwright_space::{Assignment, Sharing, assign_layouts};
 
 /// The most bars of a step; classes of devices beyond that are left out.
@@ -32,6 +32,53 @@ pub struct StepView {
     pub moves: Vec<Move>,
     /// Per op: how long one device computes it.
     pub compute_ps: Vec<u64>,
+    /// The passes of a pipeline; empty without one.
+    pub passes: Passes,
+}
+
+/// Passes of a pipeline, column by column, by group and then by start. One device of every group stands for the others.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Passes {
+    /// The group of devices.
+    pub group: Vec<u32>,
+    /// The stage.
+    pub stage: Vec<u32>,
+    /// The group's chunk that the stage is.
+    pub chunk: Vec<u32>,
+    /// `forward`, `backward`, `backward-input` or `backward-weight`.
+    pub pass: Vec<&'static str>,
+    /// The micro-batch.
+    pub micro_batch: Vec<u32>,
+    /// From when on.
+    pub start: Vec<u64>,
+    /// How long.
+    pub duration: Vec<u64>,
+}
+
+impl Passes {
+    fn of(program: &ParallelGraph, schedule: &Schedule, line: &Timeline) -> Self {
+        let mut passes = Self::default();
+        let Some(own) = &program.pipeline else { return passes };
+        let group_of = |class: u32| own.group_of(&program.mesh, schedule.classes.device(class));
+        let mut shown: Vec<(u32, u32)> = Vec::new();
+        for class in schedule.classes.ids() {
+            if shown.iter().all(|(_, group)| *group != group_of(class)) {
+                shown.push((class, group_of(class)));
+            }
+        }
+        for span in pass_spans(program, schedule, line).into_iter().take(MOST_BARS) {
+            let Some(&(_, group)) = shown.iter().find(|(class, _)| *class == span.class) else { continue };
+            let groups = own.pipeline.groups(&program.mesh);
+            passes.group.push(group);
+            passes.stage.push(span.stage);
+            passes.chunk.push(own.pipeline.schedule.place(groups, span.stage).1);
+            passes.pass.push(span.pass);
+            passes.micro_batch.push(span.micro_batch);
+            passes.start.push(span.start);
+            passes.duration.push(span.end - span.start);
+        }
+        passes
+    }
 }
 
 /// Devices that do the same at the same times.
@@ -130,6 +177,7 @@ impl StepView {
             bars: Bars::default(),
             moves,
             compute_ps: graph.op_ids().map(|op| u64::try_from(compute(op)).unwrap_or(0)).collect(),
+            passes: Passes::of(&program, &schedule, &line),
         };
         step.draw(&schedule, &line, &whats);
         for (class, usage) in schedule.classes.ids().zip(usages(&schedule, &line)).take(step.shown()) {

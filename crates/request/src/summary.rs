@@ -1,7 +1,7 @@
 //! The text summary of a plan.
 
 use shardwright_machine::show_bytes;
-use shardwright_plan::{Optimised, Plan, PlanLayer};
+use shardwright_plan::{Optimised, Plan, PlanLayer, PlanPipeline};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -140,7 +140,35 @@ fn print_step(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
         let count = plan.recompute.ops.len();
         fact(out, "recomputed", &format!("{count} ops ({})", plan.recompute.policy))?;
     }
-    fact(out, "traffic", &format!("{} per step over all devices", show_bytes(plan.traffic_bytes)))
+    fact(out, "traffic", &format!("{} per step over all devices", show_bytes(plan.traffic_bytes)))?;
+    plan.pipeline.as_ref().map_or(Ok(()), |pipeline| print_pipeline(out, plan, pipeline))
+}
+
+/// The stages of a pipeline.
+fn print_pipeline(out: &mut impl Write, plan: &Plan, pipeline: &PlanPipeline) -> io::Result<()> {
+    let (stages, schedule, count) = (pipeline.stages.len(), &pipeline.schedule, plan.micro_batches);
+    let text = format!(
+        "{stages} stages, {schedule}, {count} micro-batches; devices run no pass for {:.1}% of the step",
+        100.0 * pipeline.bubble
+    );
+    fact(out, "pipeline", &text)?;
+    for (at, stage) in pipeline.stages.iter().enumerate() {
+        let ends = match &stage.layers[..] {
+            [] => "no layers".to_string(),
+            [one] => one.clone(),
+            [first, .., last] => format!("{first} … {last}"),
+        };
+        let layers = stage.layers.len();
+        let text = format!(
+            "group {} ({} devices): {layers} layers, {ends}; {} of work, {}",
+            stage.group,
+            stage.devices,
+            show_seconds(stage.seconds),
+            show_bytes(stage.peak_memory_bytes)
+        );
+        fact(out, &format!("  stage {at}"), &text)?;
+    }
+    Ok(())
 }
 
 /// Memory in use, and the limit where there is one.

@@ -83,22 +83,27 @@ fn accumulation_has_no_bubble_and_holds_one_micro_batch() {
 }
 
 #[test]
-fn dualpipe_v_has_at_most_the_bubble_of_its_authors() {
-    // (PP/2 - 1)(F&B + B - 3W) on PP/2 devices, where chunks are the stages; activations of PP + 1 chunks.
-    for devices in [1u32, 2, 4, 8] {
+fn dualpipe_v_has_the_bubble_of_its_authors() {
+    // (PP/2 - 1)(F&B + B - 3W) on PP/2 devices, where chunks are the stages; activations of PP + 1 chunks. The formula counts the
+    // whole step of the device with the most overlapped passes. Devices before it overlap fewer, work longer and wait less.
+    for devices in [1u32, 2, 3, 4, 8] {
         for micro_batches in [2 * devices, 3 * devices, 8 * devices] {
             for hidden_share in [0.0, 0.5, 1.0] {
                 let stages = 2 * devices as usize;
                 let costs = Costs { hidden_share, ..Costs::equal(stages, 1.0, 1.0, 1.0) };
                 let timeline = simulate(Schedule::DualPipeV, devices, micro_batches, &costs).unwrap();
                 let overlapped = 3.0 - hidden_share;
-                let bubble = f64::from(devices - 1) * (overlapped + 2.0 - 3.0);
+                let expected = f64::from(devices - 1) * (overlapped + 2.0 - 3.0);
+                let least = timeline.busy_seconds.iter().copied().fold(f64::INFINITY, f64::min);
+                let idle = timeline.seconds - least;
                 let place =
                     format!("{devices} devices, {micro_batches} micro-batches, {hidden_share} hidden");
-                // The formula is exact without overlap. Overlap shortens the bubbles of this order further.
-                let is_exact = (timeline.bubble() - bubble).abs() < 1e-9;
-                let is_below = hidden_share > 0.0 && timeline.bubble() < bubble;
-                assert!(is_exact || is_below, "{place}: {} not {bubble}", timeline.bubble());
+                assert!((idle - expected).abs() < 1e-9, "{place}: {idle} not {expected}");
+                assert!(
+                    timeline.bubble() <= expected + 1e-9,
+                    "{place}: {} above {expected}",
+                    timeline.bubble()
+                );
                 assert!(timeline.chunks_in_flight.iter().all(|&held| held <= 2 * devices + 1), "{place}");
             }
         }

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use race::Race;
 use shardwright_plan::Optimised;
 use shardwright_report::{Comparison, MemoryLimitRow, Row, Scale};
-use shardwright_request::{Inputs, Request, show_bytes, show_seconds};
+use shardwright_request::{Inputs, PipelineChoice, Request, show_bytes, show_seconds};
 use shardwright_strategies::{STRATEGIES, Strategy, find};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -58,6 +58,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let named =
         args.solver.iter().map(|name| find(name)).collect::<Result<Vec<&'static dyn Strategy>, _>>()?;
     let whole = args.on(None)?;
+    ensure!(
+        whole.pipeline == PipelineChoice::Off,
+        "--pipeline: solvers are compared without pipelines; use `plan`"
+    );
     let inputs = step(whole.open()?)?;
     let all = inputs.machine.devices();
     // So are device counts that the machine does not have.

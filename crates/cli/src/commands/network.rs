@@ -3,8 +3,9 @@
 use crate::Verdict;
 use crate::files::write_atomically;
 use crate::interrupt;
+use anyhow::ensure;
 use shardwright_plan::limited;
-use shardwright_request::Request;
+use shardwright_request::{PipelineChoice, Request};
 use shardwright_search::{
     Control,
     format::{write_cfn, write_iopddl},
@@ -34,6 +35,10 @@ enum Format {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    ensure!(
+        args.request.pipeline == PipelineChoice::Off,
+        "--pipeline: a network has no stages; `stages` solves pipeline problems"
+    );
     let mut inputs = args.request.open()?;
     // One step has one network: the first of the variants that may be planned.
     let variant = inputs.variants()?[0];

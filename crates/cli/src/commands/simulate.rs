@@ -12,7 +12,7 @@ use shardwright_machine::Bytes;
 use shardwright_request::{OpenedPlan, parse_seconds, show_bytes, show_seconds};
 use shardwright_sim::{
     AssistOutcome, Classes, Delta, Links, Memory, Reality, Schedule, StealRule, Timeline, Trace, Usage,
-    assist, schedule_per_device, usages,
+    assist, bubble, pass_spans, schedule_per_device, usages,
 };
 use shardwright_space::{Assignment, Sharing, assign_layouts};
 use shardwright_strategies::{StrategyError, migrate, recipes::DATA, slowdowns};
@@ -116,6 +116,9 @@ struct Answer {
     /// Mean wall time of delta simulation after one layer has changed, if it was run.
     delta_seconds: Option<f64>,
     devices: Vec<DeviceAnswer>,
+    /// For a pipeline: the share of the step in which devices run no pass and nothing before or after all passes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bubble: Option<f64>,
     /// The step with `--assist`.
     #[serde(skip_serializing_if = "Option::is_none")]
     assisted: Option<AssistedAnswer>,
@@ -163,6 +166,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let graph = &inputs.graph;
     let started = Instant::now();
     check_slow(&args.slow, lowered.plan())?;
+    ensure!(
+        !args.assist || program.pipeline.is_none(),
+        "--assist: layers of a pipeline stay on their stages; simulate without it"
+    );
     // Noise and assistants make devices differ.
     let apart = args.perturb.is_some() || args.uneven || args.assist || !args.slow.is_empty();
     let classes = if apart { Classes::each(&program.mesh) } else { Classes::of(program) };
@@ -356,8 +363,18 @@ impl SimulatedPlan<'_> {
             full_seconds,
             delta_seconds,
             devices: self.lowered.program.devices().map(device).collect(),
+            bubble: self.bubble(),
             assisted,
         }
+    }
+
+    /// The share of a pipelined step in which devices run no pass and nothing before or after all passes.
+    fn bubble(&self) -> Option<f64> {
+        let program = &self.lowered.program;
+        program.pipeline.as_ref()?;
+        let spans = pass_spans(program, self.schedule, self.timeline);
+        let idle = bubble(program, self.schedule, self.timeline, &spans);
+        Some(idle as f64 / self.timeline.makespan().max(1) as f64)
     }
 
     fn summarise(&self, out: &mut impl Write) -> io::Result<()> {
@@ -373,6 +390,14 @@ impl SimulatedPlan<'_> {
         )?;
         writeln!(out, "  without overlap  {}", show_seconds(plan.objective as f64 / 1e12))?;
         writeln!(out, "  tasks            {}", self.schedule.tasks.len())?;
+        if let (Some(bubble), Some(pipeline)) = (self.bubble(), &plan.pipeline) {
+            let (schedule, stages) = (&pipeline.schedule, pipeline.stages.len());
+            let bubble = 100.0 * bubble;
+            writeln!(
+                out,
+                "  pipeline         {stages} stages, {schedule}; no pass for {bubble:.1}% of the step"
+            )?;
+        }
         writeln!(
             out,
             "{:<22} {:>16} {:>16} {:>21} {:>11}",

@@ -9,6 +9,7 @@ mod machines;
 mod measuring;
 mod models;
 mod onnx;
+mod pipeline;
 mod plan;
 #[cfg(unix)]
 mod plan_files;
