@@ -125,6 +125,36 @@ impl ProgramPipeline {
         self.pipeline.group_of(mesh, device)
     }
 
+    /// The turn of every pass in the order of its group, for so many micro-batches. A whole backward pass is one turn.
+    pub(crate) fn turns(
+        &self,
+        mesh: &Mesh,
+        micro_batches: u32,
+    ) -> Result<BTreeMap<StagePass, usize>, String> {
+        let (schedule, groups) = (self.pipeline.schedule, self.pipeline.groups(mesh));
+        let mut turns = BTreeMap::new();
+        if micro_batches < 2 {
+            return Ok(turns);
+        }
+        let orders = schedule.orders(groups, micro_batches).map_err(|error| error.to_string())?;
+        for (group, order) in orders.into_iter().enumerate() {
+            for (turn, slot) in order.into_iter().enumerate() {
+                for Action { pass, chunk, micro_batch } in slot.actions() {
+                    let stage = schedule.stage(groups, group as u32, chunk);
+                    let parts: &[Pass] = match pass {
+                        Pass::Backward => &[Pass::BackwardInput, Pass::BackwardWeight],
+                        Pass::Forward => &[Pass::Forward],
+                        Pass::BackwardInput => &[Pass::BackwardInput],
+                        Pass::BackwardWeight => &[Pass::BackwardWeight],
+                    };
+                    let own = |&pass: &Pass| (StagePass { stage, pass, micro_batch }, turn);
+                    turns.extend(parts.iter().map(own));
+                }
+            }
+        }
+        Ok(turns)
+    }
+
     /// Micro-batches after which memory no longer grows. All schedules but GPipe hold the activations of at most `2p + 1` chunks
     /// on each of `p` groups.
     pub(crate) fn memory_copies(&self, mesh: &Mesh, micro_batches: u32) -> u32 {

@@ -7,7 +7,10 @@
 //! 4. An instruction that moves data covers every block that it writes: by disjoint pieces, or, if it reduces, by one
 //!    whole piece per member.
 //! 5. A carried value has the layout of its source.
+//! 6. In a pipeline, only the devices of a stage's group compute its passes, and every group finds its passes in the order of its
+//!    schedule. With 1, no group waits for a pass that waits for it.
 
+use crate::pipeline::ProgramPipeline;
 use crate::program::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
 use shardwright_graph::{TensorType, block::elements};
 
@@ -49,6 +52,38 @@ impl ParallelGraph {
             if old.at != new.at || old.ty != new.ty || !new.kept {
                 return Err(format!("{:?} cannot replace {:?}", carry.new, carry.old));
             }
+        }
+        self.pipeline.as_ref().map_or(Ok(()), |pipeline| self.verify_pipeline(pipeline))
+    }
+
+    /// Checks that groups compute their own passes in the order of their schedule.
+    fn verify_pipeline(&self, own: &ProgramPipeline) -> Result<(), String> {
+        if own.passes.len() != self.body.len() {
+            return Err(format!(
+                "{} passes for a body of {} instructions",
+                own.passes.len(),
+                self.body.len()
+            ));
+        }
+        if self.body.is_empty() {
+            return Ok(());
+        }
+        let turns = own.turns(&self.mesh, self.copies)?;
+        let mut now = vec![0; own.pipeline.groups(&self.mesh) as usize];
+        for (at, pass) in self.body.clone().zip(&own.passes) {
+            let (id, instruction) = (InstructionId(at as u32), &self.instructions[at]);
+            let Work::Compute { .. } = instruction.work else { continue };
+            let group = own.pipeline.schedule.place(now.len() as u32, pass.stage).0;
+            let mut devices = self.devices().filter(|&device| self.computes(instruction, device));
+            if !devices.all(|device| own.group_of(&self.mesh, device) == group) {
+                return Err(format!("{id:?} of stage {} runs outside of group {group}", pass.stage));
+            }
+            // A body that is written once is no order yet.
+            let turn = turns.get(pass).copied().filter(|_| self.copies > 1);
+            if turn.is_some_and(|turn| turn < now[group as usize]) || (turn.is_none() && self.copies > 1) {
+                return Err(format!("{id:?} of {pass:?} is against the order of group {group}"));
+            }
+            now[group as usize] = turn.unwrap_or(0);
         }
         Ok(())
     }

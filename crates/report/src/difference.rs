@@ -22,6 +22,8 @@ pub struct Difference {
     pub traffic_bytes: [u64; 2],
     /// Who made them.
     pub solvers: [String; 2],
+    /// Their pipelines in words: stages and schedule; none without stages.
+    pub pipelines: [Option<String>; 2],
     /// Layers (untied: ops) that are split otherwise, those that are worth most first.
     pub changes: Vec<Change>,
 }
@@ -92,6 +94,10 @@ impl Difference {
             peak_memory_bytes: [before, after].map(|plan| plan.peak_memory_bytes),
             traffic_bytes: [before, after].map(|plan| plan.traffic_bytes),
             solvers: [before, after].map(|plan| plan.solver.clone()),
+            pipelines: [before, after].map(|plan| {
+                let pipeline = plan.pipeline.as_ref()?;
+                Some(format!("{} stages, {}", pipeline.stages.len(), pipeline.schedule))
+            }),
             changes,
         })
     }

@@ -2,18 +2,20 @@
 //! layers are then divided among the groups.
 //!
 //! Groups are the units of the machine's outermost axes. The stages are consecutive layers, in the order of their forward ops.
-//! They are cut so that the longest stage is as short as possible by the price of the strategy's answer. Among all cuts whose
-//! longest stage is at most [`TOLERANCE`] longer, those that send the fewest bytes are taken.
+//! They are cut so that the longest stage, or the longest time of sends between two stages if that is longer, is as short as possible
+//! by the price of the strategy's answer. Among all cuts that are at most [`TOLERANCE`] longer, those with the fewest sends are
+//! taken.
 
 use crate::{Planner, Solution, Strategy, error::StrategyError};
-use shardwright_graph::{Graph, LayerId, OpId, Phase};
-use shardwright_machine::{AxisId, AxisSet, Machine, Mesh};
-use shardwright_plan::{Constraints, LayerCost, Optimised, PlanError};
+use shardwright_cost::{Collective, Placement};
+use shardwright_graph::{Graph, LayerId, OpId, Phase, TensorId};
+use shardwright_machine::{AxisId, AxisSet, Bytes, Machine, Mesh};
+use shardwright_plan::{Constraints, LayerCost, Optimised, PlanError, picoseconds};
 use shardwright_search::Control;
-use shardwright_space::{Assignment, AxisUse, Config, Pipeline, reads_data};
+use shardwright_space::{Assignment, AxisUse, Config, Pipeline, output_layout, reads_data};
 use shardwright_stages::schedule::Schedule;
 
-/// How much longer the longest stage may be than the shortest possible, for fewer bytes between stages: parts of a thousand.
+/// How much longer the longest stage may be than the shortest possible, for less time of sends: parts of a thousand.
 const TOLERANCE: i64 = 20;
 
 /// A pipeline around a strategy.
@@ -67,13 +69,22 @@ impl Strategy for BalancedPipeline<'_> {
         let unit = machine
             .restrict(u64::from(machine.devices() / self.groups))
             .map_err(|e| refuse(e.to_string()))?;
-        // A group holds part of the step only: the limit holds for the pipeline.
-        let whole = Constraints { memory: None, ..constraints.clone() };
         let inner = Planner::new(graph, &unit, planner.costs(), planner.is_untied());
-        let inner = self.inside.solve(&inner, &whole, control)?;
+        let inner = self.inner(&inner, constraints, control)?;
         let (mesh, axes) = joint_mesh(machine, &outermost, inner.context.mesh()).map_err(refuse)?;
         let count = self.groups.saturating_mul(self.schedule.chunks());
-        let chain = Chain::of(graph, &inner.costs.layers);
+        let context = planner.context(mesh.clone(), inner.context.untied)?;
+        // Forwards and backwards, in all micro-batches.
+        let send = |t: TensorId, producer: OpId, o: usize| {
+            let (own, shapes) = (&inner.context, &inner.context.shapes[producer.index()]);
+            let layout = output_layout(shapes, o, inner.assignment.config(producer), own.mesh());
+            let parts =
+                own.mesh().group_size(layout.axes_where(|place| matches!(place, Placement::Shard(_))));
+            let bytes = Bytes(graph.tensor(t).ty.bytes() / u64::from(parts.max(1)));
+            let seconds = context.resharder.comm().seconds(Collective::Send, axes, bytes);
+            picoseconds(seconds).saturating_mul(2 * i64::from(graph.runs(producer)))
+        };
+        let chain = Chain::of(graph, &inner.costs.layers, send);
         let stages = chain.cut(count).map_err(refuse)?;
         let stage_of = |layer: LayerId| stages.get(chain.places[layer.index()]).copied().unwrap_or(0);
         let pipeline = Pipeline::new(graph, axes, self.schedule, stage_of);
@@ -86,7 +97,6 @@ impl Strategy for BalancedPipeline<'_> {
         };
         let configs = graph.op_ids().map(config).collect();
         let assignment = Assignment { pipeline: Some(pipeline), ..Assignment::of(graph, configs) };
-        let context = planner.context(mesh, inner.context.untied)?;
         let mut solution = Solution::new(context, assignment, inner.optimised)?;
         solution.choices = inner.choices;
         solution.stages = inner.stages;
@@ -97,6 +107,26 @@ impl Strategy for BalancedPipeline<'_> {
         ));
         let limit = Constraints { configs: Vec::new(), ..constraints.clone() };
         solution.checked(&limit, self.inside.name())
+    }
+}
+
+impl BalancedPipeline<'_> {
+    /// The strategy's answer on the devices of one group. Of the whole step, a group holds about its share; where no answer keeps
+    /// the limit by that measure, the limit is left to the pipeline.
+    fn inner<'u>(
+        &self,
+        planner: &Planner<'u>,
+        constraints: &Constraints,
+        control: &Control<'_>,
+    ) -> Result<Solution<'u>, StrategyError> {
+        let share = |limit: Bytes| Bytes(limit.0.saturating_mul(u64::from(self.groups)));
+        let limited = Constraints { memory: constraints.memory.map(share), ..constraints.clone() };
+        match self.inside.solve(planner, &limited, control) {
+            Err(StrategyError::Plan(error)) if limited.memory.is_some() && error.is_without_answer() => {
+                self.inside.solve(planner, &Constraints { memory: None, ..limited }, control)
+            }
+            answer => answer,
+        }
     }
 }
 
@@ -163,12 +193,12 @@ struct Chain {
     costs: Vec<i64>,
     /// Per place: whether a stage may end after it.
     ends: Vec<bool>,
-    /// Per place: bytes that the places after it read from it and those before it.
-    bytes: Vec<u64>,
+    /// Per place: picoseconds of sending what the places after it read from it and those before it.
+    sends: Vec<i64>,
 }
 
 impl Chain {
-    fn of(graph: &Graph, costs: &[LayerCost]) -> Self {
+    fn of(graph: &Graph, costs: &[LayerCost], send: impl Fn(TensorId, OpId, usize) -> i64) -> Self {
         let of_data = reads_data(graph);
         let mut layers: Vec<usize> = (0..graph.layers.len()).filter(|&layer| of_data[layer]).collect();
         layers.sort_by_key(|&layer| graph.layers[layer].forward);
@@ -178,7 +208,7 @@ impl Chain {
         let mut chain = Self {
             costs: layers.iter().map(|&layer| costs[layer].compute + costs[layer].comm).collect(),
             ends: vec![true; count],
-            bytes: vec![0; count],
+            sends: vec![0; count],
             places,
         };
         let consumers = graph.consumers();
@@ -210,9 +240,10 @@ impl Chain {
                     last = last.max(end);
                 }
             }
-            if start < last && last < count {
-                let bytes = graph.tensor(t).ty.bytes();
-                chain.bytes[start..last].iter_mut().for_each(|sum| *sum = sum.saturating_add(bytes));
+            let result = from.outputs.iter().position(|&made| made == t);
+            if let Some(result) = result.filter(|_| start < last && last < count) {
+                let time = send(t, producer, result);
+                chain.sends[start..last].iter_mut().for_each(|sum| *sum = sum.saturating_add(time));
             }
         }
         chain
@@ -227,7 +258,7 @@ impl Chain {
         }
         let longest = self.shortest_longest(stages as usize);
         let limit = longest.saturating_add(longest.saturating_mul(TOLERANCE) / 1000);
-        Ok(self.fewest_bytes(stages as usize, limit))
+        Ok(self.fewest_sends(stages as usize, limit))
     }
 
     /// Sums of costs before every place.
@@ -239,7 +270,12 @@ impl Chain {
         sums
     }
 
-    /// The least possible cost of the most expensive of some stages.
+    /// Picoseconds of sends after some places.
+    fn sent(&self, end: usize) -> i64 {
+        if end < self.costs.len() { self.sends[end - 1] } else { 0 }
+    }
+
+    /// The least possible cost of the most expensive of some stages and of the sends between them.
     fn shortest_longest(&self, stages: usize) -> i64 {
         let (sums, places) = (self.sums(), self.costs.len());
         // Per number of places: the least cost of the most expensive of the stages so far.
@@ -252,17 +288,17 @@ impl Chain {
                     continue;
                 }
                 let longest = (0..end).filter_map(|start| Some(best[start]?.max(sums[end] - sums[start])));
-                *own = longest.min();
+                *own = longest.min().map(|longest| longest.max(self.sent(end)));
             }
             best = next;
         }
         best[places].unwrap_or(i64::MAX)
     }
 
-    /// The stages of at most a cost each that send the fewest bytes.
-    fn fewest_bytes(&self, stages: usize, limit: i64) -> Vec<u32> {
+    /// The stages of at most a cost each, and with sends of at most that cost, that send least.
+    fn fewest_sends(&self, stages: usize, limit: i64) -> Vec<u32> {
         let (sums, places) = (self.sums(), self.costs.len());
-        let mut best: Vec<Option<u64>> = vec![None; places + 1];
+        let mut best: Vec<Option<i64>> = vec![None; places + 1];
         best[0] = Some(0);
         // Per stage and number of places: where the stage starts.
         let mut starts: Vec<Vec<usize>> = Vec::with_capacity(stages);
@@ -272,13 +308,13 @@ impl Chain {
                 if end < places && !self.ends[end - 1] {
                     continue;
                 }
-                let sent = if end < places { self.bytes[end - 1] } else { 0 };
-                let fits = |start: &usize| sums[end] - sums[*start] <= limit;
+                let sent = self.sent(end);
+                let fits = |start: &usize| (sums[end] - sums[*start]).max(sent) <= limit;
                 let costs = (0..end)
                     .filter(fits)
                     .filter_map(|start| Some((best[start]?.saturating_add(sent), start)));
-                if let Some((bytes, start)) = costs.min() {
-                    (next[end], from[end]) = (Some(bytes), start);
+                if let Some((sends, start)) = costs.min() {
+                    (next[end], from[end]) = (Some(sends), start);
                 }
             }
             best = next;
@@ -299,9 +335,9 @@ impl Chain {
 mod tests {
     use super::*;
 
-    fn chain(costs: &[i64], bytes: &[u64]) -> Chain {
+    fn chain(costs: &[i64], sends: &[i64]) -> Chain {
         let ends = vec![true; costs.len()];
-        Chain { places: (0..costs.len()).collect(), costs: costs.to_vec(), ends, bytes: bytes.to_vec() }
+        Chain { places: (0..costs.len()).collect(), costs: costs.to_vec(), ends, sends: sends.to_vec() }
     }
 
     #[test]
@@ -314,11 +350,15 @@ mod tests {
     }
 
     #[test]
-    fn equal_stages_send_the_fewest_bytes_and_keep_pairs_together() {
+    fn equal_stages_send_least_and_keep_pairs_together() {
         let mut own = chain(&[1000, 10, 1000], &[900, 5, 0]);
         assert_eq!(own.cut(2), Ok(vec![0, 0, 1]));
-        own.bytes = vec![5, 900, 0];
+        own.sends = vec![5, 900, 0];
         assert_eq!(own.cut(2), Ok(vec![0, 1, 1]));
+        // Sends that take longer than a stage decide.
+        own.sends = vec![5000, 900, 0];
+        assert_eq!((own.cut(2), own.shortest_longest(2)), (Ok(vec![0, 0, 1]), 1010));
+        own.sends = vec![5, 900, 0];
         own.ends[0] = false;
         assert_eq!(own.cut(2), Ok(vec![0, 0, 1]));
     }

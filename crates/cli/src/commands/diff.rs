@@ -108,6 +108,10 @@ fn print(out: &mut impl Write, answer: &Difference) -> io::Result<()> {
     line(out, "without overlap", sums, &show_seconds)?;
     line(out, "memory per device", answer.peak_memory_bytes.map(|b| b as f64), &bytes)?;
     line(out, "traffic per step", answer.traffic_bytes.map(|b| b as f64), &bytes)?;
+    if answer.pipelines.iter().any(Option::is_some) {
+        let [before, after] = answer.pipelines.each_ref().map(|own| own.as_deref().unwrap_or("none"));
+        writeln!(out, "{:<26} {before:>12} -> {after:>12}", "pipeline")?;
+    }
     if answer.changes.is_empty() {
         return writeln!(out, "\nall ops have equal configs");
     }

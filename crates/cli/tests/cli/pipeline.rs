@@ -52,6 +52,32 @@ fn pipelines_are_planned_simulated_explained_reported_and_run() {
 }
 
 #[test]
+fn pipelines_are_compared_with_plans_without_stages() {
+    let folder = tempfile::tempdir().unwrap();
+    let [whole, staged] =
+        ["whole.json", "staged.json"].map(|name| folder.path().join(name).to_str().unwrap().to_string());
+    let plan = ["plan", MODELS[0].0, "--machine", "flat:4", "--solver", "data", "--micro-batches", "4", "-o"];
+    succeeds(&[&plan[..], &[&whole]].concat());
+    succeeds(&[&plan[..], &[&staged, "--pipeline", "2", "--schedule", "gpipe"]].concat());
+    let text = succeeds(&["diff", &whole, &staged]);
+    assert!(text.contains("none -> 2 stages, gpipe"), "{text}");
+}
+
+#[test]
+fn recomputed_blocks_stay_on_their_stages() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    let plan = ["plan", MODELS[1].0, "--machine", "cpu:4", "--solver", "megatron", "--recompute", "full"];
+    succeeds(&[&plan[..], &["--pipeline", "2", "--micro-batches", "4", "-o", file]].concat());
+    let checked = json(&["run", file, "--steps", "2", "--json"]);
+    assert_eq!(checked["agrees"], true, "{checked}");
+}
+
+/// A change of a plan's pipeline.
+type Change = fn(&mut serde_json::Value);
+
+#[test]
 fn plans_with_broken_pipelines_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
@@ -59,13 +85,13 @@ fn plans_with_broken_pipelines_are_refused() {
     let plan = ["plan", MODELS[0].0, "--machine", "flat:4", "--solver", "data", "--pipeline", "2"];
     succeeds(&[&plan[..], &["--micro-batches", "4", "-o", name]].concat());
     let good: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let breaks: [(&str, &dyn Fn(&mut serde_json::Value)); 6] = [
-        ("unknown schedule", &|p| p["schedule"] = "2f2b".into()),
-        ("has 1 chunks per device, not 7", &|p| p["chunks"] = 7.into()),
-        ("is over axis `rack`", &|p| p["axes"] = serde_json::json!(["rack"])),
-        ("is not in the model", &|p| p["stages"][0]["layers"][0] = "nothing".into()),
-        ("has no stage for layer", &|p| p["stages"][1]["layers"] = serde_json::json!([])),
-        ("is not pinned to the devices of its stage", &|p| {
+    let breaks: [(&str, Change); 6] = [
+        ("unknown schedule", |p| p["schedule"] = "2f2b".into()),
+        ("has 1 chunks per device, not 7", |p| p["chunks"] = 7.into()),
+        ("is over axis `rack`", |p| p["axes"] = serde_json::json!(["rack"])),
+        ("is not in the model", |p| p["stages"][0]["layers"][0] = "nothing".into()),
+        ("has no stage for layer", |p| p["stages"][1]["layers"] = serde_json::json!([])),
+        ("is not pinned to the devices of its stage", |p| {
             let moved = p["stages"][0]["layers"].as_array_mut().unwrap().pop().unwrap();
             p["stages"][1]["layers"].as_array_mut().unwrap().push(moved);
         }),
