@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Times training steps of PyTorch modules on processes of this machine, one thread each, and counts their traffic:
-PyTorch's DistributedDataParallel, and the plans of `shardwright.torch`.
+PyTorch's DistributedDataParallel (`ddp`) and `fully_shard` (`fsdp2`), and the plans of `shardwright.torch`.
 
     scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,exact,kept --probe mine.toml
 
@@ -155,8 +155,16 @@ def work(given: argparse.Namespace) -> None:
             torch.manual_seed(0)
             module, inputs, loss_fn = makers[name]()
             found: dict = {"model": name, "plan": plan, "processes": world, "torch": torch.__version__}
-            if plan == "ddp":
-                model = torch.nn.parallel.DistributedDataParallel(module)
+            if plan in ("ddp", "fsdp2"):
+                if plan == "ddp":
+                    model = torch.nn.parallel.DistributedDataParallel(module)
+                else:
+                    from torch.distributed.fsdp import fully_shard
+
+                    for block in getattr(module, "blocks", module):
+                        if list(block.parameters()):
+                            fully_shard(block)
+                    model = fully_shard(module)
                 share = [x.chunk(world)[rank].contiguous() for x in inputs]
 
                 def loss(model=model, share=share, loss_fn=loss_fn):

@@ -327,7 +327,7 @@ def main() -> None:
             distributed.broadcast_object_list(late, src=0)
             if late[0] or (given.only and name not in given.only.split(",")):
                 continue
-            signal.alarm(120)
+            signal.alarm(300)
             found = compare(build, given.solver, given.machine)
             signal.alarm(0)
             counts[found["verdict"]] = counts.get(found["verdict"], 0) + 1
@@ -349,7 +349,7 @@ def main() -> None:
 
 
 def _late(*_: Any) -> None:
-    raise TimeoutError("took longer than two minutes")
+    raise TimeoutError("took longer than five minutes")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,6 +215,22 @@ class Experts(nn.Module):
 X = (8, 8)
 
 
+class Squared(nn.Module):
+    """Products of a tensor with itself, split along different dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        return torch.bmm(y, y) + torch.baddbmm(y, y, y)
+
+
+def squared() -> Results:
+    return compared(Squared(), (torch.randn(4, 8, 8),), solver="megatron")
+
+
 def teacher() -> Results:
     return compared(Distilled(), (torch.randn(X),), solver="fsdp")
 
@@ -414,8 +432,19 @@ def saved() -> Results:
     return {"gradients": same_gradients(model, alone), "sharded": sharded, "refused": refused}
 
 
+def freed() -> Results:
+    """Models that are no longer used leave nothing behind."""
+    model = planned(Rounded(), (torch.randn(X),))
+    model(torch.randn(X).fill_(0.5)).square().mean().backward()
+    left = [weakref.ref(x) for x in (model, model._engine, model._original, model.get_parameter("a.weight"))]
+    del model
+    gc.collect()
+    return {"left": sum(x() is not None for x in left)}
+
+
 CASES: dict[str, Callable[[], Results]] = {
     "teacher": teacher,
+    "squared": squared,
     "straight_through": straight_through,
     "schedule": schedule,
     "checkpoint": lambda: recomputed(False),
@@ -431,6 +460,7 @@ CASES: dict[str, Callable[[], Results]] = {
     "loop": loop,
     "local_batches": local_batches,
     "saved": saved,
+    "freed": freed,
 }
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     "case",
     [
         "teacher",
+        "squared",
         "straight_through",
         "schedule",
         "checkpoint",
@@ -88,6 +89,10 @@ def test_local_batches_are_shards_of_the_global_batch(found: dict[str, Any]) -> 
     assert result["gradients"] < 1e-6
     assert all(result["shapes"]), "a process gets the results of its own samples"
     assert 'batch="local"' in result["refused"], "different batches are noticed"
+
+
+def test_models_are_freed(found: dict[str, Any]) -> None:
+    assert found["freed"]["left"] == 0
 
 
 def test_a_plan_is_made_without_processes_saved_and_loaded(found: dict[str, Any]) -> None:

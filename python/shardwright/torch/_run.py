@@ -80,6 +80,7 @@ class Run:
 
     def __init__(self, step: Translation, forms: Mapping[str, Any], engine: Any, fuse: bool = True) -> None:
         self.step, self.engine, self._fuse = step, engine, fuse
+        self._strides: dict[Any, tuple[int, ...]] = {}
         self._inputs = {node: i for i, node in enumerate(step.program.inputs)}
         sizes = engine.grid.sizes
         shapes = [t.shape for t in step.graph.tensors]
@@ -211,6 +212,12 @@ class Run:
         return [self._result(r, node, values, free, tensors) for r, node in zip(step.results, step.program.results, strict=True)]
 
     def _stride(self, t: TensorId, local: torch.Tensor) -> tuple[int, ...]:
+        key = (t, local.stride())
+        if key not in self._strides:
+            self._strides[key] = self._stride_of(t, local)
+        return self._strides[key]
+
+    def _stride_of(self, t: TensorId, local: torch.Tensor) -> tuple[int, ...]:
         shape = self.step.graph.tensors[t].shape
         # The order of dimensions in memory is the shard's.
         order = sorted(range(len(shape)), key=lambda d: (-local.stride()[d], d)) if local.dim() == len(shape) else range(len(shape))

@@ -54,9 +54,10 @@ class Sums:
             if weight.requires_grad and isinstance(weight, DTensor) and weight not in self._attached:
                 with torch.enable_grad():
                     accumulate = weight.expand_as(weight).grad_fn.next_functions[0][0]
-                me = weakref.ref(weight)
-                accumulate.register_prehook(lambda grads, me=me: self._comes(me(), grads))
-                weight.register_post_accumulate_grad_hook(self._came)
+                # Hooks are held by the weight's graph, which no collector sees through: they hold nothing themselves.
+                me, own = weakref.ref(self), weakref.ref(weight)
+                accumulate.register_prehook(_before(me, own))
+                weight.register_post_accumulate_grad_hook(_after(me))
                 self._attached[weight] = accumulate
 
     def clear(self) -> None:
@@ -126,6 +127,22 @@ class Sums:
                     earlier = self._before.pop(id(weight), None)
                     new = new if earlier is None else earlier + new
                     weight.grad = new if weight.grad is None else weight.grad + new
+
+
+def _before(sums: Any, weight: Any) -> Any:
+    def hook(grads: Any) -> None:
+        if (owner := sums()) is not None:
+            owner._comes(weight(), grads)
+
+    return hook
+
+
+def _after(sums: Any) -> Any:
+    def hook(weight: Any) -> None:
+        if (owner := sums()) is not None:
+            owner._came(weight)
+
+    return hook
 
 
 def _axes(grad: Any) -> tuple[int, ...]:

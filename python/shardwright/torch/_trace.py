@@ -51,7 +51,11 @@ class Call:
 
     @staticmethod
     def of(func: Any, args: Any, kwargs: Any) -> Call:
-        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        leaves: list[Any] = [*args, *kwargs.values()]
+        # Most calls have no nested arguments.
+        spec: Any = (len(args), *kwargs)
+        if any(isinstance(leaf, (list, tuple, dict)) and not isinstance(leaf, torch.Size) for leaf in leaves):
+            leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors: list[torch.Tensor] = []
         known: dict[int, int] = {}
         at = []
@@ -68,11 +72,14 @@ class Call:
     def run(self, tensors: Sequence[Any]) -> Any:
         """Calls the function with other tensors."""
         leaves = [leaf if i < 0 else tensors[i] for leaf, i in zip(self.leaves, self.at, strict=True)]
+        if isinstance(self.spec, tuple):
+            count, *names = self.spec
+            return self.func(*leaves[:count], **dict(zip(names, leaves[count:], strict=True)))
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return self.func(*args, **kwargs)
 
-    def signature(self) -> Any:
-        """What the ops of the call depend on; `None` if that cannot be told."""
+    def signature(self) -> int | None:
+        """A number for what the ops of the call depend on; `None` if that cannot be told."""
         parts: list[Any] = [self.func, self.spec, _autocast(), tuple(self.at)]
         for t in self.tensors:
             if t.layout is not torch.strided:
@@ -84,10 +91,9 @@ class Call:
             elif i < 0:
                 parts.append((type(leaf), leaf))
         try:
-            hash(key := tuple(parts))
+            return _NUMBERS.setdefault(tuple(parts), len(_NUMBERS))
         except TypeError:
             return None
-        return key
 
 
 def _autocast() -> Any:
@@ -96,10 +102,11 @@ def _autocast() -> Any:
     )
 
 
-_PROGRAMS: dict[Any, Program | None] = {}
+_NUMBERS: dict[Any, int] = {}
+_PROGRAMS: dict[int, Program | None] = {}
 
 
-def program_of(call: Call, signature: Any) -> Program | None:
+def program_of(call: Call, signature: int | None) -> Program | None:
     """The call's ops; `None` if it cannot be traced (its result depends on values of tensors)."""
     if signature is None:
         return None

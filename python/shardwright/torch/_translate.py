@@ -254,12 +254,17 @@ class Translator:
         return self.graph.add(called, kind, tuple(inputs), results, attributes, call, differentiable)
 
     def _own_call(self, inputs: list[TensorId]) -> AtenCall:
-        """The node's own overload and arguments. Every tensor argument must be an input of the op."""
+        """The node's own overload and arguments. Every tensor argument must be an input of the op. A tensor that is passed
+        twice is two inputs, which may have different layouts."""
+        taken: dict[TensorId, int] = {}
 
         def input_of(arg: fx.Node) -> Any:
-            if self._read.get(arg) not in inputs:
+            t = self._read.get(arg)
+            if t not in inputs:
                 raise AssertionError(f"{self._node.target}: argument `{arg}` is not an input of the op: pass `call`")
-            return Input(inputs.index(self._read[arg]))
+            after = taken.get(t, -1) + 1
+            taken[t] = inputs.index(t, after) if t in inputs[after:] else taken[t]
+            return Input(taken[t])
 
         args, kwargs = fx.node.map_arg((self._node.args, self._node.kwargs), input_of)
         return AtenCall(self._node.target, args, kwargs)
