@@ -63,7 +63,7 @@ pub fn mutate(reader: &str, bytes: &[u8], random: &mut Random) -> Vec<u8> {
     for _ in 0..4 {
         let mutant = match reader {
             "onnx" => protobuf(bytes, random),
-            "graph_json" | "costs" | "plan" | "network" => json(bytes, random),
+            "graph_json" | "costs" | "plan" | "network" | "stages" => json(bytes, random),
             _ => text(bytes, random),
         };
         match mutant {

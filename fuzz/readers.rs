@@ -15,6 +15,7 @@ use shardwright_runtime::Serial;
 use shardwright_search::format::{ReadLimits, read_iopddl, read_iopddl_with, write_iopddl};
 use shardwright_search::{Control, Network, VarId, registry::SOLVERS};
 use shardwright_stablehlo as stablehlo;
+use shardwright_stages as stages_core;
 use shardwright_zoo::{self as zoo, BuildOptions};
 use std::sync::LazyLock;
 
@@ -22,7 +23,7 @@ use std::sync::LazyLock;
 pub type Reader = (&'static str, fn(&[u8]));
 
 /// All readers.
-pub const READERS: [Reader; 8] = [
+pub const READERS: [Reader; 9] = [
     ("graph_json", graph_json),
     ("graph_text", graph_text),
     ("onnx", onnx),
@@ -31,6 +32,7 @@ pub const READERS: [Reader; 8] = [
     ("costs", costs),
     ("plan", plan),
     ("network", network),
+    ("stages", stages),
 ];
 
 /// The model and the machine of the plans. Plans of others are refused at once.
@@ -180,4 +182,22 @@ fn solve(network: &Network) {
         assert_eq!(judged.cost, i128::from(cost));
         assert!(outcomes.iter().all(|(_, other)| other.bound <= cost));
     }
+}
+
+/// A problem survives being written, and its stages have no smaller objective than the bound.
+fn stages(bytes: &[u8]) {
+    use stages_core::format::{Overrides, read, write};
+    let Ok(problem) = read(bytes, &Overrides::default()) else { return };
+    read(write(&problem).as_bytes(), &Overrides::default()).expect("what was written");
+    // Mutants may ask for a million devices: the search ends after a number of questions.
+    let asked = std::cell::Cell::new(0);
+    let stop = || {
+        asked.set(asked.get() + 1);
+        asked.get() > 200
+    };
+    let control =
+        stages_core::Control { stop: &stop, memory_bytes: 1 << 22, ..stages_core::Control::default() };
+    let outcome = problem.solve(&control);
+    assert!(outcome.lower_bound_seconds <= outcome.objective_seconds * (1.0 + 1e-8));
+    assert_eq!(outcome.stages.is_some(), outcome.objective_seconds.is_finite());
 }

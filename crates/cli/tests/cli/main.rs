@@ -22,6 +22,7 @@ mod simulate;
 mod solve;
 mod sources;
 mod soybean;
+mod stages;
 
 use assert_cmd::cargo::cargo_bin_cmd;
 use serde_json::Value;

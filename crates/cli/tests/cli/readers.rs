@@ -65,4 +65,4 @@ macro_rules! readers {
     };
 }
 
-readers!(graph_json graph_text onnx stablehlo machine costs plan network);
+readers!(graph_json graph_text onnx stablehlo machine costs plan network stages);
