@@ -9,12 +9,12 @@
 
 use crate::{context::Context, error::PlanError, op_times::OpTimes};
 use rayon::prelude::*;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use shardwright_graph::{FactorIndex, Op, OpId, Rule};
 use shardwright_machine::Mesh;
-use shardwright_space::{AxisUse, Config, OpShapes};
+use shardwright_space::OpShapes;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 /// The most divisions of an op's factors that are enumerated. An op with more adds nothing to the bound.
 const MAX_DIVISIONS: usize = 1 << 14;
@@ -24,14 +24,27 @@ const NEGLIGIBLE: i128 = 1000;
 /// On so few axes, all divisions of all ops are priced in no time.
 const FEW_AXES: usize = 6;
 
+/// The bounds of a graph on a machine, each computed once for all contexts that share them.
+#[derive(Debug, Default)]
+pub(crate) struct LowerBounds {
+    compute: OnceLock<i64>,
+    step: OnceLock<i64>,
+}
+
 /// Picoseconds that every plan of this graph on this machine spends computing.
 ///
 /// # Errors
 /// Where the costs are of another device.
 pub fn compute_lower_bound(context: &Context<'_>) -> Result<i64, PlanError> {
+    if let Some(known) = context.facts.bounds.compute.get() {
+        return Ok(*known);
+    }
     let times = context.times_on_slowest(context.machine.mesh())?;
-    let total = sum_of_least(context, |op, _, config| i128::from(times.compute(op, config)));
-    Ok(i64::try_from(total).unwrap_or(i64::MAX))
+    let bound = || {
+        let total = sum_of_least(context, |op, parts| i128::from(times.compute_division(op, parts)));
+        i64::try_from(total).unwrap_or(i64::MAX)
+    };
+    Ok(*context.facts.bounds.compute.get_or_init(bound))
 }
 
 /// Picoseconds that no step of this graph on this machine is shorter than, whatever overlaps.
@@ -45,22 +58,22 @@ pub fn step_lower_bound(context: &Context<'_>, spmd: bool) -> Result<i64, PlanEr
     if spmd {
         return compute_lower_bound(context);
     }
-    let (graph, mesh) = (&context.graph, context.machine.mesh());
-    let times: Vec<OpTimes<'_>> = context
-        .times_of_each_device()?
-        .into_iter()
-        .map(|times| OpTimes::new(times, graph, &context.shapes, mesh))
-        .collect();
-    let occupied = |op: OpId, parts: &[u64], config: &Config| {
-        let least = times.iter().map(|times| times.compute(op, config)).min().unwrap_or(0);
+    if let Some(known) = context.facts.bounds.step.get() {
+        return Ok(*known);
+    }
+    let mesh = context.machine.mesh();
+    let times: Vec<OpTimes<'_>> =
+        context.times_of_each_device()?.into_iter().map(|times| context.op_times(times, mesh)).collect();
+    let occupied = |op: OpId, parts: &[u64]| {
+        let least = times.iter().map(|times| times.compute_division(op, parts)).min().unwrap_or(0);
         parts.iter().fold(i128::from(least), |time, &parts| time.saturating_mul(i128::from(parts)))
     };
     let total = sum_of_least(context, occupied) / i128::from(context.machine.devices().max(1));
-    Ok(i64::try_from(total).unwrap_or(i64::MAX))
+    Ok(*context.facts.bounds.step.get_or_init(|| i64::try_from(total).unwrap_or(i64::MAX)))
 }
 
-/// The sum over all ops of the least price of any division. A division is its parts per factor and one of its configs.
-fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64], &Config) -> i128 + Sync) -> i128 {
+/// The sum over all ops of the least price of any division into parts per factor.
+fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64]) -> i128 + Sync) -> i128 {
     let (graph, mesh) = (&context.graph, context.machine.mesh());
     let mut counts: FxHashMap<(&Op, &OpShapes), (OpId, i128)> = FxHashMap::default();
     for op in graph.op_ids() {
@@ -72,7 +85,7 @@ fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64], &Config) -> 
     let kinds = largest(context, kinds, &price);
     let least = kinds.par_iter().map(|&(op, count)| {
         let divisions = divisions(&context.shapes[op.index()].rule, mesh);
-        let least = divisions.iter().map(|(parts, config)| price(op, parts, config)).min();
+        let least = divisions.iter().map(|parts| price(op, parts)).min();
         least.unwrap_or(0).saturating_mul(count)
     });
     least.reduce(|| 0, i128::saturating_add)
@@ -83,18 +96,17 @@ fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64], &Config) -> 
 fn largest(
     context: &Context<'_>,
     kinds: Vec<(OpId, i128)>,
-    price: &(impl Fn(OpId, &[u64], &Config) -> i128 + Sync),
+    price: &(impl Fn(OpId, &[u64]) -> i128 + Sync),
 ) -> Vec<(OpId, i128)> {
     let mesh = context.machine.mesh();
     if mesh.len() <= FEW_AXES {
         return kinds;
     }
-    let whole = Config::replicated(mesh.len());
     let mut priced: Vec<(i128, (OpId, i128))> = kinds
         .into_iter()
         .map(|(op, count)| {
-            let parts = whole.parts(&context.shapes[op.index()].rule, mesh);
-            (price(op, &parts, &whole).saturating_mul(count), (op, count))
+            let whole: Parts = SmallVec::from_elem(1, context.shapes[op.index()].rule.factors.len());
+            (price(op, &whole).saturating_mul(count), (op, count))
         })
         .collect();
     let total = priced.iter().fold(0i128, |sum, own| sum.saturating_add(own.0));
@@ -108,27 +120,36 @@ fn largest(
     priced.into_iter().map(|(_, kind)| kind).collect()
 }
 
-/// One config for every division of a rule's factors into parts; none if there are too many.
-fn divisions(rule: &Rule, mesh: &Mesh) -> BTreeMap<SmallVec<[u64; 6]>, Config> {
-    let whole = Config::replicated(mesh.len());
-    let mut divisions = BTreeMap::from([(whole.parts(rule, mesh), whole)]);
-    for axis in mesh.all().iter() {
-        let mut more = divisions.clone();
-        for config in divisions.values() {
-            for factor in 0..rule.factors.len() as FactorIndex {
-                let mut config = config.clone();
-                config.set(axis, AxisUse::Split(factor));
-                if config.check(rule, mesh).is_ok() {
-                    more.entry(config.parts(rule, mesh)).or_insert(config);
-                }
+/// Parts per factor.
+type Parts = SmallVec<[u64; 6]>;
+
+/// All divisions of a rule's factors into parts on a mesh; none if there are too many.
+fn divisions(rule: &Rule, mesh: &Mesh) -> FxHashSet<Parts> {
+    let mut sizes: Vec<u32> = mesh.axes().iter().map(|axis| axis.size).collect();
+    sizes.sort_unstable();
+    let mut all: FxHashSet<Parts> = FxHashSet::from_iter([SmallVec::from_elem(1, rule.factors.len())]);
+    for equal in sizes.chunk_by(|a, b| a == b) {
+        // After the n-th of equal axes: the divisions that use n of them.
+        let mut newest = all.clone();
+        for &size in equal {
+            let finer = |parts: &Parts| {
+                let factors = 0..rule.factors.len();
+                let own = factors.filter(|&f| rule.divides(f as FactorIndex, parts[f], size));
+                own.map(|f| {
+                    let mut finer = parts.clone();
+                    finer[f] *= u64::from(size);
+                    finer
+                })
+                .collect::<SmallVec<[Parts; 6]>>()
+            };
+            newest = newest.iter().flat_map(finer).collect();
+            all.extend(newest.iter().cloned());
+            if all.len() > MAX_DIVISIONS {
+                return FxHashSet::default();
             }
         }
-        if more.len() > MAX_DIVISIONS {
-            return BTreeMap::new();
-        }
-        divisions = more;
     }
-    divisions
+    all
 }
 
 #[cfg(test)]
@@ -155,7 +176,8 @@ mod tests {
         }
         tuples.retain(|t| t.iter().product::<u64>() <= 8);
         tuples.sort();
-        let parts: Vec<Vec<u64>> = found.keys().map(|parts| parts.to_vec()).collect();
+        let mut parts: Vec<Vec<u64>> = found.iter().map(|parts| parts.to_vec()).collect();
+        parts.sort();
         assert_eq!(parts, tuples);
     }
 }

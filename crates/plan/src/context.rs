@@ -1,10 +1,16 @@
 //! The context of all planning: a graph, a machine, and a mesh of its axes. It prices any assignment and searches nothing.
 
-use crate::{error::PlanError, op_times::OpTimes, variables::Variables};
+use crate::{
+    error::PlanError,
+    graph_facts::{FactorKinds, GraphFacts},
+    op_times::OpTimes,
+    variables::Variables,
+};
 use shardwright_cost::{CostFile, OperatorTimes, Resharder};
 use shardwright_graph::Graph;
 use shardwright_machine::{Device, DeviceId, Machine, Mesh};
 use shardwright_space::{OpShapes, SearchMesh, Transfers};
+use std::sync::Arc;
 
 /// A graph on a mesh of a machine, with everything that prices assignments.
 pub struct Context<'a> {
@@ -14,20 +20,26 @@ pub struct Context<'a> {
     pub machine: &'a Machine,
     /// The mesh that configs refer to.
     pub search_mesh: SearchMesh,
-    /// Rule and types of every op.
-    pub shapes: Vec<OpShapes>,
+    /// Rule and types of every op. As layers and transfers, they depend on the graph alone, and contexts share them.
+    pub shapes: Arc<[OpShapes]>,
     /// The layers.
-    pub layers: Variables,
+    pub layers: Arc<Variables>,
     /// The ops that choose together: the layers, or single ops.
-    pub variables: Variables,
+    pub variables: Arc<Variables>,
     /// Whether every op chooses for itself.
     pub untied: bool,
     /// Which tensors travel.
-    pub transfers: Transfers,
+    pub transfers: Arc<Transfers>,
     /// Reshard paths on the mesh.
     pub resharder: Resharder,
+    pub(crate) facts: Arc<GraphFacts>,
     costs: Option<&'a CostFile>,
     device: Device,
+}
+
+/// A mesh on which nothing is enumerated yet.
+fn all_of(mesh: Mesh, machine: &Machine) -> SearchMesh {
+    SearchMesh { prime: mesh.len() == machine.mesh().len(), mesh, most_configs: 0 }
 }
 
 impl<'a> Context<'a> {
@@ -42,50 +54,55 @@ impl<'a> Context<'a> {
         mesh: Mesh,
         untied: bool,
     ) -> Result<Self, PlanError> {
-        Self::build(graph, machine, costs, untied, |_, _| {
-            Ok(SearchMesh { prime: mesh.len() == machine.mesh().len(), mesh, most_configs: 0 })
-        })
-    }
-
-    /// The context on a mesh that depends on the leading ops of the variables.
-    pub(crate) fn build(
-        graph: &'a Graph,
-        machine: &'a Machine,
-        costs: Option<&'a CostFile>,
-        untied: bool,
-        mesh: impl FnOnce(&Variables, &[OpShapes]) -> Result<SearchMesh, PlanError>,
-    ) -> Result<Self, PlanError> {
         if graph.ops.is_empty() {
             return Err(PlanError::Empty { model: graph.name.clone() });
         }
         let device = machine.slowest();
         // Costs of another device are refused before anything is priced.
         OperatorTimes::new(&device, costs)?;
-        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-        let layers = Variables::layers(graph, &shapes);
-        let variables = if untied { Variables::ops(graph, &shapes) } else { layers.clone() };
-        let search_mesh = mesh(&variables, &shapes)?;
+        let shapes: Arc<[OpShapes]> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
+        let layers = Arc::new(Variables::layers(graph, &shapes));
+        let variables = if untied { Arc::new(Variables::ops(graph, &shapes)) } else { Arc::clone(&layers) };
         Ok(Self {
             graph,
             machine,
-            resharder: Resharder::new(machine, &search_mesh.mesh),
-            transfers: Transfers::of(graph),
-            search_mesh,
+            resharder: Resharder::new(machine, &mesh),
+            transfers: Arc::new(Transfers::of(graph)),
+            search_mesh: all_of(mesh, machine),
             shapes,
             layers,
             variables,
             untied,
+            facts: Arc::default(),
             costs,
             device,
         })
     }
 
     /// The same graph, machine and costs on another mesh.
-    ///
-    /// # Errors
-    /// As [`Context::new`].
-    pub fn on(&self, mesh: Mesh) -> Result<Self, PlanError> {
-        Self::new(self.graph, self.machine, self.costs, mesh, self.untied)
+    pub fn on(&self, mesh: Mesh) -> Self {
+        self.with(mesh, self.untied)
+    }
+
+    /// The same graph, machine and costs on another mesh, choosing per op or per layer.
+    pub fn with(&self, mesh: Mesh, untied: bool) -> Self {
+        let variables = match untied {
+            _ if untied == self.untied => Arc::clone(&self.variables),
+            true => Arc::new(Variables::ops(self.graph, &self.shapes)),
+            false => Arc::clone(&self.layers),
+        };
+        Self {
+            resharder: Resharder::new(self.machine, &mesh),
+            search_mesh: all_of(mesh, self.machine),
+            shapes: Arc::clone(&self.shapes),
+            layers: Arc::clone(&self.layers),
+            transfers: Arc::clone(&self.transfers),
+            variables,
+            untied,
+            facts: Arc::clone(&self.facts),
+            device: self.device.clone(),
+            ..*self
+        }
     }
 
     /// The mesh that configs refer to.
@@ -121,6 +138,22 @@ impl<'a> Context<'a> {
     /// Times of ops on the slowest device, split over any mesh.
     pub(crate) fn times_on_slowest<'m>(&'m self, mesh: &'m Mesh) -> Result<OpTimes<'m>, PlanError> {
         let times = OperatorTimes::new(&self.device, self.costs)?;
-        Ok(OpTimes::new(times, self.graph, &self.shapes, mesh))
+        Ok(self.op_times(times, mesh))
+    }
+
+    /// Times of ops on one device, split over any mesh.
+    pub(crate) fn op_times<'m>(&'m self, times: OperatorTimes<'m>, mesh: &'m Mesh) -> OpTimes<'m> {
+        let classes = Arc::clone(self.facts.op_classes(self.graph, &self.shapes));
+        OpTimes::new(times, self.graph, &self.shapes, classes, mesh)
+    }
+
+    /// Per layer: its class. The layers of a class have the same configs under the same config of the forward op.
+    pub fn layer_classes(&self) -> &[u32] {
+        self.facts.layer_classes(self.graph, &self.shapes, &self.layers)
+    }
+
+    /// Per op: the kinds of its factors.
+    pub fn factor_kinds(&self) -> &[FactorKinds] {
+        self.facts.factor_kinds(self.graph)
     }
 }

@@ -30,6 +30,8 @@ mod constraints;
 mod context;
 mod direct;
 mod error;
+mod graph_facts;
+mod limited;
 mod memory;
 mod memory_shares;
 mod min_memory;
@@ -51,7 +53,9 @@ pub use constraints::{ConfigConstraint, Constraints};
 pub use context::Context;
 pub use direct::optcnn_bytes;
 pub use error::PlanError;
-pub use memory::{limited, memory_lower_bound, network_peak, peak};
+pub use graph_facts::FactorKinds;
+pub use limited::limited;
+pub use memory::{memory_lower_bound, network_peak, peak};
 pub use memory_shares::{MemoryShares, memory_shares};
 pub use min_memory::{MinMemory, min_memory, tighten};
 pub use op_times::{OpTimes, picoseconds};
@@ -60,7 +64,7 @@ pub use plan::{
     PlacementRow, Plan, PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace,
     StageTimes, StepTimes,
 };
-pub use price::{Costs, LayerCost};
+pub use price::{Costs, LayerCost, LayerCosts};
 pub use reading::model_hash;
 pub use search_problem::{Candidates, Choice, Choices, MOST_AXES, MOST_CONFIGS, SearchProblem};
 pub use throughput::Throughput;

@@ -6,11 +6,11 @@
 
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Comm, CostFile, Estimate, OperatorTimes, TimeSource};
-use shardwright_graph::{Graph, Op, OpId, Region, TensorType, Workload};
+use shardwright_graph::{Graph, OpId, Region, TensorType, Workload};
 use shardwright_machine::{AxisId, DeviceId, Machine, Mesh, Seconds};
 use shardwright_space::{AxisUse, Config, OpShapes, halos};
 use smallvec::SmallVec;
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 /// Seconds as integer picoseconds, the unit of the search.
 pub fn picoseconds(seconds: Seconds) -> i64 {
@@ -32,7 +32,7 @@ pub struct OpTimes<'a> {
     graph: &'a Graph,
     shapes: &'a [OpShapes],
     mesh: &'a Mesh,
-    kinds: Vec<Kind>,
+    kinds: Arc<[Kind]>,
     /// Where devices differ: the machine that pins refer to, and measured times.
     mixed: Option<(&'a Machine, Option<&'a CostFile>)>,
     cache: RwLock<FxHashMap<(Kind, Parts, Units), i64>>,
@@ -40,15 +40,13 @@ pub struct OpTimes<'a> {
 
 impl<'a> OpTimes<'a> {
     /// Times are computed on demand.
-    pub fn new(times: OperatorTimes<'a>, graph: &'a Graph, shapes: &'a [OpShapes], mesh: &'a Mesh) -> Self {
-        let mut kinds: FxHashMap<(&Op, &OpShapes), Kind> = FxHashMap::default();
-        let kinds = graph
-            .op_ids()
-            .map(|op| {
-                let next = kinds.len() as Kind;
-                *kinds.entry((&graph.node(op).op, &shapes[op.index()])).or_insert(next)
-            })
-            .collect();
+    pub(crate) fn new(
+        times: OperatorTimes<'a>,
+        graph: &'a Graph,
+        shapes: &'a [OpShapes],
+        kinds: Arc<[Kind]>,
+        mesh: &'a Mesh,
+    ) -> Self {
         Self { times, graph, shapes, mesh, kinds, mixed: None, cache: RwLock::default() }
     }
 
@@ -103,11 +101,20 @@ impl<'a> OpTimes<'a> {
     /// The time of one device on its part of an op, in picoseconds.
     pub fn compute(&self, op: OpId, config: &Config) -> i64 {
         let parts = config.parts(&self.shapes[op.index()].rule, self.mesh);
-        let key = (self.kinds[op.index()], parts, self.units(config));
+        self.compute_parts(op, parts, self.units(config))
+    }
+
+    /// The time of one of so many parts per factor, on the slowest device, in picoseconds.
+    pub(crate) fn compute_division(&self, op: OpId, parts: &[u64]) -> i64 {
+        self.compute_parts(op, SmallVec::from_slice(parts), None)
+    }
+
+    fn compute_parts(&self, op: OpId, parts: Parts, units: Units) -> i64 {
+        let key = (self.kinds[op.index()], parts, units);
         if let Some(&time) = self.cache.read().ok().as_ref().and_then(|known| known.get(&key)) {
             return time;
         }
-        let time = picoseconds(self.estimate(op, config).1.seconds);
+        let time = picoseconds(self.estimate_parts(op, &key.1, &key.2).1.seconds);
         if let Ok(mut known) = self.cache.write() {
             known.insert(key, time);
         }
@@ -116,9 +123,14 @@ impl<'a> OpTimes<'a> {
 
     /// The workload of one part of an op, and its estimated time.
     pub fn estimate(&self, op: OpId, config: &Config) -> (Workload, Estimate) {
+        let parts = config.parts(&self.shapes[op.index()].rule, self.mesh);
+        self.estimate_parts(op, &parts, &self.units(config))
+    }
+
+    fn estimate_parts(&self, op: OpId, parts: &[u64], units: &Units) -> (Workload, Estimate) {
         let shapes = &self.shapes[op.index()];
         let mut region = Region::whole(&shapes.rule, &shapes.inputs, &shapes.outputs);
-        for (factor, parts) in config.parts(&shapes.rule, self.mesh).into_iter().enumerate() {
+        for (factor, &parts) in parts.iter().enumerate() {
             region = region.split(factor as u8, 0, parts);
         }
         let local = self.graph.node(op).op.operator().localize(&region);
@@ -132,7 +144,7 @@ impl<'a> OpTimes<'a> {
         let estimate = if local.operator().is_view() {
             Estimate { seconds: Seconds::ZERO, source: TimeSource::Roofline }
         } else {
-            self.slowest(&workload, &self.units(config))
+            self.slowest(&workload, units)
         };
         (workload, estimate)
     }

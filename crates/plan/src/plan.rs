@@ -49,6 +49,9 @@ pub struct Plan {
     /// How far the objective may be above the optimum: (objective - lower_bound) / lower_bound. None where nothing is
     /// proved.
     pub gap: Option<f64>,
+    /// The gap at which the search was asked to stop; zero asks for a proof.
+    #[serde(default)]
+    pub gap_limit: f64,
     /// Whether no plan in the space is faster.
     pub proved_optimal: bool,
     /// A proved bound on the step of any plan, with overlap; none where the step was not simulated.

@@ -13,14 +13,13 @@ use crate::{
     error::PlanError,
     pricer::{Pricer, tied_configs},
     transfer_times::TransferTimes,
-    variables::Variables,
 };
+use rustc_hash::FxHashSet;
 use shardwright_cost::CostFile;
 use shardwright_graph::{Graph, OpId, Rule};
 use shardwright_machine::{Machine, Mesh};
 use shardwright_search::{Control, Network};
-use shardwright_space::{Assignment, Config, OpShapes, SearchMesh};
-use std::collections::BTreeSet;
+use shardwright_space::{Assignment, Config, SearchMesh};
 use std::sync::Arc;
 
 /// The most configs of an op before axes are merged: the size of tables is the square of it.
@@ -70,7 +69,7 @@ impl<'a> SearchProblem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
-        Self::within(graph, machine, costs, false, &Control::new())
+        Self::of_graph(graph, machine, costs, false)
     }
 
     /// The problem of choosing per op: weights, gradients and optimizer state have separate layouts.
@@ -82,27 +81,31 @@ impl<'a> SearchProblem<'a> {
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
     ) -> Result<Self, PlanError> {
-        Self::within(graph, machine, costs, true, &Control::new())
+        Self::of_graph(graph, machine, costs, true)
     }
 
-    /// The problem of choosing per layer, or per op, unless `control` stops the building. Axes are merged until the tables
-    /// fit the memory that `control` allows.
-    ///
-    /// # Errors
-    /// As [`SearchProblem::new`], or where `control` stops.
-    pub fn within(
+    fn of_graph(
         graph: &'a Graph,
         machine: &'a Machine,
         costs: Option<&'a CostFile>,
         untied: bool,
-        control: &Control<'_>,
     ) -> Result<Self, PlanError> {
+        let context = Context::new(graph, machine, costs, machine.mesh().clone(), untied)?;
+        Self::within(&context, untied, &Control::new())
+    }
+
+    /// The problem of choosing per layer, or per op, for a context's graph and machine, unless `control` stops the building.
+    /// Axes are merged until the tables fit the memory that `control` allows.
+    ///
+    /// # Errors
+    /// As [`SearchProblem::new`], or where `control` stops.
+    pub fn within(context: &Context<'a>, untied: bool, control: &Control<'_>) -> Result<Self, PlanError> {
+        let prime = context.with(context.machine.mesh().clone(), untied);
         let build = |most_configs| {
-            let mesh = |variables: &Variables, shapes: &[OpShapes]| {
-                search_mesh(graph, machine, variables, shapes, most_configs)
-            };
-            let context = Context::build(graph, machine, costs, untied, mesh)?;
-            Self::priced(Arc::new(context), None, control)
+            let search_mesh = search_mesh(&prime, most_configs)?;
+            let mut merged = prime.on(search_mesh.mesh.clone());
+            merged.search_mesh = search_mesh;
+            Self::priced(Arc::new(merged), None, control)
         };
         let mut most_configs = MOST_CONFIGS;
         let mut built = build(most_configs);
@@ -126,7 +129,7 @@ impl<'a> SearchProblem<'a> {
         candidates: Candidates,
         control: &Control<'_>,
     ) -> Result<Self, PlanError> {
-        let mut near = context.on(candidates.mesh)?;
+        let mut near = context.on(candidates.mesh);
         near.search_mesh.most_configs = candidates.configs.iter().map(Vec::len).max().unwrap_or(1);
         Self::priced(Arc::new(near), Some(&candidates.configs), control)
     }
@@ -181,17 +184,12 @@ impl<'a> SearchProblem<'a> {
 }
 
 /// The finest mesh on which every variable has few enough configs.
-fn search_mesh(
-    graph: &Graph,
-    machine: &Machine,
-    variables: &Variables,
-    shapes: &[OpShapes],
-    most_configs: usize,
-) -> Result<SearchMesh, PlanError> {
-    let mut seen = BTreeSet::new();
-    let leading = || variables.members.iter().map(|variable| variable.forward());
+fn search_mesh(context: &Context<'_>, most_configs: usize) -> Result<SearchMesh, PlanError> {
+    let Context { graph, machine, shapes, .. } = context;
+    let mut seen: FxHashSet<&Rule> = FxHashSet::default();
+    let leading = || context.variables.members.iter().map(|variable| variable.forward());
     let rules: Vec<&Rule> =
-        leading().map(|op| &shapes[op.index()].rule).filter(|rule| seen.insert(rule.to_string())).collect();
+        leading().map(|op| &shapes[op.index()].rule).filter(|&rule| seen.insert(rule)).collect();
     let found = SearchMesh::choose(machine, rules.iter().copied(), MOST_AXES, most_configs);
     if found.most_configs <= most_configs {
         return Ok(found);

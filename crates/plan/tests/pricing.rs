@@ -6,7 +6,7 @@ use graphs::{mlp, random_graph, recomputed, steps};
 use proptest::prelude::*;
 use shardwright_cost::{Collective, Comm};
 use shardwright_machine::{Bytes, builtin};
-use shardwright_plan::{PlanError, SearchProblem, limited, network_peak, picoseconds};
+use shardwright_plan::{Context, PlanError, SearchProblem, limited, network_peak, picoseconds};
 use shardwright_search::{Control, Network, NetworkBuilder, VarId, registry};
 
 #[test]
@@ -76,7 +76,7 @@ proptest! {
         prop_assert!(peak <= problem.context.price(&assignment).unwrap().peak_memory.0);
         // With every layer fixed, a limit is kept exactly from the network's peak on.
         let solve = |limit: u64| {
-            let network = limited(&problem, Bytes(limit)).unwrap();
+            let network = limited(&problem, Bytes(limit), &Control::new()).unwrap();
             let fixed = fix(&network, &choices);
             registry::find("exact").unwrap().solver().solve(&fixed, &Control::new()).choice.is_some()
         };
@@ -91,7 +91,8 @@ fn little_memory_means_coarser_axes_and_too_little_is_reported() {
     let machine = builtin("flat:16").unwrap();
     let within = |memory_bytes| {
         let control = Control { memory_bytes, ..Control::new() };
-        SearchProblem::within(&graph, &machine, None, false, &control)
+        let context = Context::new(&graph, &machine, None, machine.mesh().clone(), false).unwrap();
+        SearchProblem::within(&context, false, &control)
     };
     let bytes = |problem: &SearchProblem<'_>| {
         let network = &problem.network;

@@ -79,7 +79,7 @@ mod tests {
         for recipe in [&DATA, &MEGATRON] {
             let own = recipe.assignment(&context);
             let finer = on_finer_axes(&own, &merged, prime);
-            for (op, shapes) in graph.op_ids().zip(&context.shapes) {
+            for (op, shapes) in graph.op_ids().zip(&context.shapes[..]) {
                 let parts = own.config(op).parts(&shapes.rule, &merged);
                 assert_eq!(parts, finer.config(op).parts(&shapes.rule, prime));
             }

@@ -164,7 +164,7 @@ impl<'p> Alternatives<'p> {
         if !self.whole {
             return Ok(None);
         }
-        let limited = self.memory.map(|limit| limited(&self.problem, limit)).transpose()?;
+        let limited = self.memory.map(|limit| limited(&self.problem, limit, control)).transpose()?;
         let network = limited.as_ref().unwrap_or(&self.problem.network);
         let (mut proved, mut bounds) = (Vec::new(), Vec::new());
         let choice_of = |lead: &Config| {

@@ -19,7 +19,7 @@ pub(crate) fn explain(
     error: &PlanError,
     limit: Bytes,
 ) -> String {
-    let recipes = planner.recipes(control).unwrap_or_default();
+    let recipes = planner.recipes(&inputs.constraints(), control).unwrap_or_default();
     match recipes.iter().min_by_key(|own| own.costs.peak_memory) {
         Some(least) => {
             let with = match variant {

@@ -21,6 +21,10 @@ use shardwright_strategies::{
 use std::borrow::Cow;
 use std::num::NonZeroU32;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// About the time that the description of a plan takes per op of the step.
+const DESCRIBED_PER_OP: Duration = Duration::from_micros(50);
 
 /// News of a search.
 #[derive(Clone, Copy, Debug)]
@@ -53,15 +57,18 @@ impl Inputs {
 
     /// The limits of a strategy's search, which stops when `cancel` turns true.
     pub fn control<'c>(&self, strategy: &dyn Strategy, cancel: &'c AtomicBool) -> Control<'c> {
-        let Request { time, proposals, ram, seed, threads, .. } = self.request;
+        let Request { time, gap, proposals, ram, seed, threads, .. } = self.request;
+        // The plan is described after the search.
+        let described = (DESCRIBED_PER_OP * self.graph.ops.len() as u32).min(time / 10);
         Control {
             clock: WallClock::global(),
             start: self.start,
-            deadline: self.start.checked_add(time),
+            deadline: self.start.checked_add(time - described),
             cancel: Some(cancel),
             iterations: proposals.filter(|_| strategy.takes_proposals()),
             seed,
             threads,
+            gap,
             memory_bytes: ram.map_or_else(half_of_free, |ram| ram.0),
             ..Control::new()
         }

@@ -18,6 +18,8 @@ use std::time::Duration;
 const DEFAULT_MACHINE: &str = "p100x16";
 /// Seconds of search where no limit is given.
 const DEFAULT_SECONDS: u64 = 60;
+/// The gap at which a search stops where none is given.
+const DEFAULT_GAP: f64 = 0.01;
 
 /// A model, as a user names it.
 #[derive(Clone, Debug, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -271,6 +273,11 @@ pub struct Request {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     #[serde(skip)]
     pub time: Duration,
+    /// Stop the search when the plan is at most this share above the lower bound of the objective searched: `0.01` for 1%; `0`
+    /// searches for a proof
+    #[arg(long, value_name = "SHARE", default_value = "0.01", value_parser = parse_gap)]
+    #[serde(skip)]
+    pub gap: f64,
     /// For --solver place: allowed imbalance; `0.1` (the default) lets a device have 10% more than its share of the work
     #[arg(long, value_name = "SHARE", value_parser = parse_balance)]
     #[serde(skip)]
@@ -328,6 +335,7 @@ impl Request {
             untied: false,
             fix: Vec::new(),
             time: Duration::from_secs(DEFAULT_SECONDS),
+            gap: DEFAULT_GAP,
             balance: None,
             spmd: false,
             proposals: None,
@@ -487,6 +495,15 @@ pub fn parse_price(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("`{text}` is not a price: write 2.5 or 2.5/gpu-hour"))
 }
 
+/// Parses a gap: a share from 0 on.
+///
+/// # Errors
+/// Where it is none.
+pub fn parse_gap(text: &str) -> Result<f64, String> {
+    let gap = text.parse::<f64>().ok().filter(|gap| gap.is_finite() && *gap >= 0.0);
+    gap.ok_or_else(|| format!("`{text}` is not a gap: give 0.01 for 1%, or 0 for a proof"))
+}
+
 /// Parses the excess of a device's share of the work: a number from 0 on.
 ///
 /// # Errors
@@ -542,6 +559,10 @@ mod tests {
         assert_eq!((limit("16GiB"), limit("16gb")), (Some(Bytes(16 << 30)), Some(Bytes(16_000_000_000))));
         for text in ["2.5", "2.5/gpu-hour", "$2.5/hour"] {
             assert_eq!(parse(&["mlp", "--price", text]).price, Some(2.5), "{text}");
+        }
+        assert_eq!((parse(&["mlp"]).gap, parse(&["mlp", "--gap", "0"]).gap), (0.01, 0.0));
+        for text in ["tight", "-0.01", "inf", "NaN", "1%"] {
+            assert!(parse_gap(text).unwrap_err().contains("is not a gap"), "{text}");
         }
         for text in ["free", "2.5/day", "-1", "inf"] {
             assert!(parse_price(text).is_err(), "{text}");

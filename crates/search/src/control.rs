@@ -4,7 +4,7 @@
 //! control's [`Clock`], and time only decides when to stop. With an iteration limit and no deadline, a run therefore
 //! repeats to the bit on any number of threads.
 
-use crate::outcome::{Progress, StopReason};
+use crate::outcome::{Progress, StopReason, gap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -46,6 +46,8 @@ pub struct Control<'a> {
     pub memory_bytes: u64,
     /// Called on every improvement of incumbent or bound.
     pub progress: Option<&'a (dyn Fn(&Progress<'_>) + Sync)>,
+    /// The search ends once the incumbent's [`gap`](crate::gap) is at most this; at zero it goes on to a proof.
+    pub gap: f64,
     /// Called after every iteration with the incumbent's cost and the bound; the search ends when it returns true.
     pub enough: Option<&'a Enough>,
 }
@@ -65,6 +67,7 @@ impl Default for Control<'_> {
             threads: 0,
             memory_bytes: 2 << 30,
             progress: None,
+            gap: 0.0,
             enough: None,
         }
     }
@@ -76,11 +79,11 @@ impl<'a> Control<'a> {
         Self::default()
     }
 
-    /// The same control with another iteration limit and no listener, for one part of the search. The deadline of
-    /// the whole search still holds.
+    /// The same control with another iteration limit, to a proof and with no listener, for one part of the search. The
+    /// deadline of the whole search still holds.
     #[must_use]
     pub fn part(&self, iterations: u64) -> Self {
-        Control { iterations: Some(iterations), progress: None, ..self.clone() }
+        Control { iterations: Some(iterations), gap: 0.0, progress: None, ..self.clone() }
     }
 
     /// The same control with `1 / parts` of the remaining time.
@@ -151,6 +154,11 @@ impl<'a> Control<'a> {
         self.stop_by_time().is_some()
     }
 
+    /// Whether a cost is so near its lower bound that the search may end.
+    pub fn is_near(&self, cost: i64, bound: i64) -> bool {
+        gap(cost, bound).is_some_and(|gap| gap <= self.gap)
+    }
+
     /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         self.clock.now().saturating_sub(self.start)
@@ -198,6 +206,23 @@ mod tests {
         assert_eq!(c.stop(0), Some(StopReason::Cancelled));
         let c = Control::new().time_limit(&FrozenClock, Duration::ZERO);
         assert_eq!(c.stop(0), Some(StopReason::Deadline));
+    }
+
+    #[test]
+    fn a_cost_is_near_its_bound_up_to_the_gap_asked_for() {
+        let asked = |gap| Control { gap, ..Control::new() };
+        assert!(asked(0.25).is_near(5, 4) && !asked(0.25).is_near(6, 4) && !asked(0.2).is_near(5, 4));
+        assert!(asked(0.0).is_near(4, 4) && !asked(0.0).is_near(5, 4), "without a gap only a proof counts");
+        assert!(!asked(9.0).is_near(5, 0), "a bound of zero says nothing");
+        let control = asked(0.25);
+        assert_eq!(control.part(3).gap, 0.0, "parts of a search go on to a proof");
+        let mut recorder = crate::outcome::Recorder::new(&control);
+        recorder.raise(4, 0, "x");
+        assert!(!recorder.enough());
+        recorder.offer(6, &[0], 1, "x");
+        assert!(!recorder.enough());
+        recorder.offer(5, &[1], 2, "x");
+        assert!(recorder.enough());
     }
 
     #[test]

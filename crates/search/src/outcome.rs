@@ -29,7 +29,7 @@ pub enum StopReason {
     Cancelled,
     /// The iteration limit was reached.
     IterationLimit,
-    /// [`Control::enough`] accepted cost and bound.
+    /// The gap is at most [`Control::gap`], or [`Control::enough`] accepted cost and bound.
     Enough,
     /// The solver has nothing left to try, without a proof.
     Exhausted,
@@ -130,9 +130,10 @@ impl<'c, 'a> Recorder<'c, 'a> {
         self.outcome.bound
     }
 
-    /// Whether [`Control::enough`] accepts incumbent and bound.
+    /// Whether the gap is small enough, or [`Control::enough`] accepts incumbent and bound.
     pub fn enough(&self) -> bool {
-        self.control.enough.is_some_and(|enough| enough(self.cost(), self.bound()))
+        let near = self.cost().is_some_and(|cost| self.control.is_near(cost, self.bound()));
+        near || self.control.enough.is_some_and(|enough| enough(self.cost(), self.bound()))
     }
 
     /// Whether the incumbent meets the bound.

@@ -42,10 +42,21 @@ pub struct SimulatedStep {
 /// # Errors
 /// Where the assignment cannot be lowered, or there are too many tasks.
 pub fn simulate_step(context: &Context<'_>, assignment: &Assignment) -> Result<SimulatedStep, SimError> {
-    let program = lower(context.graph, &context.resharder, assignment)?;
+    simulate_program(context, assignment, &lower(context.graph, &context.resharder, assignment)?)
+}
+
+/// The same for an assignment whose program is known.
+///
+/// # Errors
+/// Where there are too many tasks.
+pub fn simulate_program(
+    context: &Context<'_>,
+    assignment: &Assignment,
+    program: &ParallelGraph,
+) -> Result<SimulatedStep, SimError> {
     let links = Links::of(context.machine);
     let sharing = Sharing::AcrossLayers;
-    let [makespan, busy, exposed] = repeat(&program, |program| {
+    let [makespan, busy, exposed] = repeat(program, |program| {
         let schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
         let timeline = schedule.simulate();
         let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy);
@@ -74,6 +85,9 @@ fn repeat<const N: usize>(
     times: impl Fn(&ParallelGraph) -> Result<[u64; N], SimError>,
 ) -> Result<[u64; N], SimError> {
     let count = program.micro_batches.get();
+    if program.body.is_empty() {
+        return times(program);
+    }
     let (simulated, period) = match &program.pipeline {
         None => (SIMULATED, 1),
         Some(pipeline) => {

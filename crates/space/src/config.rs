@@ -109,6 +109,19 @@ impl Config {
         Ok(())
     }
 
+    /// The same config, which has no pins, on the machine's prime axes; `mesh` merges some of them.
+    #[must_use]
+    pub fn on_primes(&self, mesh: &Mesh) -> Self {
+        let primes = mesh.axes().iter().map(|axis| axis.primes.len()).sum();
+        let mut fine = Self::replicated(primes);
+        for (axis, &used) in mesh.axes().iter().zip(&self.0) {
+            for prime in axis.primes.iter() {
+                fine.set(prime, used);
+            }
+        }
+        fine
+    }
+
     /// For people: `n4·c4`, `d0=4` where the factor's name ends in a digit, `@node.0=1` for a pin; `whole` where
     /// nothing is split or pinned.
     pub fn show(&self, rule: &Rule, mesh: &Mesh) -> String {

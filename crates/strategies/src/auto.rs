@@ -11,7 +11,7 @@
 
 use crate::{
     Planner, Solution, Strategy,
-    baselines::baseline,
+    baselines::{PricedRecipe, baseline},
     error::StrategyError,
     exact::Exact,
     mcmc::Mcmc,
@@ -61,7 +61,7 @@ impl Strategy for Auto {
         constraints: &Constraints,
         control: &Control<'_>,
     ) -> Result<Solution<'a>, StrategyError> {
-        let recipes = planner.recipes(control)?;
+        let recipes = planner.recipes(constraints, control)?;
         let search = || match planner.kept(&Exact, constraints) {
             Some(kept) => Ok(kept),
             None => Exact.solve(planner, constraints, &control.all_but(4)),
@@ -83,7 +83,9 @@ impl Strategy for Auto {
         let planned = control.elapsed();
         for recipe in RECIPES {
             let own = baseline(recipes, recipe.name(), constraints).filter(|own| own.keeps(constraints));
-            if let Some(own) = own {
+            // When the time is up, nothing more is simulated.
+            let in_time = |own: &&PricedRecipe<'_>| own.step.is_some() || !control.is_over();
+            if let Some(own) = own.filter(|own| candidates.all.is_empty() || in_time(own)) {
                 candidates.add(recipe.name(), own.solution())?;
             }
         }
@@ -170,7 +172,8 @@ impl<'a> Candidates<'_, 'a> {
     /// Whether the longest path of whole layers leaves room for a shorter step.
     fn place_may_be_faster(&self) -> Result<bool, StrategyError> {
         let offered = !self.constraints.spmd && self.constraints.configs.is_empty();
-        Ok(offered && place::longest_path(&*self.planner.prime()?)? < self.shortest())
+        let prime = self.planner.prime()?;
+        Ok(offered && place::is_small(&prime) && place::longest_path(&prime)? < self.shortest())
     }
 
     /// The shortest step so far.
@@ -199,7 +202,7 @@ impl<'a> Candidates<'_, 'a> {
     ) -> Result<Fastest<'a>, StrategyError> {
         let Some(&(name, ref best)) = self.best() else {
             let free = self.constraints.configs.is_empty();
-            let recipes = self.planner.recipes(control)?.iter().filter(|_| free);
+            let recipes = self.planner.recipes(self.constraints, control)?.iter().filter(|_| free);
             let least = recipes.map(|own| own.costs.peak_memory.0).min();
             return Err(searched.err().unwrap_or_else(nothing).of_solver(NAME).with_known(least).into());
         };

@@ -16,9 +16,10 @@ use shardwright_plan::{
     model_hash, padding_hint, step_lower_bound,
 };
 use shardwright_search::{Control, StopReason, gap};
-use shardwright_sim::{simulate_bubble, simulate_step};
+use shardwright_sim::{SimulatedStep, simulate_bubble, simulate_step};
 use shardwright_space::Assignment;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A plan, and the assignment that it writes down.
 #[derive(Clone, Debug)]
@@ -51,16 +52,26 @@ pub fn plan(
             step => solution.step = Some(step?),
         }
     }
-    let priced = planner.recipes(control)?;
-    let own = RECIPES.iter().filter_map(|recipe| baseline(priced, recipe.name(), constraints));
+    let priced = planner.recipes(constraints, control)?;
     let limit = constraints.memory.or_else(|| planner.machine().memory_limit());
-    let baselines = own.map(|own| (own.recipe.name().to_string(), cost(own, limit))).collect();
+    let mut baselines = BTreeMap::new();
+    for own in RECIPES.iter().filter_map(|recipe| baseline(priced, recipe.name(), constraints)) {
+        let is_answer = Arc::ptr_eq(&own.context, &solution.context) && own.assignment == solution.assignment;
+        // Beside a simulated step, only simulated ones are comparable.
+        let step = own.step.or(solution.step.filter(|_| is_answer));
+        if step.is_some() || solution.step.is_none() {
+            baselines.insert(own.recipe.name().to_string(), cost(own, step, limit));
+        } else {
+            solution.notes.push(format!("there was no time to simulate the baseline {}", own.recipe.name()));
+        }
+    }
     let mut plan = describe(strategy, &solution, control.seed);
     if let (Some(own), Some(_)) = (&mut plan.pipeline, solution.step) {
         own.bubble = simulate_bubble(&solution.context, &solution.assignment)?;
     }
     plan.baselines = baselines;
     plan.memory_limit_bytes = constraints.memory.map(|limit| limit.0);
+    plan.gap_limit = control.gap;
     plan.fits = limit.is_none_or(|limit| plan.peak_memory_bytes <= limit.0);
     if let Some(step) = solution.step {
         let lower_bound = step_lower_bound(&solution.context, constraints.spmd)?;
@@ -76,8 +87,8 @@ fn seconds(picoseconds: i64) -> f64 {
     picoseconds as f64 / 1e12
 }
 
-fn cost(recipe: &PricedRecipe<'_>, limit: Option<Bytes>) -> BaselineCost {
-    let (costs, times) = (&recipe.costs, recipe.step.map(|step| step.times));
+fn cost(recipe: &PricedRecipe<'_>, step: Option<SimulatedStep>, limit: Option<Bytes>) -> BaselineCost {
+    let (costs, times) = (&recipe.costs, step.map(|step| step.times));
     BaselineCost {
         step_seconds: times.map_or(seconds(costs.objective()), |times| times.step_seconds),
         compute_seconds: times.map_or(seconds(costs.compute()), |times| times.compute_seconds),
@@ -156,6 +167,7 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         objective,
         lower_bound: solution.lower_bound.unwrap_or(0),
         gap: solution.lower_bound.and_then(|bound| gap(objective, bound)),
+        gap_limit: 0.0,
         proved_optimal: solution.coarse.is_none() && solution.proved_optimal(),
         overlap: None,
         search_seconds: 0.0,
@@ -271,7 +283,8 @@ fn idle_devices(context: &Context<'_>) -> Option<String> {
 /// Why a search did not prove its answer; none where the bound is of another space.
 fn why_unproved(reason: &StopReason) -> Option<String> {
     let why = match reason {
-        StopReason::Optimal | StopReason::Enough => return None,
+        StopReason::Optimal => return None,
+        StopReason::Enough => "the gap asked for was reached (--gap)",
         StopReason::Infeasible => "no assignment keeps the memory limit",
         StopReason::Deadline => "the time limit was reached (--time)",
         StopReason::Cancelled => "the search was stopped",
@@ -304,7 +317,9 @@ fn warnings(solution: &Solution<'_>) -> Vec<String> {
              which may not be the fastest path"
         ));
     }
-    if solution.lower_bound.is_some() && !solution.proved_optimal() {
+    // A refinement ends without a proof of its own.
+    let ended = solution.stop_reason == StopReason::Enough && solution.coarse.is_some();
+    if solution.lower_bound.is_some() && !solution.proved_optimal() && !ended {
         all.extend(why_unproved(&solution.stop_reason));
     }
     let peak = solution.costs.peak_memory;

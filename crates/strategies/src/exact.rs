@@ -47,7 +47,7 @@ impl Strategy for Exact {
         control: &Control<'_>,
     ) -> Result<Solution<'a>, StrategyError> {
         let in_space = |own: &&PricedRecipe<'a>| planner.is_untied() || !own.recipe.needs_untied();
-        let recipes = planner.recipes(control)?;
+        let recipes = planner.recipes(constraints, control)?;
         let kept = recipes.iter().filter(in_space).filter(|own| own.keeps(constraints));
         let recipe = kept.min_by_key(|own| own.costs.objective());
         let first = |problem: &SearchProblem<'a>, constraints: &Constraints| {
@@ -108,7 +108,7 @@ fn untied_or_tied<'a>(
 ) -> Result<NetworkAnswer, StrategyError> {
     let found = SEARCH.run(problem, constraints, &control.all_but(4));
     let proved = match &found {
-        Ok(found) => found.objective <= found.bound,
+        Ok(found) => control.is_near(found.objective, found.bound),
         Err(error) => !matches!(error, PlanError::NoPlan { .. } | PlanError::NotFound { .. }),
     };
     if proved {
@@ -150,7 +150,7 @@ mod tests {
             let (graph, machine) = (build(model, &options).unwrap(), builtin("flat:4").unwrap());
             let planner = Planner::new(&graph, &machine, None, true);
             let found = Exact.solve(&planner, &free, &at_once).unwrap();
-            let recipes = planner.recipes(&at_once).unwrap();
+            let recipes = planner.recipes(&free, &at_once).unwrap();
             assert!(recipes.iter().all(|recipe| found.objective() <= recipe.costs.objective()), "{model}");
             assert!(found.lower_bound.unwrap() <= found.objective(), "{model}");
             let (untied, tied) =
@@ -175,7 +175,7 @@ mod tests {
         let planner = Planner::new(&graph, &machine, None, false);
         let found = Exact.solve(&planner, &Constraints::default(), &stopped).unwrap();
         assert_eq!((found.stop_reason.clone(), found.lower_bound), (StopReason::Cancelled, Some(0)));
-        let recipes = planner.recipes(&stopped).unwrap();
+        let recipes = planner.recipes(&Constraints::default(), &stopped).unwrap();
         let tied = recipes.iter().filter(|own| !own.recipe.needs_untied());
         assert_eq!(tied.map(|own| own.costs.objective()).min(), Some(found.objective()));
         assert!(recipes.iter().any(|own| own.step.is_some()), "every recipe is simulated once");

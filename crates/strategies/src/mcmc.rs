@@ -76,7 +76,7 @@ impl Strategy for Mcmc {
         let proved = proved.map(|proved| proved.assignment);
         let (assignment, step, stop_reason) = walk(&context, priced, proved, constraints, control)?;
         // On its own axes a recipe may be faster than any walk on the searched ones.
-        let recipes = planner.recipes(control)?.iter().filter(|own| own.keeps(constraints));
+        let recipes = planner.recipes(constraints, control)?.iter().filter(|own| own.keeps(constraints));
         let fastest = recipes.filter_map(|own| Some((own.step?, own))).min_by_key(|(step, _)| step.makespan);
         let (context, assignment, step) = match fastest {
             Some((shorter, own)) if shorter.makespan < step.makespan => {

@@ -3,7 +3,7 @@
 use shardwright_graph::OpId;
 use shardwright_machine::{AxisId, AxisSet};
 use shardwright_plan::{Choices, Context};
-use shardwright_space::{Assignment, AxisUse, Config, LayerSplit, configs, configs_with_pins, count_configs};
+use shardwright_space::{Assignment, AxisUse, Config, configs, configs_with_pins, count_configs};
 
 /// The most configs of an op that are all listed, on axes without priced choices.
 const MOST_LISTED: usize = 1024;
@@ -20,6 +20,8 @@ pub struct Moves<'p> {
     priced: &'p [Choices],
     /// Per variable: choices beyond the priced ones, each with one config per op.
     more: Vec<Vec<Vec<Config>>>,
+    /// Per device: the config of a variable's ops, as often as any variable has ops; empty where devices are no choices.
+    devices: Vec<Vec<Config>>,
     /// Variables that may move together.
     clusters: Vec<Vec<u32>>,
     /// Per variable: the clusters that it is in.
@@ -54,21 +56,21 @@ impl<'p> Moves<'p> {
             leading.iter().map(|config| split.configs(&context.shapes, mesh, config)).collect()
         };
         let more = (0..context.variables.members.len()).map(listed).collect();
-        Self { context, priced, more, clusters: Vec::new(), of: Vec::new() }
+        Self { context, priced, more, devices: Vec::new(), clusters: Vec::new(), of: Vec::new() }
     }
 
     /// Every variable on any one device, and nothing else: choice `d` is device `d`, of which `on` gives the config. The variables
     /// of a cluster may move together.
     pub fn whole(context: &'p Context<'p>, on: impl Fn(u32) -> Config, clusters: Vec<Vec<u32>>) -> Self {
-        let devices: Vec<Config> = (0..context.mesh().devices()).map(on).collect();
-        let (shapes, mesh) = (&context.shapes, context.mesh());
-        let all = |split: &LayerSplit| devices.iter().map(|d| split.configs(shapes, mesh, d)).collect();
-        let more: Vec<_> = context.variables.members.iter().map(all).collect();
-        let mut of = vec![Vec::new(); more.len()];
+        // All ops of a variable have the pins of its leading op.
+        let members = &context.variables.members;
+        let most = members.iter().map(|split| split.ops.len()).max().unwrap_or(0);
+        let devices = (0..context.mesh().devices()).map(|device| vec![on(device); most]).collect();
+        let mut of = vec![Vec::new(); members.len()];
         for (cluster, members) in clusters.iter().enumerate() {
             members.iter().for_each(|&member| of[member as usize].push(cluster as u32));
         }
-        Self { context, priced: &[], more, clusters, of }
+        Self { context, priced: &[], more: vec![Vec::new(); members.len()], devices, clusters, of }
     }
 
     /// The assignment of one choice per variable.
@@ -122,7 +124,7 @@ impl<'p> Moves<'p> {
 
     /// How many choices a variable has.
     pub fn count(&self, variable: usize) -> usize {
-        self.listed(variable) + self.more[variable].len()
+        self.listed(variable) + self.more[variable].len() + self.devices.len()
     }
 
     /// How many choices all variables have together.
@@ -139,6 +141,7 @@ impl<'p> Moves<'p> {
     pub fn configs(&self, variable: usize, choice: usize) -> &[Config] {
         let listed = self.listed(variable);
         match choice.checked_sub(listed) {
+            Some(device) if !self.devices.is_empty() => &self.devices[device][..self.ops(variable).len()],
             Some(more) => &self.more[variable][more],
             None => &self.priced[variable][choice].configs,
         }

@@ -142,7 +142,8 @@ impl NetworkSearch<'_> {
         let free = self.run_within(problem, &free, &control.share(4)).ok();
         let fits = |answer: &NetworkAnswer| peak(&problem.context, &answer.assignment) <= limit;
         let free = free.filter(fits);
-        if let Some(best) = free.as_ref().filter(|answer| answer.objective <= answer.bound) {
+        // The bound holds within the limit too.
+        if let Some(best) = free.as_ref().filter(|answer| control.is_near(answer.objective, answer.bound)) {
             return Ok(best.clone());
         }
         let within = self.run_within(problem, constraints, control);
@@ -170,7 +171,7 @@ impl NetworkSearch<'_> {
             let (solver, limit) = (self.name.to_string(), limit.0);
             return Err(PlanError::NotFound { solver, limit, least: None, lower_bound: 0, stop });
         }
-        let limited = constraints.memory.map(|limit| limited(problem, limit)).transpose()?;
+        let limited = constraints.memory.map(|limit| limited(problem, limit, control)).transpose()?;
         let network = limited.as_ref().unwrap_or(&problem.network);
         let part = match self.space {
             Space::All if constraints.configs.is_empty() => None,

@@ -57,6 +57,14 @@ pub(crate) fn pinned(context: &Context<'_>, device: u32) -> Config {
     Config::new(mesh.all().iter().map(|axis| AxisUse::Pin(mesh.digit(DeviceId(device), axis) as u16)))
 }
 
+/// The most choices of all layers together, one per device: with more, partitions alone take minutes.
+const MOST_CHOICES: usize = 1 << 18;
+
+/// Whether there are few enough layers and devices.
+pub(crate) fn is_small(context: &Context<'_>) -> bool {
+    context.variables.members.len().saturating_mul(context.mesh().devices() as usize) <= MOST_CHOICES
+}
+
 /// The layers as items.
 pub(crate) fn items(context: &Context<'_>, kinds: &[u32]) -> Result<Items, PlanError> {
     let (graph, times) = (context.graph, context.times()?);
@@ -267,6 +275,13 @@ fn staged(
     constraints: &Constraints,
     control: &Control<'_>,
 ) -> Result<Stage, StrategyError> {
+    if !is_small(context) {
+        let (layers, devices) = (context.variables.members.len(), context.mesh().devices());
+        let reason = format!(
+            "{layers} layers on {devices} devices are more than {MOST_CHOICES} choices; plan for fewer devices (--machine NAME:K)"
+        );
+        return Err(PlanError::NoPlan { solver: NAME.into(), reason }.into());
+    }
     let parts: Vec<Machine> = parts(context.machine).collect();
     let mut known: Option<Candidate> = None;
     for (nth, part) in parts.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use crate::{
     Solution, Strategy,
-    baselines::{PricedRecipe, price_recipes, simulate_recipes},
+    baselines::{PricedRecipe, first_recipes, price_recipes},
     error::StrategyError,
 };
 use shardwright_cost::CostFile;
@@ -25,10 +25,9 @@ pub struct Planner<'a> {
     machine: &'a Machine,
     costs: Option<&'a CostFile>,
     untied: bool,
+    prime: OnceLock<Arc<Context<'a>>>,
     problem: OnceLock<SearchProblem<'a>>,
     untied_prime: OnceLock<Arc<Context<'a>>>,
-    /// The recipes without simulated steps.
-    priced: OnceLock<Vec<PricedRecipe<'a>>>,
     recipes: OnceLock<Vec<PricedRecipe<'a>>>,
     answers: Mutex<Vec<KnownAnswer<'a>>>,
 }
@@ -41,9 +40,9 @@ impl<'a> Planner<'a> {
             machine,
             costs,
             untied,
+            prime: OnceLock::new(),
             problem: OnceLock::new(),
             untied_prime: OnceLock::new(),
-            priced: OnceLock::new(),
             recipes: OnceLock::new(),
             answers: Mutex::default(),
         }
@@ -79,7 +78,7 @@ impl<'a> Planner<'a> {
         }
         // Iterations are those of a solver: they do not stop the building.
         let control = Control { iterations: None, enough: None, ..control.clone() };
-        let problem = SearchProblem::within(self.graph, self.machine, self.costs, self.untied, &control)?;
+        let problem = SearchProblem::within(&*self.prime()?, self.untied, &control)?;
         Ok(self.problem.get_or_init(|| problem))
     }
 
@@ -94,7 +93,7 @@ impl<'a> Planner<'a> {
     /// As [`Planner::problem`].
     pub(crate) fn tied_problem(&self, control: &Control<'_>) -> Result<SearchProblem<'a>, PlanError> {
         let control = Control { iterations: None, enough: None, ..control.clone() };
-        SearchProblem::within(self.graph, self.machine, self.costs, false, &control)
+        SearchProblem::within(&*self.prime()?, false, &control)
     }
 
     /// The context on a mesh.
@@ -102,7 +101,7 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// Where the graph has no ops, or the costs are of another device.
     pub fn context(&self, mesh: Mesh, untied: bool) -> Result<Arc<Context<'a>>, PlanError> {
-        Ok(Arc::new(Context::new(self.graph, self.machine, self.costs, mesh, untied)?))
+        Ok(Arc::new(self.prime()?.with(mesh, untied)))
     }
 
     /// The context on the machine's prime axes.
@@ -110,7 +109,12 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// As [`Planner::context`].
     pub fn prime(&self) -> Result<Arc<Context<'a>>, PlanError> {
-        self.context(self.machine.mesh().clone(), self.untied)
+        if let Some(context) = self.prime.get() {
+            return Ok(Arc::clone(context));
+        }
+        let mesh = self.machine.mesh().clone();
+        let context = Context::new(self.graph, self.machine, self.costs, mesh, self.untied)?;
+        Ok(Arc::clone(self.prime.get_or_init(|| Arc::new(context))))
     }
 
     /// The untied context on the machine's prime axes. It keeps the reshard paths that were found, which take long on many
@@ -126,27 +130,33 @@ impl<'a> Planner<'a> {
         Ok(self.untied_prime.get_or_init(|| context))
     }
 
-    /// Every recipe on the meshes that suit it, without simulated steps.
+    /// Every recipe on the mesh that suits it best, without simulated steps; where the time is up, until one keeps the
+    /// constraints.
     ///
     /// # Errors
     /// Where a recipe cannot be priced.
-    pub(crate) fn priced_recipes(&self) -> Result<&[PricedRecipe<'a>], StrategyError> {
-        if let Some(priced) = self.priced.get() {
-            return Ok(priced);
-        }
-        let priced = price_recipes(&self.prime()?)?;
-        Ok(self.priced.get_or_init(|| priced))
+    pub(crate) fn first_recipes(
+        &self,
+        constraints: &Constraints,
+        control: &Control<'_>,
+    ) -> Result<Vec<PricedRecipe<'a>>, StrategyError> {
+        first_recipes(&self.prime()?, constraints, control)
     }
 
-    /// Every recipe on the meshes that suit it, with simulated steps.
+    /// Every recipe on the meshes that suit it. Where the time was up at the first call: recipes until one of them keeps the
+    /// constraints.
     ///
     /// # Errors
     /// Where a recipe cannot be priced or simulated.
-    pub fn recipes(&self, control: &Control<'_>) -> Result<&[PricedRecipe<'a>], StrategyError> {
+    pub fn recipes(
+        &self,
+        constraints: &Constraints,
+        control: &Control<'_>,
+    ) -> Result<&[PricedRecipe<'a>], StrategyError> {
         if let Some(recipes) = self.recipes.get() {
             return Ok(recipes);
         }
-        let recipes = simulate_recipes(self.priced_recipes()?, control)?;
+        let recipes = price_recipes(&self.prime()?, constraints, control)?;
         Ok(self.recipes.get_or_init(|| recipes))
     }
 

@@ -1,15 +1,20 @@
 //! Recipes: strategies that search nothing. They give one config per op by rule, and are the baselines of every plan.
 
-use crate::{Planner, Solution, Strategy, baselines::baseline, error::StrategyError};
+use crate::{
+    Planner, Solution, Strategy,
+    baselines::{baseline, price_recipe},
+    error::StrategyError,
+};
 use shardwright_cost::{Layout, Placement};
 use shardwright_graph::{
-    Consumers, FactorIndex, FactorKind, Graph, LayerId, OpId, Phase, Role, Rule, TensorId, factor_kinds,
+    Consumers, FactorIndex, FactorKind, Graph, LayerId, OpId, Phase, Role, Rule, TensorId,
 };
 use shardwright_machine::AxisId;
-use shardwright_plan::{Constraints, Context, Optimised, PlanError};
+use shardwright_plan::{Constraints, Context, Optimised};
 use shardwright_search::Control;
 use shardwright_space::{Assignment, AxisUse, Config, elementwise_config, input_layout};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 
 /// A recipe.
 #[derive(Debug, PartialEq, Eq)]
@@ -110,15 +115,20 @@ impl Strategy for Recipe {
         constraints: &Constraints,
         control: &Control<'_>,
     ) -> Result<Solution<'a>, StrategyError> {
-        let recipes = planner.recipes(control)?;
+        let prime = planner.prime()?;
+        let own = self.applies(&prime);
         // A recipe that would be fsdp here is not priced again.
-        let own = baseline(recipes, self.name, constraints);
-        let Some(priced) = own.or_else(|| baseline(recipes, FSDP.name, constraints)) else {
-            let reason = "it has no mesh".to_string();
-            return Err(PlanError::NoPlan { solver: self.name.into(), reason }.into());
+        let recipe: &'static Recipe = match RECIPES.into_iter().find(|known| own && *known == self) {
+            Some(own) => own,
+            None => &FSDP,
         };
-        let mut solution = priced.solution();
-        if own.is_none() {
+        let priced = baseline(planner.recipes(constraints, control)?, recipe.name, constraints);
+        // When the time is up, a recipe may be missing there.
+        let mut solution = match priced {
+            Some(priced) => priced.solution(),
+            None => price_recipe(&prime, recipe, control)?.solution(),
+        };
+        if !own {
             let name = self.name;
             solution.notes.push(format!(
                 "this is the plan of fsdp: zero1 and zero2 differ from it in several micro-batches, hsdp on machines of several levels; {name} was asked for"
@@ -178,7 +188,9 @@ impl Recipe {
     /// The recipe's assignment.
     pub fn assignment(&self, context: &Context<'_>) -> Assignment {
         let (mesh, shapes) = (context.mesh(), &context.shapes[..]);
-        let kinds = factor_kinds(context.graph);
+        let (kinds, classes) = (context.factor_kinds(), context.layer_classes());
+        // Equal layers with equal configs have equal ops.
+        let mut known: BTreeMap<(u32, Config), Vec<Config>> = BTreeMap::new();
         let mut chosen: ChosenConfigs = vec![None; context.layers.members.len()];
         for op in context.graph.op_ids() {
             let layer = context.graph.node(op).layer;
@@ -193,8 +205,11 @@ impl Recipe {
             // Only configs that a search offers: see the order of axes in `configs`.
             let listed = config.is_listed(&shapes[op.index()].rule, mesh);
             let config = if listed { config } else { Config::replicated(mesh.len()) };
-            chosen[layer.index()] =
-                Some(context.layers.members[layer.index()].configs(shapes, mesh, &config));
+            let split = &context.layers.members[layer.index()];
+            let key = (classes[layer.index()], config);
+            let configs =
+                known.entry(key).or_insert_with_key(|(_, config)| split.configs(shapes, mesh, config));
+            chosen[layer.index()] = Some(configs.clone());
         }
         let stored = works_on_stored(context.graph);
         let consumers = context.graph.consumers();

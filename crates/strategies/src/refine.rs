@@ -12,7 +12,7 @@ use crate::network_search::{NetworkAnswer, NetworkSearch, Space};
 use shardwright_graph::{FactorIndex, Rule};
 use shardwright_machine::{AxisId, AxisSet, Mesh};
 use shardwright_plan::{Candidates, Constraints, Context, MOST_AXES, MOST_CONFIGS, PlanError, SearchProblem};
-use shardwright_search::{Control, StopReason};
+use shardwright_search::{Control, StopReason, gap};
 use shardwright_space::{AxisUse, Config, count_configs};
 use std::collections::BTreeSet;
 
@@ -71,9 +71,14 @@ fn improve<'a>(
     let configs = &found.assignment.configs;
     let least = (found.objective as f64 * LEAST_GAIN) as i64;
     let target = found.objective - least;
-    // A mesh is done with when nothing on it can gain, or its gain is known well enough.
+    // A mesh is done with when nothing on it can gain, when its gain is known well enough, or when the gap asked for is
+    // reached, by what it offers or by what is known already.
+    let (objective, asked) = (found.objective, control.gap);
     let enough = move |cost: Option<i64>, bound: i64| {
-        bound >= target || cost.is_some_and(|cost| cost < target && cost - bound <= least)
+        let best = cost.map_or(objective, |cost| cost.min(objective));
+        bound >= target
+            || gap(best, bound).is_some_and(|gap| gap <= asked)
+            || cost.is_some_and(|cost| cost < target && cost - bound <= least)
     };
     let control = Control { enough: Some(&enough), ..control.clone() };
     for finer in finer_meshes(context.machine.mesh(), &agreed(mesh, configs)) {

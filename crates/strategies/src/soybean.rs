@@ -15,7 +15,7 @@ use shardwright_plan::{Constraints, Context, MoveCount, Optimised};
 use shardwright_search::Control;
 use shardwright_sim::DeltaError;
 use shardwright_soybean::{Cuts, Objective, count, solve};
-use shardwright_space::{Assignment, AxisUse, Config};
+use shardwright_space::{Assignment, Config};
 use std::sync::Arc;
 
 /// SoyBean's cuts by one measure.
@@ -109,16 +109,8 @@ pub fn count_moves(
     control: &Control<'_>,
 ) -> Result<MoveCount, StrategyError> {
     let primes = context.machine.mesh();
-    let on_primes = |config: &Config| {
-        let mut fine = Config::replicated(primes.len());
-        for (axis, &used) in context.mesh().axes().iter().zip(config.uses()) {
-            for prime in axis.primes.iter().filter(|_| used != AxisUse::Replicate) {
-                fine.set(prime, used);
-            }
-        }
-        fine
-    };
-    let configs: Vec<Config> = assignment.configs.iter().map(on_primes).collect();
+    let configs: Vec<Config> =
+        assignment.configs.iter().map(|config| config.on_primes(context.mesh())).collect();
     let comm = Comm::new(context.machine, primes);
     Ok(move_count(&count(context.graph, &context.shapes, &comm, &configs, control)?))
 }

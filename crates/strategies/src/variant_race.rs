@@ -210,10 +210,13 @@ impl<'g> Race<'_, 'g> {
                     continue;
                 }
                 recomputed.push(key);
-                entry.bounds = self.bounds(&step)?;
                 entry.is_exact = true;
-                open.push(entry);
-                continue;
+                // Without time, the computing of a step that recomputes nothing has to do.
+                if !limits.is_over() {
+                    entry.bounds = self.bounds(&step)?;
+                    open.push(entry);
+                    continue;
+                }
             }
             if entry.bounds.memory > limit {
                 ruled_out.push(entry);
@@ -311,14 +314,19 @@ fn first_answer(
     constraints: &Constraints,
     control: &Control<'_>,
 ) -> Result<Option<FirstAnswer>, StrategyError> {
-    let mut kept: Vec<_> = planner.priced_recipes()?.iter().filter(|own| own.keeps(constraints)).collect();
+    let mut kept = planner.first_recipes(constraints, control)?;
+    kept.retain(|own| own.keeps(constraints));
     kept.sort_by_key(|own| own.costs.objective());
     let mut best: Option<FirstAnswer> = None;
     for own in kept.into_iter().take(SIMULATED_RECIPES) {
         if best.is_some() && control.is_over() {
             break;
         }
-        let makespan = match simulate_step(&own.context, &own.assignment).map_err(StrategyError::from) {
+        let step = match own.step {
+            Some(known) => Ok(known),
+            None => simulate_step(&own.context, &own.assignment).map_err(StrategyError::from),
+        };
+        let makespan = match step {
             Err(StrategyError::Size(_)) => own.costs.objective().unsigned_abs(),
             step => step?.makespan,
         };

@@ -2,7 +2,7 @@
 
 use shardwright_graph::{Graph, RecomputePolicy, micro_batch_counts};
 use shardwright_machine::{Bytes, builtin};
-use shardwright_plan::{memory_lower_bound, step_lower_bound};
+use shardwright_plan::{Constraints, memory_lower_bound, step_lower_bound};
 use shardwright_search::Control;
 use shardwright_strategies::{Variant, VariantInputs};
 use shardwright_zoo::{BuildOptions, build};
@@ -37,7 +37,7 @@ fn no_recipe_of_a_variant_beats_its_bounds() {
                 let (memory, computing) =
                     (memory_lower_bound(&context), step_lower_bound(&context, true).unwrap());
                 assert!(memory > Bytes(0) && computing > 0);
-                for own in planner.recipes(&Control::new()).unwrap() {
+                for own in planner.recipes(&Constraints::default(), &Control::new()).unwrap() {
                     let (name, at) = (own.recipe, format!("{model} {}", variant.options()));
                     assert!(memory <= own.costs.peak_memory, "{at} {name:?}");
                     assert!(computing.unsigned_abs() <= own.step.unwrap().makespan, "{at} {name:?}");

@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         let control = Control { deadline: None, ..inputs.control(find("exact")?, interrupt::flag()) };
         let problem = planner.problem(&control)?;
         Ok(match inputs.constraints().memory {
-            Some(limit) => limited(problem, limit)?,
+            Some(limit) => limited(problem, limit, &control)?,
             None => problem.network.clone(),
         })
     })??;

@@ -96,6 +96,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         threads: args.threads.into(),
         memory_bytes: args.ram.map_or_else(half_of_free, |ram| ram.0),
         progress: Some(&listener),
+        gap: 0.0,
         enough: None,
     };
     let outcome = entry.solver().solve(&network, &control);

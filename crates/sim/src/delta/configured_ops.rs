@@ -48,7 +48,7 @@ pub struct ConfiguredOps<'p> {
 impl<'p> ConfiguredOps<'p> {
     pub fn new(context: &'p Context<'p>, times: OpTimes<'p>) -> Self {
         let mut known: FxHashMap<(&Op, &OpShapes), u32> = FxHashMap::default();
-        let kinds = context.graph.ops.iter().zip(&context.shapes).map(|(node, shapes)| {
+        let kinds = context.graph.ops.iter().zip(&context.shapes[..]).map(|(node, shapes)| {
             let next = known.len() as u32;
             *known.entry((&node.op, shapes)).or_insert(next)
         });
