@@ -90,7 +90,7 @@ function pareto(data: Comparison): HTMLElement {
   const all = data.pareto!;
   const plans = planned(all);
   const front = plans.filter((plan) => plan.on_front).sort((a, b) => a.peak_memory_bytes - b.peak_memory_bytes);
-  const about = "The best plan that auto finds under each memory limit, from the minimum memory to that of the fastest plan.";
+  const about = "The best plan of any variant (micro-batches, recomputation) that auto finds under each memory limit, from the minimum memory to that of the fastest plan.";
   if (!front.length) return panel("pareto", "Step time and memory", `${about} No plan was found.`);
   // A distant plan would flatten the front; it is listed as text instead.
   const close = (value: (row: PlannedRow) => number) => {
@@ -117,12 +117,12 @@ function pareto(data: Comparison): HTMLElement {
         even("memory per device", shown.map((point) => point.x), show.tickBytes),
         even("simulated step time", shown.map((point) => point.y), show.tickSeconds), series),
       far.length ? el("p", { class: "about" }, `Outside the plot: ${far.join(", ")}.`) : null),
-      figures("Cost of a memory limit", ["memory limit", "peak memory", "step time", "without overlap", "search time"],
+      figures("Cost of a memory limit", ["memory limit", "peak memory", "step time", "without overlap", "micro-batches", "recompute", "search time"],
         all.map((plan) => {
           const [row] = planned([plan]);
           return { own: plan.memory_limit_bytes === null, cells: row
-            ? [limit(plan), show.bytes(row.peak_memory_bytes), show.seconds(row.step_seconds) + (plan.on_front ? "" : " *"), show.seconds(row.objective / 1e12) + (row.proved_optimal ? " proved" : ""), `${row.search_seconds.toFixed(2)} s`]
-            : [limit(plan), "-", "-", "-", "-"] };
+            ? [limit(plan), show.bytes(row.peak_memory_bytes), show.seconds(row.step_seconds) + (plan.on_front ? "" : " *"), show.seconds(row.objective / 1e12) + (row.proved_optimal ? " proved" : ""), String(row.micro_batches ?? 1), row.recompute ?? "off", `${row.search_seconds.toFixed(2)} s`]
+            : [limit(plan), "-", "-", "-", "-", "-", "-"] };
         }))),
     beaten.length ? el("p", { class: "about" }, "* dominated: another plan is as fast and needs no more memory. The search minimises the step time without overlap, not the simulated one.") : null,
     ...all.filter((plan) => plan.failure).map((plan) => el("p", { class: "about" }, `${limit(plan)}: ${plan.failure}`)));

@@ -105,6 +105,16 @@ export interface DeviceClass {
   memory_ps: number[];
   memory_bytes: number[];
   peak: Peak;
+  /** Passes of micro-batches, where there are several or ops are recomputed. */
+  bands?: Band[];
+}
+
+export interface Band {
+  pass: "forward" | "backward" | "recompute" | "update";
+  /** The micro-batch, from 0; none for updates. */
+  micro_batch: number | null;
+  start_ps: number;
+  end_ps: number;
 }
 
 /** The tensors that are held at the memory peak. */
@@ -272,6 +282,8 @@ export interface ComparisonRow {
   /** Step time without overlap, in picoseconds. */
   objective: number | null;
   proved_optimal: boolean;
+  micro_batches: number | null;
+  recompute: string | null;
   failure?: string;
 }
 

@@ -3,12 +3,25 @@
 import { colourOf, MOVE, splitKindOf, SPLIT_KINDS } from "./colours";
 import { el, legend, panel, style } from "./dom";
 import * as show from "./format";
-import { Report, Step, stepTitle } from "./model";
+import { Band, Report, Step, stepTitle } from "./model";
 import { hideTip, showTip } from "./tip";
-import { AXIS, barAt, firstAfter, layOut, Row, TRACK } from "./tracks";
+import { AXIS, BAND, BandRow, barAt, firstAfter, layOut, Row, TRACK } from "./tracks";
 
 const GUTTER = 118;
 const RIGHT = 12;
+
+/** Colours of passes. */
+const PASSES: Record<Band["pass"], { colour: string; ink: string; text: string }> = {
+  forward: { colour: "#56b4e9", ink: "#000", text: "forward" },
+  backward: { colour: "#e69f00", ink: "#000", text: "backward" },
+  recompute: { colour: "#cc79a7", ink: "#000", text: "recompute" },
+  update: { colour: "#009e73", ink: "#000", text: "update" },
+};
+
+/** The name of a band: its pass, and its micro-batch from 1. */
+function bandTitle(band: Band): string {
+  return band.micro_batch === null ? band.pass : `${band.pass} ${band.micro_batch + 1}`;
+}
 
 /** The name of a bar, and a line of description. */
 function describe(report: Report, step: Step, bar: number): [string, string] {
@@ -47,7 +60,7 @@ function criticalPath(report: Report, step: Step): HTMLElement {
 }
 
 export function timeline(report: Report, select: (op: number) => void): HTMLElement {
-  const { rows, titles, height } = layOut(report);
+  const { rows, bands, titles, height } = layOut(report);
   const end = Math.max(...report.steps.map((step) => step.step_ps), 1);
   const critical = new Map(report.steps.map((step) => [step, new Set(step.bars.critical)]));
   const kinds = report.ops.map((op) => colourOf(splitKindOf(op.split)));
@@ -123,6 +136,7 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
       pen.fillText(title.text.trim(), 4, title.y + 12);
     }
     pen.font = "12px system-ui, sans-serif";
+    for (const row of bands) drawBands(pen, row, soft);
     for (const row of rows) drawRow(pen, row, ink, soft);
     for (const step of report.steps) {
       const own = rows.filter((row) => row.step === step);
@@ -131,6 +145,27 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
       pen.fillStyle = ink;
       pen.fillRect(Math.round(at), own[0]!.y - 2, 1.5, own[own.length - 1]!.y + TRACK - own[0]!.y);
     }
+  }
+
+  function drawBands(pen: CanvasRenderingContext2D, row: BandRow, soft: string): void {
+    pen.fillStyle = soft;
+    pen.fillText("passes", 14, row.y + BAND / 2 - 1);
+    pen.save();
+    pen.beginPath();
+    pen.rect(GUTTER, row.y, width - GUTTER - RIGHT + 1, BAND);
+    pen.clip();
+    for (const band of row.bands) {
+      if (band.end_ps < view.from || band.start_ps > view.to) continue;
+      const [left, right] = [x(band.start_ps), x(band.end_ps)];
+      pen.fillStyle = PASSES[band.pass].colour;
+      pen.fillRect(left, row.y + 1, Math.max(right - left, 0.7), BAND - 3);
+      const room = Math.min(right, width - RIGHT) - Math.max(left, GUTTER);
+      if (room > 46) {
+        pen.fillStyle = PASSES[band.pass].ink;
+        pen.fillText(fit(pen, bandTitle(band), room - 8), Math.max(left, GUTTER) + 4, row.y + BAND / 2);
+      }
+    }
+    pen.restore();
   }
 
   function drawRow(pen: CanvasRenderingContext2D, row: Row, ink: string, soft: string): void {
@@ -179,7 +214,20 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
     return bar === null ? null : { row, bar };
   }
 
+  /** The band under the pointer. */
+  function bandUnder(event: MouseEvent): Band | undefined {
+    const box = canvas.getBoundingClientRect();
+    const [time, py] = [timeAt(event.clientX - box.left), event.clientY - box.top];
+    const row = bands.find((own) => py >= own.y && py < own.y + BAND);
+    return row?.bands.find((band) => band.start_ps <= time && time < band.end_ps);
+  }
+
   function hover(event: MouseEvent): void {
+    const band = bandUnder(event);
+    if (band) {
+      return showTip(event.clientX, event.clientY, bandTitle(band),
+        `${show.seconds((band.end_ps - band.start_ps) / 1e12)}, from ${show.seconds(band.start_ps / 1e12)} on`);
+    }
     const found = under(event);
     if (!found) return hideTip();
     const { row, bar } = found;
@@ -246,6 +294,7 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
       check, el("label", { for: "only-critical" }, "critical path only"), range),
     el("div", { class: "tracks" }, canvas),
     ...hidden.map((text) => el("p", { class: "about" }, text)),
+    ...(bands.length ? [legend(Object.values(PASSES))] : []),
     legend([...SPLIT_KINDS, MOVE, { colour: "var(--ink)", text: "line below a bar: critical path" }]),
     el("p", { class: "about", id: "timeline-keys" }, "Pan: drag, arrow keys. Zoom: Ctrl and wheel, + and −. Whole step: 0. Details of an op: click."),
     el("div", { class: "columns" }, ...report.steps.map((step) => criticalPath(report, step))));

@@ -1,10 +1,11 @@
 // The geometry of the timeline: rows of tracks, the bar at a point, the visible bars. This file does not draw.
 
-import { classTitle, Report, Step, stepTitle } from "./model";
+import { Band, classTitle, Report, Step, stepTitle } from "./model";
 
 export const TRACK = 22;
 export const TITLE = 24;
 export const AXIS = 24;
+export const BAND = 14;
 
 /** One track of one step. */
 export interface Row {
@@ -23,9 +24,16 @@ export interface Title {
   text: string;
 }
 
+/** The passes of a device class, above its computing. */
+export interface BandRow {
+  y: number;
+  bands: Band[];
+}
+
 /** All steps below each other. */
-export function layOut(report: Report): { rows: Row[]; titles: Title[]; height: number } {
+export function layOut(report: Report): { rows: Row[]; bands: BandRow[]; titles: Title[]; height: number } {
   const rows: Row[] = [];
+  const bands: BandRow[] = [];
   const titles: Title[] = [];
   let y = AXIS;
   for (const step of report.steps) {
@@ -41,6 +49,10 @@ export function layOut(report: Report): { rows: Row[]; titles: Title[]; height: 
         titles.push({ y, text: `  ${title}` });
         y += TITLE;
       }
+      if (track.level === null && group?.bands?.length) {
+        bands.push({ y, bands: group.bands });
+        y += BAND;
+      }
       const first = bar;
       while (bar < step.bars.track.length && step.bars.track[bar] === at) bar++;
       const label = track.level === null ? "computing" : `${report.levels[track.level] ?? "?"} links`;
@@ -49,7 +61,7 @@ export function layOut(report: Report): { rows: Row[]; titles: Title[]; height: 
     });
     y += 8;
   }
-  return { rows, titles, height: y };
+  return { rows, bands, titles, height: y };
 }
 
 /** The first bar of a row that ends after a time; bars of a track do not overlap. */

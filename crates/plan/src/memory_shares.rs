@@ -29,7 +29,8 @@ pub struct MemoryShares {
 /// The memory at its peak under an assignment; none if the assignment cannot be lowered, or has no ops.
 pub fn memory_shares(context: &Context<'_>, assignment: &Assignment) -> Option<MemoryShares> {
     let graph = context.graph;
-    let program = lower(graph, &context.resharder, assignment).ok()?;
+    // Micro-batches hold the same from the third one on.
+    let program = lower(graph, &context.resharder, assignment).ok()?.unrolled_to(3);
     let accounts =
         program.memory_devices().into_iter().map(|device| DeviceAccount::of(&program, device).account);
     let account = accounts.reduce(|a, b| if b.peak() > a.peak() { b } else { a })?;

@@ -54,6 +54,10 @@ pub struct Row {
     pub soybean_elements: Option<u64>,
     /// Bytes that all devices are sent by OptCNN's counting: no collectives, weights through a parameter server.
     pub optcnn_bytes: Option<u64>,
+    /// Passes over parts of the batch before one update.
+    pub micro_batches: Option<u32>,
+    /// The policy of recomputation.
+    pub recompute: Option<&'static str>,
     /// Why there is no result, where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,

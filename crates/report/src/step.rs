@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work, lower};
 use shardwright_plan::{Context, picoseconds};
-use shardwright_sim::{Classes, Links, Memory, Schedule, Stream, Timeline, pass_spans, usages};
+use shardwright_sim::{Band, Classes, Links, Memory, Schedule, Stream, Timeline, bands, pass_spans, usages};
 use shardwright_space::{Assignment, Sharing, assign_layouts};
 
 /// The most bars of a step; classes of devices beyond that are left out.
@@ -104,6 +104,29 @@ pub struct DeviceClass {
     pub memory_bytes: Vec<u64>,
     /// What holds the memory when it is fullest.
     pub peak: Peak,
+    /// Passes of micro-batches, where there are several or ops are recomputed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bands: Vec<BandView>,
+}
+
+/// A time of computing in one pass of one micro-batch.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct BandView {
+    /// `forward`, `backward`, `recompute` or `update`.
+    pub pass: &'static str,
+    /// The micro-batch, from 0; none for updates.
+    pub micro_batch: Option<u32>,
+    /// Its start.
+    pub start_ps: u64,
+    /// Its end.
+    pub end_ps: u64,
+}
+
+impl BandView {
+    fn of(band: Band) -> Self {
+        let Band { micro_batch, pass, start, end } = band;
+        Self { pass: pass.name(), micro_batch, start_ps: start, end_ps: end }
+    }
 }
 
 /// A device's compute units, or its port to a level's links.
@@ -180,10 +203,17 @@ impl StepView {
             passes: Passes::of(&program, &schedule, &line),
         };
         step.draw(&schedule, &line, &whats);
+        let has_bands =
+            graph.micro_batches.get() > 1 || graph.ops.iter().any(|node| node.recomputes.is_some());
         for (class, usage) in schedule.classes.ids().zip(usages(&schedule, &line)).take(step.shown()) {
             let memory = Memory::of(&program, &schedule, &line, class);
             let peak = Peak::of(graph, &program, &memory, |time| step.running(class, time));
+            let bands = match has_bands {
+                true => bands(graph, &program, &schedule, &line, class),
+                false => Vec::new(),
+            };
             step.classes.push(DeviceClass {
+                bands: bands.into_iter().map(BandView::of).collect(),
                 device: schedule.classes.device(class).0,
                 size: schedule.classes.size(&program.mesh, class),
                 busy_ps: usage.busy,

@@ -81,12 +81,12 @@ impl LeastBaseline {
         if inputs.request.recompute == RecomputeChoice::Policy(RecomputePolicy::Off) && !inputs.spmd {
             all.push("--recompute full (results of blocks are computed again)".to_string());
         }
+        if !untied {
+            all.push("--untied (weights, gradients and optimizer state in shards)".to_string());
+        }
         let divided = inputs.request.micro_batches != MicroBatchChoice::default();
         if !divided && !inputs.spmd && inputs.graph.step_size().samples.is_some_and(|samples| samples > 1) {
             all.push("--micro-batches auto (the batch in parts, gradients added up)".to_string());
-        }
-        if !untied {
-            all.push("--untied (weights, gradients and optimizer state in shards)".to_string());
         }
         let state = self
             .shares

@@ -40,6 +40,7 @@
 //! ```
 
 mod assist;
+mod bands;
 mod classes;
 pub mod delta;
 mod error;
@@ -54,6 +55,7 @@ mod trace;
 mod usage;
 
 pub use assist::{AssistOutcome, Reality, StealRule, assist};
+pub use bands::{Band, Pass, bands};
 pub use classes::Classes;
 pub use delta::{Delta, DeltaError};
 pub use error::SimError;

@@ -1,9 +1,10 @@
 //! The timeline as a Chrome trace, which Perfetto and `chrome://tracing` open.
 //!
-//! One process per device class, with a track for its compute units and one for its port to each level's links. A
-//! counter shows its memory. Times are microseconds, as the format requires, with picosecond resolution.
+//! One process per device class, with a track for its compute units, one for its port to each level's links, and one for the
+//! passes of each micro-batch. A counter shows its memory. Times are microseconds, as the format requires, with picosecond resolution.
 
 use crate::{
+    bands::bands,
     memory::Memory,
     passes::pass_name,
     schedule::{Schedule, Stream},
@@ -65,6 +66,20 @@ impl Trace<'_> {
             event(out, named("thread_name", class, COMPUTE, "compute"))?;
             for (at, level) in self.comm.machine().levels().iter().enumerate() {
                 event(out, named("thread_name", class, at as u32 + 1, &format!("{} links", level.name)))?;
+            }
+            let passes = self.comm.machine().levels().len() as u32 + 1;
+            event(out, named("thread_name", class, passes, "passes"))?;
+            for band in bands(self.graph, self.program, self.schedule, self.timeline, class) {
+                let name = match band.micro_batch.filter(|_| self.program.micro_batches.get() > 1) {
+                    Some(micro_batch) => format!("{} {}", band.pass.name(), micro_batch + 1),
+                    None => band.pass.name().to_string(),
+                };
+                let (ts, dur) = (microseconds(band.start), microseconds(band.end - band.start));
+                let args = json!({"pass": band.pass.name(), "micro_batch": band.micro_batch});
+                event(
+                    out,
+                    json!({"name": name, "ph": "X", "pid": class, "tid": passes, "ts": ts, "dur": dur, "args": args}),
+                )?;
             }
             let memory = Memory::of(self.program, self.schedule, self.timeline, class);
             for (time, bytes) in memory.levels {

@@ -5,12 +5,15 @@ mod data_parallel;
 use data_parallel::data_parallel;
 use proptest::prelude::*;
 use shardwright_cost::{SpeedSample, SpeedTrace};
-use shardwright_graph::{DType, Graph, GraphBuilder, Init, OpId, Real, Role, TensorType, ops::*};
+use shardwright_graph::{
+    DType, Graph, GraphBuilder, Init, OpId, Real, RecomputePolicy, Role, TensorType, microbatch, ops::*,
+    remat,
+};
 use shardwright_lower::{InstructionId, ParallelGraph, lower};
 use shardwright_machine::{Machine, builtin};
 use shardwright_plan::{Context, SearchProblem};
 use shardwright_search::{Control, Solver, exact::Exact};
-use shardwright_sim::{Classes, Links, Memory, Schedule, Trace, usages};
+use shardwright_sim::{Band, Classes, Links, Memory, Pass, Schedule, Trace, bands, usages};
 use shardwright_space::{Assignment, AxisUse, Config, Sharing, assign_layouts, configs_with_pins};
 use shardwright_zoo::{BuildOptions, build};
 use std::collections::BTreeSet;
@@ -253,10 +256,35 @@ fn a_trace_has_every_task_on_its_track() {
     let events = json["traceEvents"].as_array().unwrap();
     let of_kind = |kind: &str| events.iter().filter(|e| e["ph"] == kind).count();
     let boxes: usize = schedule.tasks.ids().map(|task| schedule.tasks.streams(task).len()).sum();
-    assert_eq!(of_kind("X"), boxes);
+    let classes = schedule.classes.ids();
+    let passes: usize = classes.map(|class| bands(&graph, &program, &schedule, &timeline, class).len()).sum();
+    assert_eq!(of_kind("X"), boxes + passes);
     assert!(of_kind("C") > 1);
     let last = events.iter().filter_map(|e| Some(e["ts"].as_f64()? + e["dur"].as_f64()?)).fold(0.0, f64::max);
     assert!((last - timeline.makespan() as f64 / 1e6).abs() < 1e-6);
     let reduce = events.iter().find(|e| e["name"].as_str().unwrap().starts_with("all-reduce")).unwrap();
     assert!(reduce["args"]["bytes_sent"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn bands_cover_all_computing_in_the_order_of_passes() {
+    let whole = model("mlp:batch=8,hidden=32,layers=4");
+    let base = microbatch(&whole, 4.try_into().unwrap()).unwrap().graph;
+    let graph = remat(&base, &RecomputePolicy::Full.ops(&base)).unwrap();
+    let machine = machine("flat:2");
+    let context = context(&graph, &machine);
+    let assignment = Assignment::replicated(&graph, machine.mesh());
+    let program = lower(&graph, &context.resharder, &assignment).unwrap().unrolled();
+    let schedule = schedule(&context, &program, &assignment, Classes::of(&program));
+    let timeline = schedule.simulate();
+    let bands = bands(&graph, &program, &schedule, &timeline, 0);
+    assert!(bands.windows(2).all(|pair| pair[0].end <= pair[1].start), "one device computes in sequence");
+    assert_eq!((bands[0].start, bands.last().unwrap().end), (0, timeline.makespan()));
+    for micro_batch in 0..4 {
+        for pass in [Pass::Forward, Pass::Backward, Pass::Recompute] {
+            let own = |band: &Band| (band.micro_batch, band.pass) == (Some(micro_batch), pass);
+            assert!(bands.iter().any(own), "{micro_batch} {pass:?}");
+        }
+    }
+    assert_eq!(bands.last().map(|band| (band.micro_batch, band.pass)), Some((None, Pass::Update)));
 }

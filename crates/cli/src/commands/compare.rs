@@ -5,13 +5,14 @@ mod race;
 
 use crate::Verdict;
 use crate::files::write_atomically;
+use crate::interrupt;
 use crate::progress::ProgressLine;
 use anyhow::ensure;
 use race::Race;
 use shardwright_plan::Optimised;
 use shardwright_report::{Comparison, MemoryLimitRow, Row, Scale};
 use shardwright_request::{Inputs, PipelineChoice, Request, show_bytes, show_seconds};
-use shardwright_strategies::{STRATEGIES, Strategy, find};
+use shardwright_strategies::{STRATEGIES, Strategy, Variant, VariantGraph, find, plan_variants};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -62,7 +63,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         whole.pipeline == PipelineChoice::Off,
         "--pipeline: solvers are compared without pipelines; use `plan`"
     );
-    let inputs = step(whole.open()?)?;
+    let inputs = whole.open()?;
+    let variants = inputs.variants()?;
     let all = inputs.machine.devices();
     // So are device counts that the machine does not have.
     for &devices in &args.devices {
@@ -70,10 +72,11 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     }
     let line = ProgressLine::new("pricing every choice");
     let comparison = whole.on_threads(|| -> anyhow::Result<Comparison> {
-        let race = Race::new(&inputs, &line);
+        let step = compared(&inputs, &variants, &line)?;
+        let race = Race::new(&inputs, &step, &line);
         let rows = race.run(&if named.is_empty() { STRATEGIES.to_vec() } else { named.clone() })?;
         let data = rows.iter().find(|row| row.solver == "data").and_then(|row| row.step_seconds);
-        let pareto = if args.pareto > 0 { race.front(args.pareto, data)? } else { Vec::new() };
+        let pareto = if args.pareto > 0 { race.front(&variants, args.pareto, data)? } else { Vec::new() };
         drop(race);
         let curves = if named.is_empty() { cheap() } else { named };
         let mut scaling = Vec::new();
@@ -82,7 +85,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             let rows = if devices == all {
                 rows.iter().filter(|row| curves.iter().any(|own| own.name() == row.solver)).cloned().collect()
             } else {
-                Race::new(&step(part.open()?)?, &line).run(&curves)?
+                let part = part.open()?;
+                Race::new(&part, &compared(&part, &part.variants()?, &line)?, &line).run(&curves)?
             };
             scaling.push(Scale { devices, batch: part.model.batch, rows });
         }
@@ -118,12 +122,24 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The inputs with the step that is compared: that of the policy asked for, else the one as it is.
-fn step(mut inputs: Inputs) -> anyhow::Result<Inputs> {
-    // Every strategy is compared on one step. `auto` is the step as it is, the first variant.
-    let variant = inputs.variants()?[0];
-    inputs.graph = variant.graph(&inputs.graph)?.graph.into_owned();
-    Ok(inputs)
+/// The step that strategies are compared on: that of the variant asked for. Among several numbers of micro-batches `auto` chooses;
+/// else it is the first variant, the step as it is.
+fn compared<'g>(
+    inputs: &'g Inputs,
+    variants: &[Variant],
+    line: &ProgressLine,
+) -> anyhow::Result<VariantGraph<'g>> {
+    let first = variants[0];
+    if variants.iter().all(|variant| variant.micro_batches == first.micro_batches) {
+        return Ok(first.graph(&inputs.graph)?);
+    }
+    line.say("choosing micro-batches and recomputation");
+    let (auto, constraints) = (find("auto")?, inputs.constraints());
+    let control = inputs.control(auto, interrupt::flag());
+    let found =
+        plan_variants(&inputs.graph, variants, race::variant_inputs(inputs), auto, &constraints, &control);
+    // Where nothing fits, rows say so.
+    Ok(found.map_or_else(|_| first.graph(&inputs.graph), |found| Ok(found.step))?)
 }
 
 /// `auto` and the recipes: the default strategies of curves over device counts.
@@ -206,7 +222,11 @@ fn print_pareto(out: &mut impl Write, pareto: &[MemoryLimitRow]) -> io::Result<(
     if pareto.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\n{:>12} {:>12} {:>12} {:>15}", "memory limit", "memory", "step", "without overlap")?;
+    writeln!(
+        out,
+        "\n{:>12} {:>12} {:>12} {:>15} {:>13} {:>10}",
+        "memory limit", "memory", "step", "without overlap", "micro-batches", "recompute"
+    )?;
     for MemoryLimitRow { memory_limit_bytes, on_front, row } in pareto {
         let limit = memory_limit_bytes.map_or_else(|| "none".into(), show_bytes);
         let (Some(step), Some(held), Some(sum)) = (row.step_seconds, row.peak_memory_bytes, row.objective)
@@ -216,7 +236,9 @@ fn print_pareto(out: &mut impl Write, pareto: &[MemoryLimitRow]) -> io::Result<(
         };
         let sum = show_seconds(sum as f64 / 1e12);
         let beaten = if *on_front { "" } else { "  another row has no more memory and no longer step" };
-        writeln!(out, "{limit:>12} {:>12} {:>12} {sum:>15}{beaten}", show_bytes(held), show_seconds(step))?;
+        let (count, policy) = (row.micro_batches.unwrap_or(1), row.recompute.unwrap_or("off"));
+        let (held, step) = (show_bytes(held), show_seconds(step));
+        writeln!(out, "{limit:>12} {held:>12} {step:>12} {sum:>15} {count:>13} {policy:>10}{beaten}")?;
     }
     Ok(())
 }

@@ -8,19 +8,24 @@ use shardwright_report::{MemoryLimitRow, Row, mark_front};
 use shardwright_request::{Inputs, WallClock};
 use shardwright_search::Control;
 use shardwright_sim::simulate_step;
-use shardwright_strategies::{Planner, Solution, Strategy, StrategyError, count_moves, find};
+use shardwright_strategies::{
+    PlanAnswer, Planner, Solution, Strategy, StrategyError, Variant, VariantAnswer, VariantError,
+    VariantGraph, VariantInputs, count_moves, find, plan_variants,
+};
 
-/// A model on a machine, and the strategies that search on it.
+/// A variant of a model's step on a machine, and the strategies that search on it.
 pub struct Race<'r> {
     inputs: &'r Inputs,
+    step: &'r VariantGraph<'r>,
     line: &'r ProgressLine,
     planner: Planner<'r>,
 }
 
 impl<'r> Race<'r> {
     /// Nothing is priced before the first strategy.
-    pub fn new(inputs: &'r Inputs, line: &'r ProgressLine) -> Self {
-        Self { inputs, line, planner: inputs.planner() }
+    pub fn new(inputs: &'r Inputs, step: &'r VariantGraph<'r>, line: &'r ProgressLine) -> Self {
+        let planner = variant_inputs(inputs).planner(&step.graph);
+        Self { inputs, step, line, planner }
     }
 
     /// Runs strategies one after the other.
@@ -42,15 +47,20 @@ impl<'r> Race<'r> {
         Ok(rows)
     }
 
-    /// The best plans under `limits` memory limits between the least memory of any plan and that of the fastest, and without
-    /// any limit.
-    pub fn front(&self, limits: u64, data: Option<f64>) -> anyhow::Result<Vec<MemoryLimitRow>> {
-        let mut plans = vec![self.limited(None, data)?];
+    /// The best plans of all variants under `limits` memory limits between the least memory of any plan and that of the
+    /// fastest, and without any limit.
+    pub fn front(
+        &self,
+        variants: &[Variant],
+        limits: u64,
+        data: Option<f64>,
+    ) -> anyhow::Result<Vec<MemoryLimitRow>> {
+        let mut plans = vec![self.limited(variants, None, data)?];
         let most = plans[0].row.peak_memory_bytes.unwrap_or(0);
-        if let Some(least) = self.min_memory()?.filter(|&least| least < most) {
+        if let Some(least) = self.min_memory(variants)?.filter(|&least| least < most) {
             for at in (0..limits).rev() {
                 let part = u128::from(most - least) * u128::from(at) / u128::from(limits);
-                plans.push(self.limited(Some(Bytes(least + part as u64)), data)?);
+                plans.push(self.limited(variants, Some(Bytes(least + part as u64)), data)?);
             }
         }
         plans.reverse();
@@ -59,19 +69,60 @@ impl<'r> Race<'r> {
         Ok(plans)
     }
 
-    fn limited(&self, limit: Option<Bytes>, data: Option<f64>) -> anyhow::Result<MemoryLimitRow> {
+    /// The best plan of any variant under a limit.
+    fn limited(
+        &self,
+        variants: &[Variant],
+        limit: Option<Bytes>,
+        data: Option<f64>,
+    ) -> anyhow::Result<MemoryLimitRow> {
         let constraints = Constraints { memory: limit, ..self.inputs.constraints() };
-        let mut row = self.row(find("auto")?, &constraints)?;
+        let auto = find("auto")?;
+        let mut row = match variants {
+            // The answers of all rows are candidates.
+            &[only] if only == self.step.variant => self.row(auto, &constraints)?,
+            _ => self.best_variant(variants, auto, &constraints),
+        };
         row.speedup_over_data = data.zip(row.step_seconds).map(|(data, own)| data / own);
         Ok(MemoryLimitRow { memory_limit_bytes: limit.map(|limit| limit.0), on_front: false, row })
     }
 
-    /// The least memory known to suffice, from the refusal of a limit that no plan keeps.
-    fn min_memory(&self) -> anyhow::Result<Option<u64>> {
+    /// The row of the variant with the shortest step.
+    fn best_variant(&self, variants: &[Variant], strategy: &dyn Strategy, constraints: &Constraints) -> Row {
+        let limit =
+            constraints.memory.map_or_else(String::new, |limit| format!(", {} at most", show_bytes(limit.0)));
+        self.line.say(&format!("searching all variants on {}{limit}", devices(self.inputs)));
+        let (base, control) = (&self.inputs.graph, self.control(strategy));
+        let inputs = variant_inputs(self.inputs);
+        let found = plan_variants(base, variants, inputs, strategy, constraints, &control);
+        let search_seconds = control.elapsed().as_secs_f64();
+        let row = Row { solver: "auto", search_seconds, ..Row::default() };
+        match found {
+            Ok(VariantAnswer { step, answer: PlanAnswer { plan, .. } }) => Row {
+                step_seconds: Some(plan.simulated.step_seconds),
+                traffic_bytes: Some(plan.traffic_bytes),
+                peak_memory_bytes: Some(plan.peak_memory_bytes),
+                fits: Some(plan.fits),
+                objective: Some(plan.objective),
+                proved_optimal: plan.proved_optimal,
+                micro_batches: Some(plan.micro_batches),
+                recompute: Some(step.variant.recompute.name()),
+                ..row
+            },
+            Err(VariantError { error, .. }) => Row { failure: Some(error.to_string()), ..row },
+        }
+    }
+
+    /// The least memory known to suffice, from the refusal of a limit that no plan keeps. The variant that keeps least is the
+    /// last one.
+    fn min_memory(&self, variants: &[Variant]) -> anyhow::Result<Option<u64>> {
         let exact = find("exact")?;
         self.line.say("looking for the plan of least memory");
         let constraints = Constraints { memory: Some(Bytes(1)), ..self.inputs.constraints() };
-        match exact.solve(&self.planner, &constraints, &self.control(exact)) {
+        let last = variants.last().copied().unwrap_or(self.step.variant);
+        let step = last.graph(&self.inputs.graph)?;
+        let planner = variant_inputs(self.inputs).planner(&step.graph);
+        match exact.solve(&planner, &constraints, &self.control(exact)) {
             Err(StrategyError::Plan(
                 PlanError::DoesNotFit { least, .. } | PlanError::NotFound { least, .. },
             )) => Ok(least),
@@ -92,6 +143,8 @@ impl<'r> Race<'r> {
         self.line.say(&format!("searching on {}: {}{limit}", devices(self.inputs), strategy.name()));
         let control = self.control(strategy);
         let mut row = Row { solver: strategy.name(), ..Row::default() };
+        row.micro_batches = Some(self.step.variant.micro_batches.get());
+        row.recompute = Some(self.step.variant.recompute.name());
         // A strategy that does not search within the limit is shown with its memory, whether it fits or not.
         let limit = constraints.memory;
         let memory = limit.filter(|_| strategy.searches_within_memory());
@@ -139,6 +192,11 @@ fn share(plans: &mut [MemoryLimitRow]) {
             plan.row = Row { search_seconds, proved_optimal: false, ..best.clone() };
         }
     }
+}
+
+/// The parts of a planner that all variants share.
+pub fn variant_inputs(inputs: &Inputs) -> VariantInputs<'_> {
+    VariantInputs { machine: &inputs.machine, costs: inputs.costs.as_ref(), untied: inputs.request.untied }
 }
 
 fn devices(inputs: &Inputs) -> String {
