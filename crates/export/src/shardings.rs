@@ -6,7 +6,7 @@
 use crate::tensor_paths::{PlanLayouts, partial};
 use serde::Serialize;
 use shardwright_cost::{Arrangement, Layout, LayoutError, Resharder};
-use shardwright_graph::{Graph, Role, TensorId};
+use shardwright_graph::{Graph, Role, TensorId, batch_dims};
 use shardwright_machine::Mesh;
 use shardwright_space::Assignment;
 use shardwright_stablehlo::{ImportedProgram, OperandUse, TensorView};
@@ -54,6 +54,8 @@ pub struct Shardings {
     pub arguments: Vec<Spec>,
     /// The roles of the program's arguments.
     pub roles: Vec<Role>,
+    /// Per argument: the dimension that runs over the samples of the batch.
+    pub batch_dims: Vec<Option<usize>>,
     /// The program's results.
     pub results: Vec<Spec>,
     /// Its operations, in the order of the text.
@@ -136,7 +138,9 @@ impl Shardings {
             SiteSpecs { at, name, operands, results: site.results.iter().map(&mut made).collect() }
         });
         let sites: Vec<SiteSpecs> = sites.collect();
+        let batch = batch_dims(graph);
         Ok(Self {
+            batch_dims: program.arguments.iter().map(|&t| batch[t.index()]).collect(),
             arguments: program.arguments.iter().map(|&t| whole(t, settled(t))).collect(),
             roles: program.arguments.iter().map(|&t| graph.tensor(t).role).collect(),
             results: program.results.iter().map(result).collect(),

@@ -81,7 +81,7 @@ pub use recompute_policy::RecomputePolicy;
 pub use region::{Block, Region};
 pub use remat::{RematError, recomputed_ops, remat};
 pub use rule::{DimMap, Factor, FactorIndex, Reach, Reduction, Rule, TensorMap, Window, dim_name};
-pub use soap::{FactorKind, factor_kinds};
+pub use soap::{FactorKind, batch_dims, factor_kinds};
 pub use text::TextError;
 pub use train::{GradientPrecision, MASTER_SUFFIX, Optimizer, train, train_mixed};
 pub use types::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Real, Shape, TensorType};

@@ -7,17 +7,19 @@
 //! | parameter | a dimension of a weight and of the result |
 //! | reduction | summed away by the forward op |
 //!
-//! Kinds follow from the sharding rules alone. The batch is dimension 0 of every input of the graph. It is followed
-//! through all ops in which a factor leads a dimension that holds it, so that a reshape that merges the batch with other
-//! dimensions keeps it. A weight may reach its op through other ops (a cast, a reshape of a bias): a tensor computed from
+//! Kinds follow from the sharding rules alone. The batch is dimension 0 of every input of the graph, unless all readers take
+//! that dimension apart: the micro-batches of a loop, or its time steps. Then it is the next dimension that goes on. The batch is
+//! followed through all ops in which a factor leads a dimension that holds it, so that a reshape that merges the batch with
+//! other dimensions keeps it. A weight may reach its op through other ops (a cast, a reshape of a bias): a tensor computed from
 //! weights but not from data counts as a weight. Backward and update ops take the kinds of their layer's forward op, by
 //! the factor's name and size, unless their operands contradict. Kinds explain plans and limit search spaces; the cost of
 //! a split follows from the rule.
 
 use crate::{
     graph::{Graph, Node, Phase, Role},
-    ids::OpId,
-    rule::{FactorIndex, Rule},
+    ids::{OpId, TensorId},
+    rule::{DimMap, FactorIndex, Rule},
+    types::TensorType,
 };
 use smallvec::SmallVec;
 
@@ -59,14 +61,29 @@ impl TensorOrigin {
     }
 }
 
+/// Per tensor: the dimension that runs over the batch, for inputs of the graph.
+pub fn batch_dims(graph: &Graph) -> Vec<Option<usize>> {
+    let live = live_dims(graph);
+    let dim = |t: TensorId| {
+        let tensor = graph.tensor(t);
+        let bit = if tensor.role == Role::Input { batch_dim(&tensor.ty, live[t.index()]) } else { 0 };
+        (bit != 0).then_some(bit.trailing_zeros() as usize)
+    };
+    graph.tensor_ids().map(dim).collect()
+}
+
 /// The kind of each factor of each op's rule, in the rule's order.
 pub fn factor_kinds(graph: &Graph) -> Vec<SmallVec<[FactorKind; 6]>> {
-    let source = |role, rank| TensorOrigin {
-        sample_dims: (role == Role::Input && rank > 0) as u16,
-        data: role == Role::Input,
-        weight: matches!(role, Role::Parameter | Role::OptimizerState),
+    let live = live_dims(graph);
+    let source = |t: TensorId| {
+        let tensor = graph.tensor(t);
+        TensorOrigin {
+            sample_dims: if tensor.role == Role::Input { batch_dim(&tensor.ty, live[t.index()]) } else { 0 },
+            data: tensor.role == Role::Input,
+            weight: matches!(tensor.role, Role::Parameter | Role::OptimizerState),
+        }
     };
-    let mut origins: Vec<TensorOrigin> = graph.tensors.iter().map(|t| source(t.role, t.ty.rank())).collect();
+    let mut origins: Vec<TensorOrigin> = graph.tensor_ids().map(source).collect();
     for g in &graph.gradients {
         origins[g.gradient.index()].weight = true;
     }
@@ -76,7 +93,7 @@ pub fn factor_kinds(graph: &Graph) -> Vec<SmallVec<[FactorKind; 6]>> {
     for id in graph.op_ids() {
         let node = graph.node(id);
         let rule = graph.rule(id);
-        let factors = OpFactors { node, rule: &rule, origins: &origins };
+        let factors = OpFactors { node, rule: &rule, origins: &origins, live: &live };
         let kinds: SmallVec<[FactorKind; 6]> = (0..rule.factors.len())
             .map(|f| {
                 let factor = &rule.factors[f];
@@ -93,6 +110,45 @@ pub fn factor_kinds(graph: &Graph) -> Vec<SmallVec<[FactorKind; 6]>> {
         all.push(kinds);
     }
     all
+}
+
+/// The dimension of an input that is the batch, as a bit: the first that goes on. A single sample stays one.
+fn batch_dim(ty: &TensorType, live: u16) -> u16 {
+    match ty.shape.first() {
+        None => 0,
+        Some(1) => 1,
+        Some(_) => live & live.wrapping_neg(),
+    }
+}
+
+/// Per tensor, bit `d`: dimension `d` goes on into a result of the graph or into a sum. A dimension that all readers cut into
+/// slices does not.
+fn live_dims(graph: &Graph) -> Vec<u16> {
+    let consumers = graph.consumers();
+    let mut live = vec![0u16; graph.tensors.len()];
+    for t in graph.tensor_ids().filter(|&t| consumers.of(t).is_empty()) {
+        live[t.index()] = u16::MAX;
+    }
+    for id in graph.op_ids().collect::<Vec<_>>().into_iter().rev() {
+        let (node, rule) = (graph.node(id), graph.rule(id));
+        for (map, t) in rule.inputs.iter().zip(&node.inputs) {
+            for (d, dim) in map.dims.iter().enumerate() {
+                let goes_on = dim.factors.iter().any(|&f| is_live(&rule, f, node, &live));
+                live[t.index()] |= (goes_on as u16) << d;
+            }
+        }
+    }
+    live
+}
+
+/// Whether a factor of an op is summed, or leads a dimension of a result that goes on.
+fn is_live(rule: &Rule, factor: FactorIndex, node: &Node, live: &[u16]) -> bool {
+    rule.is_reduction(factor)
+        || rule
+            .outputs
+            .iter()
+            .zip(&node.outputs)
+            .any(|(map, t)| map.dim_led_by(factor, rule).is_some_and(|d| live[t.index()] & (1 << d) != 0))
 }
 
 /// Records the origins of an op's results.
@@ -118,15 +174,27 @@ struct OpFactors<'a> {
     node: &'a Node,
     rule: &'a Rule,
     origins: &'a [TensorOrigin],
+    /// Per tensor: the dimensions that go on.
+    live: &'a [u16],
 }
 
 impl OpFactors<'_> {
+    /// The factor of a batch dimension that runs over the samples: the leading one. A reshape may divide the batch into
+    /// micro-batches, which are then taken one by one: the samples are the next factor.
+    fn batch_factor(&self, dim: &DimMap) -> Option<FactorIndex> {
+        let leading = self.rule.leading(dim)?;
+        let size = |f: FactorIndex| self.rule.factors[f as usize].size;
+        let goes_on = |&&f: &&FactorIndex| size(f) > 1 && is_live(self.rule, f, self.node, self.live);
+        dim.factors.iter().find(goes_on).copied().or(Some(leading))
+    }
+
     /// The kind of a factor; `forward` is that of the forward op's factor of the same name and size.
     fn kind(&self, factor: FactorIndex, forward: Option<FactorKind>) -> FactorKind {
         let operands = || self.rule.inputs.iter().zip(&self.node.inputs);
         let leads_batch = operands().any(|(map, t)| {
-            let dim = map.dim_led_by(factor, self.rule);
-            dim.is_some_and(|d| self.origins[t.index()].has_sample(d))
+            let origin = self.origins[t.index()];
+            let mut batch = map.dims.iter().enumerate().filter(|(d, _)| origin.has_sample(*d));
+            batch.any(|(_, dim)| self.batch_factor(dim) == Some(factor))
         });
         if leads_batch {
             return FactorKind::Sample;

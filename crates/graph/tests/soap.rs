@@ -4,10 +4,10 @@ mod common;
 
 use common::{einsum, input, mean, mlp, parameter, relu};
 use shardwright_graph::{
-    DType, FactorKind, Graph, GraphBuilder, Init, OpId, Optimizer, Real, Role, TensorType,
+    DType, FactorKind, Graph, GraphBuilder, Init, OpId, Optimizer, Real, Role, TensorId, TensorType,
     autodiff::differentiate,
     factor_kinds,
-    ops::{Binary, BinaryFn, Cast, Conv, ConvGeometry, Gather, Reduce, Reshape, Transpose},
+    ops::{Binary, BinaryFn, Cast, Conv, ConvGeometry, Gather, Reduce, Reshape, Slice, Transpose},
     train,
 };
 
@@ -148,4 +148,49 @@ fn an_embedding_s_rows_are_summed_away_and_its_columns_are_parameters() {
     check(&graph, "turn", "d0:S d1:A d2:A");
     check(&graph, "loss", "d0:R d1:R d2:S");
     check(&graph, "embed.grad", "v:R i0:S i1:A d1:P");
+}
+
+/// The sum over micro-batches of `x[i] @ w`, for an operand `x` that a loop takes apart.
+fn accumulated(b: &mut GraphBuilder, x: TensorId) {
+    let w = parameter(b, "w", &[16, 4]);
+    let shape: Vec<u64> = b.shape(x).to_vec();
+    for i in 0..shape[0] {
+        let part = b.emit("part", Slice::along(0, i, i + 1, &shape), &[x]).unwrap();
+        let part = b.emit("row", Reshape { shape: shape[1..].into() }, &[part]).unwrap();
+        let y = einsum(b, "product", "mk,kn->mn", &[part, w]);
+        let loss = mean(b, y);
+        b.output(loss);
+    }
+}
+
+#[test]
+fn the_dimension_that_a_loop_takes_apart_is_not_the_batch() {
+    let mut b = GraphBuilder::new("accumulation");
+    let x = input(&mut b, "x", &[2, 8, 16]);
+    let doubled = b.emit("doubled", Binary { f: BinaryFn::Add }, &[x, x]).unwrap();
+    accumulated(&mut b, doubled);
+    let graph = b.finish();
+    check(&graph, "doubled", "d0:A d1:S d2:A");
+    check(&graph, "part", "d1:S d2:A");
+    check(&graph, "product", "m:S n:P k:R");
+}
+
+#[test]
+fn samples_are_followed_into_micro_batches() {
+    let mut b = GraphBuilder::new("divided");
+    let x = input(&mut b, "x", &[16, 16]);
+    let divided = b.emit("divided", Reshape { shape: [2, 8, 16].into() }, &[x]).unwrap();
+    accumulated(&mut b, divided);
+    let graph = b.finish();
+    check(&graph, "divided", "d0:A d1:S d2:A");
+    check(&graph, "product", "m:S n:P k:R");
+}
+
+#[test]
+fn a_single_sample_stays_the_batch() {
+    let mut b = GraphBuilder::new("one");
+    let x = input(&mut b, "x", &[1, 8, 16]);
+    let y = b.emit("relu", Binary { f: BinaryFn::Max }, &[x, x]).unwrap();
+    b.output(y);
+    check(&b.finish(), "relu", "d0:S d1:A d2:A");
 }

@@ -55,6 +55,7 @@ pub mod recipes;
 mod refine;
 mod solution;
 mod soybean;
+mod stored_ops;
 mod variant_race;
 mod variants;
 

@@ -4,11 +4,10 @@ use crate::{
     Planner, Solution, Strategy,
     baselines::{baseline, price_recipe},
     error::StrategyError,
+    stored_ops::{sampleless, weight_tensors, works_on_stored},
 };
 use shardwright_cost::{Layout, Placement};
-use shardwright_graph::{
-    Consumers, FactorIndex, FactorKind, Graph, LayerId, OpId, Phase, Role, Rule, TensorId,
-};
+use shardwright_graph::{Consumers, FactorIndex, FactorKind, LayerId, OpId, Phase, Rule, TensorId};
 use shardwright_machine::AxisId;
 use shardwright_plan::{Constraints, Context, Optimised};
 use shardwright_search::Control;
@@ -191,16 +190,18 @@ impl Recipe {
         let (kinds, classes) = (context.factor_kinds(), context.layer_classes());
         // Equal layers with equal configs have equal ops.
         let mut known: BTreeMap<(u32, Config), Vec<Config>> = BTreeMap::new();
+        let weights = weight_tensors(context.graph);
+        let free = sampleless(context.graph, kinds);
         let mut chosen: ChosenConfigs = vec![None; context.layers.members.len()];
         for op in context.graph.op_ids() {
             let layer = context.graph.node(op).layer;
-            if context.layers.members[layer.index()].forward() != op {
+            if context.layers.members[layer.index()].forward() != op || free[op.index()] {
                 continue;
             }
             let kinds = &kinds[op.index()];
             let config = match self.rule {
-                RecipeRule::Megatron => megatron(context, layer, kinds, &chosen),
-                _ => self.by_kind(context, layer, kinds, &chosen),
+                RecipeRule::Megatron => megatron(context, layer, kinds, &weights, &chosen),
+                _ => self.by_kind(context, layer, kinds, &weights, &chosen),
             };
             // Only configs that a search offers: see the order of axes in `configs`.
             let listed = config.is_listed(&shapes[op.index()].rule, mesh);
@@ -213,6 +214,16 @@ impl Recipe {
         }
         let stored = works_on_stored(context.graph);
         let consumers = context.graph.consumers();
+        // Ops that no sample reaches follow their readers: a cast weight is split as the product reads it, random bits as
+        // the tensor that they mask.
+        for op in context.graph.op_ids().collect::<Vec<_>>().into_iter().rev() {
+            let layer = context.graph.node(op).layer;
+            if free[op.index()] && context.layers.members[layer.index()].forward() == op {
+                let config = as_read(context, &consumers, &chosen, layer);
+                chosen[layer.index()] =
+                    Some(context.layers.members[layer.index()].configs(shapes, mesh, &config));
+            }
+        }
         let config = |op: OpId| {
             let (layer, member) = context.layers.index[op.index()];
             let config = chosen[layer as usize].as_ref().map(|configs| &configs[member as usize]);
@@ -233,6 +244,7 @@ impl Recipe {
         context: &Context<'_>,
         layer: LayerId,
         kinds: &[FactorKind],
+        weights: &[bool],
         chosen: &ChosenConfigs,
     ) -> Config {
         let all_axes = |kind| {
@@ -245,8 +257,8 @@ impl Recipe {
             let guide = Guide::of(context, layer, chosen)?;
             Some(split_axes(context, layer, |axis| guide.factor(axis)))
         };
-        let weighted = reads_weight(context, layer);
-        let product = is_product(context, layer, kinds);
+        let weighted = reads_weight(context, layer, weights);
+        let product = is_product(context, layer, kinds, weights);
         let spatial = kinds.contains(&FactorKind::Attribute);
         match self.rule {
             RecipeRule::Data => sample(),
@@ -276,59 +288,24 @@ fn held_as_read(
     Some(elementwise_config(&layout, &context.shapes[op.index()].rule, context.mesh()))
 }
 
-/// Which ops work on what is stored in shards: on nothing but weights and state, as slices of stacked weights do, or for
-/// nothing but what the next step starts from. What is made of constants alone, such as masks, does neither.
-fn works_on_stored(graph: &Graph) -> Vec<bool> {
-    let mut given = vec![false; graph.tensors.len()];
-    let mut only_stored = vec![false; graph.tensors.len()];
-    let mut works = updates(graph);
-    for t in graph.tensor_ids().filter(|t| graph.tensor(*t).producer.is_none()) {
-        let role = graph.tensor(t).role;
-        given[t.index()] = role != Role::Constant;
-        only_stored[t.index()] = matches!(role, Role::Parameter | Role::OptimizerState | Role::Constant);
-    }
-    for op in graph.op_ids() {
-        let node = graph.node(op);
-        let varies = node.inputs.iter().any(|t| given[t.index()]);
-        let stored = node.inputs.iter().all(|t| only_stored[t.index()]);
-        for t in &node.outputs {
-            (given[t.index()], only_stored[t.index()]) = (varies, stored);
-        }
-        works[op.index()] = varies && (stored || works[op.index()]);
-    }
-    works
-}
-
-/// Which ops only serve what the next step starts from: backward passes and updates. Imported steps do not say which of
-/// their ops those are, but nobody else reads what they make.
-fn updates(graph: &Graph) -> Vec<bool> {
-    let consumers = graph.consumers();
-    let mut carried = vec![false; graph.tensors.len()];
-    graph.carries.iter().for_each(|carry| carried[carry.new.index()] = true);
-    let mut updates = vec![false; graph.ops.len()];
-    for op in graph.op_ids().collect::<Vec<_>>().into_iter().rev() {
-        let node = graph.node(op);
-        let served = |t: &TensorId| {
-            let readers = consumers.of(*t);
-            readers.iter().all(|reader| updates[reader.index()])
-                && (carried[t.index()] || !readers.is_empty())
-        };
-        updates[op.index()] = node.phase != Phase::Forward || node.outputs.iter().all(served);
-    }
-    updates
-}
-
 /// The first factor of a kind.
 fn of_kind(kinds: &[FactorKind], kind: FactorKind) -> Option<FactorIndex> {
     kinds.iter().position(|&k| k == kind).map(|f| f as FactorIndex)
 }
 
 /// Outside the innermost level the batch; inside it a product with a weight is split by the rows of its weight if
-/// its input arrives split along them, else by columns; everything else goes on as its inputs do, the largest first.
-fn megatron(context: &Context<'_>, layer: LayerId, kinds: &[FactorKind], chosen: &ChosenConfigs) -> Config {
+/// its input arrives split along them, else by columns; everything else goes on as its inputs do, the largest first. Products of
+/// data that arrives whole, such as attention scores, are split by heads.
+fn megatron(
+    context: &Context<'_>,
+    layer: LayerId,
+    kinds: &[FactorKind],
+    weights: &[bool],
+    chosen: &ChosenConfigs,
+) -> Config {
     let guides = Guide::all(context, layer, chosen);
     let innermost = context.mesh().axes().last().map(|axis| axis.level);
-    let product = is_product(context, layer, kinds);
+    let product = is_product(context, layer, kinds, weights);
     let rows = |f: FactorIndex| kinds[f as usize] == FactorKind::Reduction;
     split_axes(context, layer, |axis| {
         if Some(context.mesh().axis(axis).level) != innermost {
@@ -338,25 +315,70 @@ fn megatron(context: &Context<'_>, layer: LayerId, kinds: &[FactorKind], chosen:
         if product {
             arrive.find(|&f| rows(f)).or(of_kind(kinds, FactorKind::Parameter))
         } else {
-            arrive.next()
+            arrive.next().or_else(|| heads(context, layer, kinds, weights))
         }
     })
 }
 
-/// Whether the layer's forward op reads a weight itself.
-fn reads_weight(context: &Context<'_>, layer: LayerId) -> bool {
+/// The factor of a product of data with data that both operands and the result have, other than the batch: heads of attention.
+fn heads(
+    context: &Context<'_>,
+    layer: LayerId,
+    kinds: &[FactorKind],
+    weights: &[bool],
+) -> Option<FactorIndex> {
+    let op = context.layers.members[layer.index()].forward();
+    let (node, rule) = (context.graph.node(op), &context.shapes[op.index()].rule);
+    let summed = |f: FactorIndex| {
+        rule.inputs.iter().all(|map| map.has(f)) && rule.outputs.iter().all(|map| !map.has(f))
+    };
+    let product = node.inputs.len() > 1 && (0..kinds.len() as FactorIndex).any(summed);
+    if !product || reads_weight(context, layer, weights) {
+        return None;
+    }
+    let everywhere = |f: FactorIndex| rule.inputs.iter().chain(&rule.outputs).all(|map| map.has(f));
+    let mut factors = (0..kinds.len() as FactorIndex).filter(|&f| kinds[f as usize] == FactorKind::Attribute);
+    factors.find(|&f| everywhere(f))
+}
+
+/// Whether the layer's forward op reads a weight, or what is computed from weights alone.
+fn reads_weight(context: &Context<'_>, layer: LayerId, weights: &[bool]) -> bool {
     let node = context.graph.node(context.layers.members[layer.index()].forward());
-    let weight = |t| context.graph.tensor(context.graph.held_weight(t)).role == Role::Parameter;
-    node.inputs.iter().any(|&t| weight(t))
+    node.inputs.iter().any(|t| weights[t.index()])
 }
 
 /// Whether the layer's forward op multiplies data by a weight and sums. An embedding does not: what it reads
 /// beside its table are ids.
-fn is_product(context: &Context<'_>, layer: LayerId, kinds: &[FactorKind]) -> bool {
+fn is_product(context: &Context<'_>, layer: LayerId, kinds: &[FactorKind], weights: &[bool]) -> bool {
     let node = context.graph.node(context.layers.members[layer.index()].forward());
-    let tensor = |t: &TensorId| context.graph.tensor(context.graph.held_weight(*t));
-    let data = |t: &TensorId| tensor(t).role != Role::Parameter && tensor(t).ty.dtype.is_float();
-    reads_weight(context, layer) && kinds.contains(&FactorKind::Reduction) && node.inputs.iter().any(data)
+    let data = |t: &TensorId| !weights[t.index()] && context.graph.tensor(*t).ty.dtype.is_float();
+    reads_weight(context, layer, weights)
+        && kinds.contains(&FactorKind::Reduction)
+        && node.inputs.iter().any(data)
+}
+
+/// The config in which a layer makes its results as a reader with a config reads them. The iterations of a loop share a layer: what
+/// the last one makes is read outside.
+fn as_read(context: &Context<'_>, consumers: &Consumers, chosen: &ChosenConfigs, layer: LayerId) -> Config {
+    let read_as = |reader: OpId, t: TensorId| {
+        let input = context.graph.node(reader).inputs.iter().position(|&read| read == t)?;
+        let (layer, member) = context.layers.index[reader.index()];
+        let config = &chosen[layer as usize].as_ref()?[member as usize];
+        Some(input_layout(&context.shapes[reader.index()], input, config, context.mesh()))
+    };
+    let members = &context.layers.members[layer.index()];
+    let wanted = members.ops.iter().rev().find_map(|&op| {
+        let outputs = context.graph.node(op).outputs.iter().enumerate();
+        let mut readers =
+            outputs.flat_map(|(o, &t)| consumers.of(t).iter().map(move |&reader| (o, t, reader)));
+        readers.find_map(|(output, t, reader)| Some((output, read_as(reader, t)?)))
+    });
+    let rule = &context.shapes[members.forward().index()].rule;
+    split_axes(context, layer, |axis| {
+        let (output, layout) = wanted.as_ref()?;
+        let Placement::Shard(dim) = layout.get(axis) else { return None };
+        rule.leading(rule.outputs.get(*output)?.dims.get(usize::from(dim))?)
+    })
 }
 
 /// Splits for each axis the factor that is asked for, where it divides; the rest repeats.

@@ -14,6 +14,7 @@ True
 
 from ._parallelize import Parallelized, parallelize, plan
 from ._probe import probe, profile
+from ._recompute import TrainStep, train_step
 from ._verify import Verification, verify_plan
 
-__all__ = ["Parallelized", "Verification", "parallelize", "plan", "probe", "profile", "verify_plan"]
+__all__ = ["Parallelized", "TrainStep", "Verification", "parallelize", "plan", "probe", "profile", "train_step", "verify_plan"]

@@ -25,8 +25,8 @@ from ._stand_in import PREFIX, PlannedProgram, planned_type
 from ._walk import Visit, large_constants, walk
 
 _SCOPE = re.compile(r"#([\d.]+)\)*(?:/|$)")
-# Larger constants of closures are arguments of the program instead of a part of its text.
-_LARGEST_CONSTANT_BYTES = 1 << 12
+#: Larger constants of closures are arguments of the program instead of a part of its text.
+LARGEST_CONSTANT_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def capture(function: Callable[..., Any], call: Call, donated: tuple[bool, ...])
     with _meshes(call.leaves) as keeps_shardings:
         leaves = call.leaves if keeps_shardings else [None] * len(types)
         jaxpr = jax.make_jaxpr(flat)(*map(_traced_type, types, leaves))
-    constants = tuple(large_constants(jaxpr, _LARGEST_CONSTANT_BYTES))
+    constants = tuple(large_constants(jaxpr, LARGEST_CONSTANT_BYTES))
     return StepCapture(
         function, structure, types, donated, jaxpr, flat.out_tree, tuple(flat.out_keys), tuple(flat.changed), constants
     )

@@ -23,10 +23,13 @@ def ways(sharding: NamedSharding, dim: int | None = None) -> int:
     return math.prod(sharding.mesh.shape[name] for name in names)
 
 
-def sentence(shapes: Sequence[Any], shardings: Sequence[NamedSharding], roles: Sequence[str]) -> str:
+def sentence(
+    shapes: Sequence[Any], shardings: Sequence[NamedSharding], roles: Sequence[str], batch_dims: Sequence[int | None]
+) -> str:
     """How the step is split, in one sentence: `data parallel over 8; parameters replicated; optimizer state split 8 ways`."""
     leaves = list(zip(shapes, shardings, roles, strict=True))
-    batch = max((ways(s, 0) for shape, s, role in leaves if role == "input" and shape.shape), default=1)
+    batches = zip(shardings, batch_dims, strict=True)
+    batch = max((ways(sharding, dim) for sharding, dim in batches if dim is not None), default=1)
     parts = [f"data parallel over {batch}" if batch > 1 else "the batch is not split"]
     for role, title in (("parameter", "parameters"), ("optimizer_state", "optimizer state")):
         sizes = [(shape.size * shape.dtype.itemsize, s) for shape, s, kind in leaves if kind == role]

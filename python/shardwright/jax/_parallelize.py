@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh
 
-from .._native import PlanError
+from .._native import DoesNotFit, PlanError
 from .._native import devices as devices_of
 from .._plan import Plan, SearchOptions
 from .._trial import candidates, fastest, show_measured
@@ -114,7 +114,7 @@ class Parallelized:
         results. `detail="all"` lists every op and every sharding; otherwise equal ones are folded."""
         step, everything = self._first, detail == "all"
         lines = [
-            explanation.sentence(step.step.shapes, step.leaf_shardings, step.roles),
+            explanation.sentence(step.step.shapes, step.leaf_shardings, step.roles, step.batch_dims),
             self.plan.table("all" if everything else "verdict").rstrip(),
             f"mesh: {' '.join(f'{n}:{s}' for n, s in self.mesh.shape.items())}",
             *show_measured(self.measured),
@@ -147,6 +147,9 @@ def parallelize(
     rules: Mapping[str, str] | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     plain_attention: bool = True,
+    micro_batches: int | str = 1,
+    recompute: str | None = None,
+    batch_argnums: int | Sequence[int] | None = None,
     **options: Unpack[SearchOptions],
 ) -> Parallelized:
     """Plans a training step for a machine, and returns the step, sharded by the plan.
@@ -170,6 +173,12 @@ def parallelize(
             rows in turn, on every grid of the devices. Returns the fastest; `.measured` has all times.
         plain_attention: plan attention as the products and softmax that XLA runs. `False` plans it as one fused op that
             stores no scores; XLA then propagates shardings between its operands and results.
+        micro_batches: passes over equal parts of the batch, whose gradients are added up before one update. Results stay those
+            of the whole batch; a step for which they would not is refused. `"auto"` takes the fewest that fit the memory.
+        recompute: what the backward pass computes again, for steps of `train_step`: `"full"` (all of a block), `"selective"`
+            (all but products with weights), or a name of `jax.checkpoint_policies`.
+        batch_argnums: positions of the arguments that hold the batch, for `micro_batches`; by default those that do not come
+            back as results.
 
     The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `roles`, `opaque`, `rules`, `time`, ...). Sharding
     constraints inside `step_fn` are removed: the plan replaces them.
@@ -190,11 +199,22 @@ def parallelize(
         list(opaque),
         rules,
         plain_attention,
+        recompute,
+        _positions(batch_argnums),
     )
     times: dict[str, float] = {}
 
     def plan_call(call: Call) -> ShardedStep:
-        step = planner.capture(call)
+        *fewer, most = planner.micro_batches(call, micro_batches)
+        for number in fewer:
+            try:
+                return plan_divided(call, number)
+            except DoesNotFit:
+                continue
+        return plan_divided(call, most)
+
+    def plan_divided(call: Call, number: int) -> ShardedStep:
+        step = planner.capture(call, number)
         if given is not None:
             return ShardedStep(step, given, text_of(step, given), chosen, constrain)
         requested = fitted(
@@ -243,6 +263,9 @@ def plan(
     roles: Mapping[str, object] | Iterable[str] | None = None,
     opaque: Iterable[str] = (),
     rules: Mapping[str, str] | None = None,
+    micro_batches: int = 1,
+    recompute: str | None = None,
+    batch_argnums: int | Sequence[int] | None = None,
     **options: Unpack[SearchOptions],
 ) -> Plan:
     """Plans a training step for a machine that need not be there. `parallelize(step_fn, ..., plan=...)` runs it by the plan.
@@ -255,9 +278,14 @@ def plan(
     """
     form = CallForm.of(step_fn, static_argnums, static_argnames)
     donations = Donations.of(step_fn, donate_argnums)
-    planner = StepPlanner(step_fn, form, donations, roles, list(opaque), rules)
-    step = planner.capture(form.call(example_args, dict(kwargs or {})))
+    batch = _positions(batch_argnums)
+    planner = StepPlanner(step_fn, form, donations, roles, list(opaque), rules, recompute=recompute, batch_argnums=batch)
+    step = planner.capture(form.call(example_args, dict(kwargs or {})), micro_batches)
     return planner.plan(step, machine, solver, options, memory)[0]
+
+
+def _positions(argnums: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    return (argnums,) if isinstance(argnums, int) else None if argnums is None else tuple(argnums)
 
 
 # Names of devices under JAX, and of their machines.

@@ -11,8 +11,10 @@ from .._native import DoesNotFit, PlanError
 from .._plan import Plan, SearchOptions, plan
 from ._arguments import Call, CallForm
 from ._capture import Donations, PlannedText, StepCapture, capture, lower, path_of
+from ._micro_batches import batch_leaves, divided
 from ._processes import planned_once
-from ._walk import equation
+from ._recompute import recomputing
+from ._walk import equation, source_line
 
 # The most equations of a step that are replaced one after the other.
 _MOST_REPLACED = 64
@@ -34,10 +36,26 @@ class StepPlanner:
     rules: Mapping[str, str] | None
     #: Whether attention is planned as the products and softmax that XLA runs.
     plain_attention: bool = True
+    #: The policy by which the loss of a `TrainStep` is recomputed.
+    recompute: str | None = None
+    #: The arguments that hold the batch; by default those that do not come back as results.
+    batch_argnums: tuple[int, ...] | None = None
 
-    def capture(self, call: Call) -> StepCapture:
-        """The step for a call."""
-        return capture(self.function, call, self.donations.leaves(call.structure))
+    def capture(self, call: Call, micro_batches: int = 1) -> StepCapture:
+        """The step for a call, in micro-batches."""
+        function = recomputing(self.function, self.recompute)
+        step = capture(function, call, self.donations.leaves(call.structure))
+        return step if micro_batches == 1 else divided(step, function, call, micro_batches, self.batch_argnums)
+
+    def micro_batches(self, call: Call, wanted: int | str) -> list[int]:
+        """Numbers of micro-batches to try, in this order. `auto` are all divisors of the batch."""
+        if wanted == "auto":
+            step = self.capture(call)
+            batch = int(step.types[batch_leaves(step, self.batch_argnums)[0]][0][0])
+            return [n for n in range(1, batch + 1) if batch % n == 0]
+        if not isinstance(wanted, int) or wanted < 1:
+            raise PlanError(f'micro_batches={wanted!r} is no number; use 1, 2, ..., or "auto"')
+        return [wanted]
 
     def plan(
         self,
@@ -99,14 +117,7 @@ def source_of(step: StepCapture, path: str) -> str:
     eqn = equation(step.jaxpr, tuple(map(int, path.split("."))))
     if eqn is None:
         return f"equation {path}"
-    try:
-        from jax._src import source_info_util
-
-        place = source_info_util.summarize(eqn.source_info)
-    except ImportError:
-        place = f"equation {path}"
-    scopes = str(eqn.source_info.name_stack)
-    return f"{place}: {scopes + '/' if scopes else ''}{eqn.primitive.name}"
+    return source_line(eqn, f"equation {path}")
 
 
 def stand_in_lines(step: StepCapture, planned: PlannedText) -> list[str]:

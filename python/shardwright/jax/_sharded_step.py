@@ -34,6 +34,8 @@ class ShardedStep:
         first = len(step.constants)
         #: Per leaf of the arguments: `parameter`, `optimizer_state`, `input` or `constant`.
         self.roles: list[str] = shardings["roles"][first:]
+        #: Per leaf of the arguments: the dimension that runs over the batch.
+        self.batch_dims: list[int | None] = shardings["batch_dims"][first:]
         self.constant_shardings = [
             self._sharding(spec, np.ndim(x)) for spec, x in zip(shardings["arguments"][:first], step.constants, strict=True)
         ]

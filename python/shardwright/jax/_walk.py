@@ -7,6 +7,7 @@ position in the function, then in the call or loop body, and so on: `12.0.3`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,8 @@ Path = tuple[int, ...]
 # Takes an equation, its path, its operands, and the function from operands to results.
 Visit = Callable[[Any, Path, list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 
-# Calls that can be inlined, and the parameter that holds the body.
-_INLINED = {
+#: Calls that can be inlined, and the parameter that holds the body.
+INLINED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -28,7 +29,7 @@ _INLINED = {
 }
 # Statements about layouts: the plan replaces them.
 _LAYOUTS = {"sharding_constraint", "reshard", "mesh_cast", "reshard_p"}
-# Primitives that keep their bodies, and the parameters that hold them.
+#: Primitives that keep their bodies, and the parameters that hold them.
 KEPT = {
     "scan": ("jaxpr",),
     "while": ("cond_jaxpr", "body_jaxpr"),
@@ -69,12 +70,12 @@ def walk(
     for at, eqn in enumerate(jaxpr.eqns):
         here = (*path, at)
         operands = [read(atom) for atom in eqn.invars]
-        body = _INLINED.get(eqn.primitive.name)
-        with _scope(eqn):
+        body = INLINED.get(eqn.primitive.name)
+        with scope(eqn):
             if eqn.primitive.name in _LAYOUTS:
                 results = operands
             elif body is not None and body in eqn.params:
-                inner, inner_consts = _parts(eqn.params[body])
+                inner, inner_consts = parts(eqn.params[body])
                 results = walk(inner, inner_consts, operands, visit, here, replaced)
             else:
                 results = visit(eqn, here, operands, _binding(eqn, visit, here))
@@ -84,20 +85,37 @@ def walk(
 
 def equation(jaxpr: Any, path: Path) -> Any:
     """The equation at a path; None if there is none."""
-    body, _ = _parts(jaxpr)
+    body, _ = parts(jaxpr)
     if not path or path[0] >= len(body.eqns):
         return None
     eqn, rest = body.eqns[path[0]], path[1:]
     if not rest:
         return eqn
-    inner = _INLINED.get(eqn.primitive.name)
+    inner = INLINED.get(eqn.primitive.name)
     if inner is not None and inner in eqn.params:
         return equation(eqn.params[inner], rest)
     bodies = eqn.params[KEPT[eqn.primitive.name][rest[0]]]
     return equation(bodies[rest[1]] if isinstance(bodies, (tuple, list)) else bodies, rest[2:])
 
 
-def _scope(eqn: Any) -> Any:
+def has_line(eqn: Any) -> bool:
+    """Whether a line of the user's code is known. Bodies of JAX's own functions have none."""
+    return not source_line(eqn).startswith(":")
+
+
+def source_line(eqn: Any, default: str = "") -> str:
+    """The line of the user's code that an equation comes from, `train.py:12 (loss): mlp/dot_general`."""
+    try:
+        from jax._src import source_info_util
+
+        place = source_info_util.summarize(eqn.source_info)
+    except ImportError:
+        place = default or "unknown line"
+    scopes = str(eqn.source_info.name_stack)
+    return f"{place}: {scopes + '/' if scopes else ''}{eqn.primitive.name}"
+
+
+def scope(eqn: Any) -> Any:
     """The context of an equation: its name scope and the line of the user's code, as JAX's own evaluation has them."""
     try:
         from jax._src import source_info_util as source
@@ -111,12 +129,12 @@ def _scope(eqn: Any) -> Any:
 def large_constants(jaxpr: Any, least_bytes: int) -> list[Any]:
     """The constants of a jaxpr and of the calls in it that have at least so many bytes, each once."""
     found: dict[int, Any] = {}
-    body, consts = _parts(jaxpr)
+    body, consts = parts(jaxpr)
     for x in consts:
         if getattr(x, "nbytes", 0) >= least_bytes and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
             found[id(x)] = x
     for eqn in body.eqns:
-        inner = _INLINED.get(eqn.primitive.name)
+        inner = INLINED.get(eqn.primitive.name)
         if inner is not None and inner in eqn.params:
             found |= {id(x): x for x in large_constants(eqn.params[inner], least_bytes)}
     return list(found.values())
@@ -136,15 +154,17 @@ def _binding(eqn: Any, visit: Visit, path: Path) -> Callable[[list[Any]], list[A
         ]
         params[name] = tuple(bodies_walked) if several else bodies_walked[0]
 
-    def bind(operands: list[Any]) -> list[Any]:
-        bound = eqn.primitive.get_bind_params(params)
-        # Older versions of JAX pass functions before the operands.
-        functions, keywords = bound if isinstance(bound, tuple) else ((), bound)
-        with _context(eqn):
-            results = eqn.primitive.bind(*functions, *operands, **keywords)
-        return list(results) if eqn.primitive.multiple_results else [results]
+    return functools.partial(bind, eqn, params)
 
-    return bind
+
+def bind(eqn: Any, params: dict[str, Any], operands: list[Any]) -> list[Any]:
+    """The results of an equation's primitive with these parameters."""
+    bound = eqn.primitive.get_bind_params(params)
+    # Older versions of JAX pass functions before the operands.
+    functions, keywords = bound if isinstance(bound, tuple) else ((), bound)
+    with _context(eqn):
+        results = eqn.primitive.bind(*functions, *operands, **keywords)
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _context(eqn: Any) -> Any:
@@ -152,13 +172,14 @@ def _context(eqn: Any) -> Any:
     return eqn.ctx.manager if eqn.ctx.cur_abstract_mesh.empty else contextlib.nullcontext()
 
 
-def _parts(body: Any) -> tuple[Any, Sequence[Any]]:
+def parts(body: Any) -> tuple[Any, Sequence[Any]]:
+    """A body and its constants."""
     return (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
 
 
 def _retrace(body: Any, visit: Visit, path: Path) -> Any:
     """The body of a loop, branch or checkpoint, traced again with `visit`."""
-    jaxpr, consts = _parts(body)
+    jaxpr, consts = parts(body)
     types = getattr(visit, "abstract", abstract)
     operands = [types(var.aval) for var in jaxpr.invars]
     traced = jax.make_jaxpr(lambda *args: walk(jaxpr, consts, args, visit, path))(*operands)
