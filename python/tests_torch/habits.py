@@ -432,6 +432,33 @@ def saved() -> Results:
     return {"gradients": same_gradients(model, alone), "sharded": sharded, "refused": refused}
 
 
+def deferred() -> Results:
+    """A module on the meta device is planned, allocated and loaded."""
+    with torch.device("meta"):
+        empty = Rounded()
+    model, alone, x = planned(empty, (torch.randn(X),), solver="fsdp"), Rounded(), torch.randn(X)
+    model.to_empty(device="cpu")
+    model.load_state_dict(alone.state_dict())
+    for m in (alone, model):
+        m(x).square().mean().backward()
+    return {"gradients": same_gradients(model, alone)}
+
+
+def scaled() -> Results:
+    """A loss scaler."""
+    module, x = Rounded(), torch.randn(X)
+    alone = copy.deepcopy(module)
+    model = planned(module, (x,))
+    for m in (alone, model):
+        update, scaler = torch.optim.SGD(m.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler.scale(m(x).square().mean()).backward()
+        scaler.unscale_(update)
+        scaler.step(update)
+        scaler.update()
+    own = model.full_state_dict()
+    return {"weights": max(difference(t, own[n]) for n, t in alone.state_dict().items())}
+
+
 def freed() -> Results:
     """Models that are no longer used leave nothing behind."""
     model = planned(Rounded(), (torch.randn(X),))
@@ -460,6 +487,8 @@ CASES: dict[str, Callable[[], Results]] = {
     "loop": loop,
     "local_batches": local_batches,
     "saved": saved,
+    "deferred": deferred,
+    "scaled": scaled,
     "freed": freed,
 }
 

@@ -91,6 +91,14 @@ def test_local_batches_are_shards_of_the_global_batch(found: dict[str, Any]) -> 
     assert 'batch="local"' in result["refused"], "different batches are noticed"
 
 
+def test_a_module_without_data_is_allocated_and_loaded(found: dict[str, Any]) -> None:
+    assert found["deferred"]["gradients"] < 1e-6
+
+
+def test_losses_are_scaled(found: dict[str, Any]) -> None:
+    assert found["scaled"]["weights"] < 1e-6
+
+
 def test_models_are_freed(found: dict[str, Any]) -> None:
     assert found["freed"]["left"] == 0
 

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 from shardwright import plan
+from shardwright.torch import parallelize
 from shardwright.torch._capture import Capture, capture
 from shardwright.torch._engine import Engine
 from shardwright.torch._graph import AtenCall, Input
@@ -222,6 +223,16 @@ def test_shards_compute_the_blocks_of_the_whole(target: Any, tensors: Any, args:
 
 def test_every_special_case_is_tested_on_shards() -> None:
     assert {target for target, *_ in SPLITS} >= SPECIAL.keys()
+
+
+def test_one_process_runs_too(mesh: Any) -> None:
+    module, x = nn.Linear(4, 2), torch.randn(3, 4)
+    want = module(x).sum()
+    model = parallelize(module, (x,), progress=False)
+    got = model(x).sum()
+    got.backward()
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(model.get_parameter("weight").grad.full_tensor(), x.sum(0).expand(2, 4))
 
 
 def test_op_names_are_module_paths() -> None:

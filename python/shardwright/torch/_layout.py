@@ -25,6 +25,11 @@ def placements(layout: Layout) -> list[Any]:
 
 def layout_of(tensor: Any) -> Layout:
     """A DTensor's layout."""
+    return layout_of_placements(tensor.placements)
+
+
+def layout_of_placements(given: Any) -> Layout:
+    """DTensor's placements as a layout."""
 
     def entry(placement: Any) -> str:
         if placement.is_shard():
@@ -33,7 +38,7 @@ def layout_of(tensor: Any) -> Layout:
             return "R"
         return "P" if placement.reduce_op == "sum" else "M"
 
-    return tuple(entry(placement) for placement in tensor.placements)
+    return tuple(entry(placement) for placement in given)
 
 
 def dual(layout: Layout) -> Layout:

@@ -23,7 +23,7 @@ from .._trial import candidates, fastest, show_measured
 from ._capture import Capture, WithLoss, capture
 from ._data import Batches, global_example
 from ._engine import Engine
-from ._layout import placements
+from ._layout import Grid, layout_of_placements, placements
 from ._measure import seconds_of
 from ._planning import arguments, check_plan, priced
 from ._probe import probe
@@ -32,6 +32,14 @@ from ._sums import Sums
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+def _without_data(weight: torch.Tensor, mesh: Any, wanted: list[Any]) -> Any:
+    """A weight on the meta device in its layout. `to_empty` allocates it."""
+    at = layout_of_placements(wanted)
+    local = torch.empty(Grid(mesh).block(tuple(weight.shape), at)[1], dtype=weight.dtype, device="meta")
+    shape, stride = weight.shape, weight.stride()
+    return DTensor.from_local(local, mesh, wanted, run_check=False, shape=shape, stride=stride)
 
 
 #: Attributes of `Parallelized`. All others are the module's.
@@ -69,7 +77,7 @@ class Parallelized(torch.nn.Module):
         self._captured = captured
         object.__setattr__(self, "_loss_fn", loss_fn)
         self._distribute()
-        self._engine = Engine(self._root, captured.planned(layouts["ops"]), mesh)
+        self._engine = Engine(self._root, captured.planned(layouts["ops"] if plan.axes else {}), mesh)
         self._batch = batch
         self._batches = Batches(self._engine, batch)
 
@@ -83,7 +91,7 @@ class Parallelized(torch.nn.Module):
                     continue
                 if id(old) not in done:
                     wanted = self.placements(names[id(old)])
-                    new = distribute_tensor(old.detach(), self.mesh, wanted)
+                    new = _without_data(old, self.mesh, wanted) if old.is_meta else distribute_tensor(old.detach(), self.mesh, wanted)
                     done[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad)
                 submodule._parameters[name] = done[id(old)]
 
@@ -209,6 +217,8 @@ def parallelize(
         )
     world = distributed.get_world_size()
     device = next((p.device.type for p in module.parameters()), "cpu")
+    if device == "meta":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     args, kwargs = arguments(example_inputs, example_kwargs)
     whole_args, whole_kwargs = global_example((args, kwargs), batch, world)
     with _machine(machine, device, world, measure) as name:
@@ -227,7 +237,9 @@ def parallelize(
                 lambda: plan
                 or search(text, machine=machine, memory=memory, solver=solver, optimizer=optimizer, **options)
             )
-            mesh = init_device_mesh(device, tuple(result.axes.values()), mesh_dim_names=tuple(result.axes))
+            # One process has no axes, and a mesh needs one.
+            axes = result.axes or {"one": 1}
+            mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
             result.notes += priced(captured, result)
             return Parallelized(module, captured, result, json.loads(layouts), mesh, loss_fn, batch)
 
