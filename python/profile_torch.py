@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
 """Measures operator times with PyTorch, on CPU or CUDA, for Shardwright's cost model.
 
-usage: profile_torch.py WORKLOADS.json|attention -o COSTS.json [--merge OLD.json] [--device cuda|cpu] [--name H200] [--seconds 300]
+usage: profile_torch.py WORKLOADS.json|attention|experts -o COSTS.json [--merge OLD.json] [--tf32] [--channels-last]
+                        [--device cuda|cpu] [--name H200] [--seconds 300]
 
 `shardwright profile --list -o WORKLOADS.json` writes the workloads; the word `attention` stands for a grid of sizes of fused
-attention, forward and backward. `--merge` keeps the other rows of an older file. `--costs COSTS.json` reads the result.
+attention, forward and backward, and `experts` for the ops that send tokens to experts. `--merge` keeps the other rows of an
+older file. `--costs COSTS.json` reads the result.
+
+`--tf32` measures products and convolutions of f32 in TF32, and `--channels-last` convolutions in that memory format. Both go
+into tables of their own mode, and only workloads that a mode changes are measured.
 
 Method. On CUDA each operator is captured several times into a CUDA graph, and events time the graph: this is device
 time, without Python or launch overhead. Operands rotate through copies that together exceed the cache (up to 512 MiB),
@@ -43,6 +48,14 @@ def attention_grid():
     return {"format": "shardwright-workloads", "tables": tables}
 
 
+def experts_grid():
+    """Ops that send tokens to experts and back, by the bytes that they move."""
+    rows = [[1 << i] for i in range(16, 33)]
+    classes = ["route", "slots", "dispatch", "combine", "combine_grad_weights", "top_k", "take_along", "put_along", "gather", "scatter_add"]
+    tables = [{"class": cls, "dtype": dtype, "rows": rows} for cls in classes for dtype in ["f32", "bf16"]]
+    return {"format": "shardwright-workloads", "tables": tables}
+
+
 def conv_case(dims):
     """(input shape, weight shape, output shape, stride, groups, spatial rank) for n, groups, c/g, o/g, out.., kernel.., stride.."""
     n, g, c, o = dims[:4]
@@ -56,16 +69,26 @@ class Bench:
     """Operands and a function per workload class. `make` returns (operands, function of operands), and optionally a second
     function whose time is subtracted."""
 
-    def __init__(self, device):
-        self.device = device
+    def __init__(self, device, channels_last=False):
+        self.device, self.channels_last = device, channels_last
 
     def rand(self, shape, dtype):
         return torch.randn(shape, device=self.device, dtype=torch.float32).to(dtype)
 
+    def arranged(self, x):
+        return x.to(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
     def make(self, cls, dtype, sizes):
         t, size = DTYPES[dtype], DTYPES[dtype].itemsize
         if cls == "gemm_f8":
-            raise NotImplementedError("products in 8 bits are not measured: their rounding is part of the roofline alone")
+            b, m, n, k = sizes
+            if b > 1 or m % 16 or n % 16 or k % 16:
+                return None  # such products stay in 16 bits
+            one = torch.ones((), device=self.device)
+            # Both operands are rounded first, with scales that are known: one pass over each.
+            narrow = lambda x: x.to(torch.float8_e4m3fn)
+            f = lambda x, w: torch._scaled_mm(narrow(x), narrow(w).t(), one, one, out_dtype=t)
+            return (self.rand((m, k), t), self.rand((n, k), t)), f
         if cls.startswith("gemm"):
             b, m, n, k = sizes
             # "gemm_tn": the first operand is stored transposed.
@@ -83,10 +106,10 @@ class Bench:
             rest = dict(stride=stride, padding=[0] * d, dilation=[1] * d, transposed=False, output_padding=[0] * d, groups=g)
             if cls == "conv":
                 f = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[d]
-                return (self.rand(x, t), self.rand(w, t)), lambda a, b: f(a, b, stride=stride, groups=g)
+                return tuple(map(self.arranged, (self.rand(x, t), self.rand(w, t)))), lambda a, b: f(a, b, stride=stride, groups=g)
             mask = [cls == "conv_grad_input", cls == "conv_grad_weight", False]
             f = lambda dy, a, b: conv(dy, a, b, None, output_mask=mask, **rest)
-            return (self.rand(y, t), self.rand(x, t), self.rand(w, t)), f
+            return tuple(map(self.arranged, (self.rand(y, t), self.rand(x, t), self.rand(w, t)))), f
         if cls in ("attention", "attention_grad"):
             groups, repeat, q, visible, d, e = sizes
             # Half of the keys visible on average is a causal mask; other bands take as long as that many keys.
@@ -203,6 +226,29 @@ class Bench:
             step = torch.ones((), device=self.device)
             return tuple(w), lambda p, g, m, v: torch._fused_adam_([p], [g], [m], [v], [], [step], lr=0.01, beta1=0.9,
                                                                    beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
+        if cls in ("route", "top_k"):
+            # Scores of 64 experts per token, the two best of them.
+            return (self.rand((max(1, nbytes // (64 * size + 16)), 64), t),), lambda x: x.topk(2, 1)
+        if cls == "slots":
+            ids = torch.randint(0, 64, (max(2, nbytes // 8),), device=self.device, dtype=torch.int32)
+            return (ids,), lambda x: x.sort(stable=True)
+        if cls in ("dispatch", "combine", "combine_grad_weights"):
+            n, width = flat(2) // 4096, 4096
+            if n < 2:
+                return None
+            x, slots = self.rand((n, width), t), torch.randperm(n, device=self.device)
+            if cls == "dispatch":
+                return (x, slots), lambda x, i: x.index_select(0, i)
+            if cls == "combine_grad_weights":
+                return (x, self.rand((n, width), t), slots), lambda x, g, i: (x * g.index_select(0, i)).sum(1)
+            weights = self.rand((n, 1), t)
+            return (x, slots, weights), lambda x, i, w: torch.zeros_like(x).index_add_(0, i, x * w)
+        if cls in ("take_along", "put_along"):
+            r, w = rows(2)
+            ids = torch.randint(0, w, (r, w), device=self.device)
+            if cls == "take_along":
+                return (self.rand((r, w), t), ids), lambda x, i: x.gather(1, i)
+            return (self.rand((r, w), t), ids), lambda x, i: torch.zeros_like(x).scatter_add_(1, i, x)
         if cls in ("gather", "scatter_add"):
             r, w = rows(2)
             table = self.rand((max(2, min(r, 30000)), w), t)
@@ -287,11 +333,12 @@ def time_cpu(sets, f):
 
 def merged(old, new):
     """The tables of both; rows of `new` replace those of `old` with the same sizes."""
-    tables = {(t["class"], t["dtype"]): {tuple(row[:-1]): row for row in t["rows"]} for t in old}
+    key = lambda t: (t["class"], t["dtype"], t.get("mode"))
+    tables = {key(t): {tuple(row[:-1]): row for row in t["rows"]} for t in old}
     for table in new:
-        rows = tables.setdefault((table["class"], table["dtype"]), {})
+        rows = tables.setdefault(key(table), {})
         rows.update({tuple(row[:-1]): row for row in table["rows"]})
-    return [{"class": cls, "dtype": dtype, "rows": sorted(rows.values())} for (cls, dtype), rows in tables.items()]
+    return [{"class": cls, "dtype": dtype, "mode": mode, "rows": sorted(rows.values())} for (cls, dtype, mode), rows in tables.items()]
 
 
 def main():
@@ -302,19 +349,27 @@ def main():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--name", help="device name for the cost file (default: PyTorch's name)")
     parser.add_argument("--seconds", type=float, default=1e9, help="time limit in seconds; the measurements so far are written")
+    parser.add_argument("--tf32", action="store_true", help="multiply f32 in TF32")
+    parser.add_argument("--channels-last", action="store_true", help="convolutions in the memory format channels_last")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
     torch.set_num_threads(1)
     on_gpu = args.device == "cuda"
     measure = time_cuda if on_gpu else time_cpu
-    bench = Bench(args.device)
+    bench = Bench(args.device, args.channels_last)
+    mode = "_".join(["tf32"] * args.tf32 + ["channels_last"] * args.channels_last) or None
     if args.workloads == "attention":
         document = attention_grid()
+    elif args.workloads == "experts":
+        document = experts_grid()
     else:
         with open(args.workloads) as f:
             document = json.load(f)
     if document.get("format") != "shardwright-workloads":
         sys.exit(f"{args.workloads}: not a workload list; make one with `shardwright profile --list -o FILE`")
+    if mode:
+        changed = lambda t: ("conv" in t["class"] or not args.channels_last and "gemm" in t["class"]) and (t["dtype"] == "f32" or not args.tf32)
+        document["tables"] = [t for t in document["tables"] if changed(t)]
     begin, done, failed, tables = time.monotonic(), 0, {}, []
     # Coarse to fine across all tables, so that a time limit thins every table equally.
     fineness = lambda i: i & -i or 1 << 40
@@ -349,7 +404,7 @@ def main():
             torch.cuda.empty_cache()
     for n, table in enumerate(document["tables"]):
         if results[n]:
-            tables.append({"class": table["class"], "dtype": table["dtype"], "rows": sorted(results[n])})
+            tables.append({"class": table["class"], "dtype": table["dtype"], "mode": mode, "rows": sorted(results[n])})
     for (cls, dtype, reason), count in sorted(failed.items()):
         print(f"not measured: {cls} {dtype} x{count}: {reason}", file=sys.stderr)
     name = args.name or (torch.cuda.get_device_name() if on_gpu else platform.processor() or "cpu")
@@ -367,10 +422,10 @@ def main():
         "device": name,
         "date": datetime.date.today().isoformat(),
         "source": "; ".join(source + [f"PyTorch {torch.__version__}" + (f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}" if on_gpu else ", one thread")]),
-        "method": (method or ["CUDA graph of repeated calls on rotating operands, median of 3-5; TF32 off" if on_gpu else "wall clock, median of 5"])[0],
+        "method": (method or ["CUDA graph of repeated calls on rotating operands, median of 3-5; TF32 off but in tables of mode tf32" if on_gpu else "wall clock, median of 5"])[0],
     }
     text = json.dumps(header)[:-1] + ', "tables": [\n' + ",\n".join(
-        f'{{"class": "{t["class"]}", "dtype": "{t["dtype"]}", "rows": [\n' + ",\n".join(json.dumps(r, separators=(",", ":")) for r in t["rows"]) + "]}"
+        f'{{"class": "{t["class"]}", "dtype": "{t["dtype"]}", ' + (f'"mode": "{t["mode"]}", ' if t["mode"] else "") + '"rows": [\n' + ",\n".join(json.dumps(r, separators=(",", ":")) for r in t["rows"]) + "]}"
         for t in tables) + "\n]}\n"
     with open(args.output + ".tmp", "w") as f:
         f.write(text)

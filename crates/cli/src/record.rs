@@ -2,7 +2,7 @@
 
 use crate::commands::profile::{sample, today};
 use crate::lowered_plan::LoweredPlan;
-use shardwright_cost::{CostFile, TableText};
+use shardwright_cost::{CostFile, Mode, TableText};
 use shardwright_engine::Outcome;
 use shardwright_graph::DType;
 use shardwright_machine::DeviceId;
@@ -35,6 +35,7 @@ pub fn costs(lowered: &LoweredPlan, outcome: &Outcome) -> anyhow::Result<CostFil
     let tables = times.into_iter().map(|((class, dtype), rows)| TableText {
         class: class.into(),
         dtype,
+        mode: Mode::Usual,
         rows: rows.into_iter().map(median).collect(),
     });
     let header = [

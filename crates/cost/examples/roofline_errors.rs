@@ -5,7 +5,7 @@
 //!
 //! For interpolation every eighth row is left out and estimated from the others.
 
-use shardwright_cost::{CostFile, CostTable, OperatorTimes, TableText, TimeSource, roofline};
+use shardwright_cost::{CostFile, CostTable, Mode, OperatorTimes, TableText, TimeSource, roofline};
 use shardwright_graph::{RooflineKind, Workload, WorkloadClass, WorkloadSizes};
 use shardwright_machine::{Device, Tf32Use};
 
@@ -18,15 +18,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => CostFile::builtin("h200").ok_or("no built-in costs")??,
     };
     let machine = shardwright_machine::builtin(&arguments.next().unwrap_or("h200x64".into()))?;
-    // TF32 was off in the measurements.
-    let device = Device { tf32: Tf32Use::Off, ..machine.slowest() };
     println!("{}: {}; {} ({})\n", costs.device, costs.source, costs.method, costs.date);
     println!(
         "| class | type | rows | roofline / measured | roofline error | interpolated error | within reach |"
     );
     println!("|---|---|---:|---:|---:|---:|---:|");
     for table in costs.tables() {
-        print_row(table, &device)?;
+        // A table's own arithmetic: TF32 where it was on.
+        let tf32 = match table.mode {
+            Mode::Usual | Mode::ChannelsLast => Tf32Use::Off,
+            Mode::Tf32 | Mode::Tf32ChannelsLast => Tf32Use::All,
+        };
+        print_row(table, &Device { tf32, ..machine.slowest() })?;
     }
     Ok(())
 }
@@ -44,7 +47,8 @@ fn print_row(table: &CostTable, device: &Device) -> Result<(), Box<dyn std::erro
         .collect();
     let kept = (0..table.len()).filter(|i| i % HELD_OUT != 0);
     let rows = kept.map(|i| row_text(table, i)).collect();
-    let text = TableText { class: table.class.clone(), dtype: table.dtype, rows };
+    let mode = if device.tf32 == Tf32Use::All { Mode::Tf32 } else { Mode::Usual };
+    let text = TableText { class: table.class.clone(), dtype: table.dtype, mode, rows };
     let about = [device.name.clone(), String::new(), String::new(), String::new()];
     let rest = CostFile::new(about, vec![text])?;
     let times = OperatorTimes::new(device, Some(&rest))?;
@@ -57,10 +61,16 @@ fn print_row(table: &CostTable, device: &Device) -> Result<(), Box<dyn std::erro
         .filter(|(estimate, _)| estimate.source == TimeSource::Interpolated)
         .map(|(estimate, measured)| (estimate.seconds.0 / measured).ln())
         .collect();
+    let mode = serde_json::to_string(&table.mode)?;
     println!(
-        "| {} | {} | {} | {:.2} | {} | {} | {:.0}% |",
+        "| {} | {} {}| {} | {:.2} | {} | {} | {:.0}% |",
         table.class,
         table.dtype,
+        if table.mode.is_usual() {
+            String::new()
+        } else {
+            format!("{} ", mode.trim_matches('"').replace('_', " "))
+        },
         table.len(),
         median(&model).exp(),
         percent(&model),

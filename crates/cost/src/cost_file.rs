@@ -1,6 +1,6 @@
 //! Measured operator times: the file that `profile` and `python/profile_torch.py` write.
 //!
-//! The file has a table per workload class and element type. A row is the workload's sizes and the time in nanoseconds.
+//! The file has a table per workload class, element type and mode of the matrix units. A row is the workload's sizes and the time in nanoseconds.
 //! If several devices were measured at once, the key `paces` holds their speed trace: rows of microseconds and of one
 //! number per device, its time in thousandths of the average. Everything in the file is checked.
 
@@ -62,8 +62,43 @@ pub struct TableText {
     pub class: String,
     /// The element type.
     pub dtype: DType,
+    /// How products and convolutions were computed.
+    #[serde(default, skip_serializing_if = "Mode::is_usual")]
+    pub mode: Mode,
     /// Sizes, then nanoseconds.
     pub rows: Vec<Vec<u64>>,
+}
+
+/// How products and convolutions are computed where there is a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// In the element type, tensors contiguous.
+    #[default]
+    Usual,
+    /// f32 in TF32.
+    Tf32,
+    /// Channels innermost in memory.
+    ChannelsLast,
+    /// Both.
+    Tf32ChannelsLast,
+}
+
+impl Mode {
+    /// The mode of two choices.
+    pub fn new(tf32: bool, channels_last: bool) -> Self {
+        match (tf32, channels_last) {
+            (false, false) => Self::Usual,
+            (true, false) => Self::Tf32,
+            (false, true) => Self::ChannelsLast,
+            (true, true) => Self::Tf32ChannelsLast,
+        }
+    }
+
+    /// Whether there was no choice, or the usual one was taken.
+    pub fn is_usual(&self) -> bool {
+        *self == Self::Usual
+    }
 }
 
 /// The file as written.
@@ -88,6 +123,8 @@ pub struct CostTable {
     pub class: String,
     /// The element type.
     pub dtype: DType,
+    /// How products and convolutions were computed.
+    pub mode: Mode,
     /// Number of sizes of a row.
     pub arity: usize,
     /// Sizes of all rows, row after row.
@@ -165,6 +202,7 @@ impl CostTable {
         Ok(Self {
             class: text.class,
             dtype: text.dtype,
+            mode: text.mode,
             arity,
             logs: sizes.iter().map(|&s| (s as f32).log2()).collect(),
             sizes,
@@ -180,7 +218,7 @@ impl CostTable {
                 row
             })
             .collect();
-        TableText { class: self.class.clone(), dtype: self.dtype, rows }
+        TableText { class: self.class.clone(), dtype: self.dtype, mode: self.mode, rows }
     }
 }
 
@@ -250,8 +288,8 @@ impl CostFile {
             if rows > MAX_ROWS {
                 return fail(None, format!("more than {MAX_ROWS} rows in all"));
             }
-            if !seen.insert((class.clone(), dtype)) {
-                return fail(None, "this class and element type have a table already".into());
+            if !seen.insert((class.clone(), dtype, text.mode)) {
+                return fail(None, "this class, element type and mode have a table already".into());
             }
             match CostTable::from_text(text) {
                 Ok(table) => checked.push(table),
@@ -270,7 +308,10 @@ impl CostFile {
         let mut all: Vec<TableText> =
             known.into_iter().flat_map(|known| known.tables.iter().map(CostTable::to_text)).collect();
         for mut table in tables {
-            match all.iter_mut().find(|other| other.class == table.class && other.dtype == table.dtype) {
+            let same = |other: &&mut TableText| {
+                (&other.class, other.dtype, other.mode) == (&table.class, table.dtype, table.mode)
+            };
+            match all.iter_mut().find(same) {
                 None => all.push(table),
                 Some(other) => {
                     let new: BTreeSet<&[u64]> = table.rows.iter().map(|row| sizes(row)).collect();
@@ -307,8 +348,12 @@ impl CostFile {
         out += "\"tables\": [\n";
         for (i, table) in self.tables.iter().enumerate() {
             let comma = if i + 1 < self.tables.len() { "," } else { "" };
+            let mode = match table.mode.is_usual() {
+                true => String::new(),
+                false => format!("\"mode\": {}, ", serde_json::to_string(&table.mode).unwrap_or_default()),
+            };
             out += &format!(
-                "{{\"class\": {}, \"dtype\": \"{}\", \"rows\": [\n{}]}}{comma}\n",
+                "{{\"class\": {}, \"dtype\": \"{}\", {mode}\"rows\": [\n{}]}}{comma}\n",
                 quote(&table.class),
                 table.dtype,
                 lines(table.to_text().rows)
@@ -317,14 +362,28 @@ impl CostFile {
         out + "]}\n"
     }
 
-    /// The table for a workload, if there is one of its class, element type and number of sizes.
-    pub fn table(&self, workload: &Workload) -> Option<&CostTable> {
-        let find = |class: &str| {
-            self.tables
-                .iter()
-                .find(|t| t.class == class && t.dtype == workload.dtype && t.arity == workload.sizes.len())
+    /// The table for a workload in a mode, if there is one of its class, element type and number of sizes. Times of contiguous
+    /// tensors stand in for other memory formats; those of f32 never stand in for TF32.
+    pub fn table(&self, workload: &Workload, mode: Mode) -> Option<&CostTable> {
+        let find = |class: &str, mode: Mode| {
+            self.tables.iter().find(|t| {
+                t.class == class
+                    && t.dtype == workload.dtype
+                    && t.mode == mode
+                    && t.arity == workload.sizes.len()
+            })
         };
-        find(workload.class.name).or_else(|| find(workload.class.fallback?))
+        let either = |mode| find(workload.class.name, mode).or_else(|| find(workload.class.fallback?, mode));
+        either(mode).or_else(|| match mode {
+            Mode::ChannelsLast => either(Mode::Usual),
+            Mode::Tf32ChannelsLast => either(Mode::Tf32),
+            Mode::Usual | Mode::Tf32 => None,
+        })
+    }
+
+    /// Whether products or convolutions were measured in TF32.
+    pub fn has_tf32(&self) -> bool {
+        self.tables.iter().any(|table| matches!(table.mode, Mode::Tf32 | Mode::Tf32ChannelsLast))
     }
 
     /// All tables.
@@ -368,6 +427,7 @@ mod tests {
         let table = |class: &str, row: &[u64]| TableText {
             class: class.into(),
             dtype: DType::F32,
+            mode: Mode::Usual,
             rows: vec![row.to_vec()],
         };
         let new = vec![table("gemm", &[1, 4, 4, 4, 300]), table("copy", &[64, 50])];
@@ -392,7 +452,7 @@ mod tests {
         };
         let answer = |text: &str, class| {
             let costs = CostFile::from_json(file(text).as_bytes()).unwrap();
-            costs.table(&wanted(class)).map(|table| table.class.clone())
+            costs.table(&wanted(class), Mode::Usual).map(|table| table.class.clone())
         };
         assert_eq!(answer(gemm, "gemm_nt").as_deref(), Some("gemm"));
         assert_eq!(answer(&both, "gemm_nt").as_deref(), Some("gemm_nt"));

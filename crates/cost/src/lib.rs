@@ -46,6 +46,7 @@ mod canonical_dims;
 pub mod collective;
 mod cost_file;
 mod directed_search;
+mod engine;
 pub mod layout;
 mod memory;
 mod merged_axes;
@@ -60,7 +61,8 @@ mod time_rows;
 mod workloads;
 
 pub use collective::{Algorithm, Collective, Comm, Traffic, parameter_server_traffic};
-pub use cost_file::{CostFile, CostFileError, CostTable, TableText};
+pub use cost_file::{CostFile, CostFileError, CostTable, Mode, TableText};
+pub use engine::{Engine, KernelKind, MixedRules};
 pub use layout::{Arrangement, Layout, LayoutError, MAX_DIMS, Placement, Reduction, TensorShape};
 pub use memory::Lifetimes;
 pub use operator_time::{Estimate, OperatorTimes, TimeSource, TimeSourceCounts, WrongDevice};

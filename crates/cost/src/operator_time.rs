@@ -2,10 +2,11 @@
 //! roofline.
 
 use crate::{
-    cost_file::{CostFile, CostTable},
-    roofline::roofline,
+    cost_file::{CostFile, CostTable, Mode},
+    engine::Engine,
+    roofline::{arithmetic_rate, roofline, stream_seconds},
 };
-use shardwright_graph::Workload;
+use shardwright_graph::{Gemm, RooflineKind, Workload, WorkloadSizes};
 use shardwright_machine::{Device, Seconds};
 use std::collections::BTreeMap;
 
@@ -46,11 +47,12 @@ pub struct WrongDevice {
     pub device: String,
 }
 
-/// Operator times of one device.
+/// Operator times of one device, under the device's engine.
 #[derive(Clone, Copy, Debug)]
 pub struct OperatorTimes<'a> {
     device: &'a Device,
     costs: Option<&'a CostFile>,
+    engine: Option<&'static Engine>,
 }
 
 impl<'a> OperatorTimes<'a> {
@@ -60,15 +62,62 @@ impl<'a> OperatorTimes<'a> {
             Some(c) if !c.device.eq_ignore_ascii_case(&device.name) => {
                 Err(WrongDevice { measured: c.device.clone(), device: device.name.clone() })
             }
-            _ => Ok(Self { device, costs }),
+            _ => Ok(Self { device, costs, engine: device.engine.and_then(Engine::of) }),
         }
     }
 
-    /// The time of a workload.
+    /// The engine that runs the ops.
+    pub fn engine(&self) -> Option<&'static Engine> {
+        self.engine
+    }
+
+    /// The time of a kernel's traffic at a share of the memory bandwidth.
+    pub fn stream(&self, bytes: u64, share: f64) -> Seconds {
+        stream_seconds(self.device, bytes as f64, share)
+    }
+
+    /// How a workload's products and convolutions are computed.
+    fn mode(&self, workload: &Workload) -> Mode {
+        let convolution = matches!(workload.roofline, RooflineKind::Convolution { .. });
+        let tf32 = workload.dtype == shardwright_graph::DType::F32
+            && self.device.peak.tf32.is_some_and(|rate| rate.0 == arithmetic_rate(self.device, workload));
+        let engine = self.engine.filter(|_| convolution);
+        Mode::new(tf32, engine.is_some_and(|engine| engine.channels_last))
+    }
+
+    /// The time of an unaligned 16-bit product that the engine pads, with the copy of its larger operand.
+    fn padded(&self, workload: &Workload) -> Option<Estimate> {
+        self.engine.filter(|engine| engine.pads_products)?;
+        let RooflineKind::Product(product) = &workload.roofline else { return None };
+        if product.align == Gemm::ALIGNED || workload.dtype.bytes() != 2 || workload.sizes.len() != 4 {
+            return None;
+        }
+        let round = |size: &u64| size.next_multiple_of(Gemm::ALIGNED);
+        let mut sizes: WorkloadSizes = workload.sizes.iter().map(round).collect();
+        sizes[0] = workload.sizes[0];
+        let aligned = self.alone(&workload.resized(&sizes));
+        let Gemm { batch, m, n, k, .. } = *product;
+        let copied =
+            2 * batch.saturating_mul(k).saturating_mul(m.max(n)).saturating_mul(workload.dtype.bytes());
+        let seconds = Seconds(aligned.seconds.0 + self.stream(copied, 0.9).0);
+        Some(Estimate { seconds, ..aligned })
+    }
+
+    /// The time of a workload, inside of a step of the engine.
     pub fn estimate(&self, workload: &Workload) -> Estimate {
+        let alone = self.padded(workload).unwrap_or_else(|| self.alone(workload));
+        let slows = matches!(workload.roofline, RooflineKind::Product(_) | RooflineKind::Attention { .. });
+        let slowdown = self.engine.filter(|_| slows).map_or(1.0, |engine| engine.product_slowdown);
+        Estimate { seconds: Seconds(alone.seconds.0 * slowdown), ..alone }
+    }
+
+    /// The time of a workload that runs alone.
+    fn alone(&self, workload: &Workload) -> Estimate {
         let model = roofline(self.device, workload);
-        let at_least_launch = |seconds: Seconds| seconds.max(self.device.launch_overhead);
-        let Some(table) = self.costs.and_then(|c| c.table(workload)) else {
+        // An engine's kernels follow each other without the time of a launch.
+        let gap = self.engine.map(|engine| Seconds(engine.gap_us * 1e-6));
+        let at_least_launch = |seconds: Seconds| seconds.max(gap.unwrap_or(self.device.launch_overhead));
+        let Some(table) = self.costs.and_then(|c| c.table(workload, self.mode(workload))) else {
             return Estimate { seconds: model, source: TimeSource::Roofline };
         };
         if let Some(seconds) = table.exact(&workload.sizes) {
@@ -152,7 +201,7 @@ mod tests {
                 s.iter().copied().chain([nanoseconds]).collect()
             })
             .collect();
-        let table = TableText { class: "gemm".into(), dtype: DType::F32, rows };
+        let table = TableText { class: "gemm".into(), dtype: DType::F32, mode: Mode::Usual, rows };
         CostFile::new(["h200", "2026-01-01", "s", "m"].map(String::from), vec![table]).unwrap()
     }
 

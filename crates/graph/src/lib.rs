@@ -41,6 +41,7 @@
 pub mod autodiff;
 pub mod block;
 mod builder;
+mod compiler_recompute;
 mod eight_bit;
 #[doc(hidden)]
 pub mod examples;
@@ -61,12 +62,14 @@ pub mod soap;
 pub mod text;
 mod train;
 mod types;
+mod updates_last;
 pub mod verify;
 mod work;
 mod workload;
 
 pub use autodiff::GradContext;
 pub use builder::{BuildError, GraphBuilder};
+pub use compiler_recompute::compiler_recompute;
 pub use fuse_attention::{AttentionFusion, fuse_attention};
 pub use graph::{
     Carry, Consumers, Graph, Init, Layer, Node, Phase, Role, SlicedTensor, Tensor, WeightGradient,
@@ -85,6 +88,7 @@ pub use soap::{FactorKind, batch_dims, factor_kinds};
 pub use text::TextError;
 pub use train::{GradientPrecision, MASTER_SUFFIX, Optimizer, train, train_mixed};
 pub use types::{DType, Dims, MAX_ELEMENTS, MAX_RANK, Real, Shape, TensorType};
+pub use updates_last::updates_last;
 pub use work::StepSize;
 pub use workload::{
     AttentionPass, ConvolutionPass, Filter3x3, Gemm, RooflineKind, Workload, WorkloadClass, WorkloadSizes,

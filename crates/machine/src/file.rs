@@ -8,7 +8,7 @@ use crate::error::{FileLocation, MachineError};
 use crate::machine::Machine;
 use crate::measurement::{CollectiveKind, CollectiveMeasurement, MeasuredTime};
 use crate::spec::{
-    Device, DeviceOverride, Level, Link, MachineSpec, Precision, SpecError, Tf32Use, Topology,
+    Device, DeviceOverride, EngineName, Level, Link, MachineSpec, Precision, SpecError, Tf32Use, Topology,
 };
 use crate::toml_table::{SourceText, TomlTable, TomlValue};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
@@ -49,6 +49,7 @@ const DEVICE_KEYS: &[&str] = &[
     "cores",
     "overlap",
     "tf32",
+    "engine",
     "peak",
 ];
 const MIXED_KEYS: &[&str] = &[
@@ -62,6 +63,7 @@ const MIXED_KEYS: &[&str] = &[
     "cores",
     "overlap",
     "tf32",
+    "engine",
     "peak",
 ];
 const MEASURED_KEYS: &[&str] = &["level", "collective", "members", "bytes", "times"];
@@ -383,6 +385,10 @@ fn device(table: &TomlTable) -> Result<Device, MachineError> {
             })?
         }
     };
+    let engine = match table.entries.contains_key("engine") {
+        false => None,
+        true => Some(EngineName::parse(table.text("engine")?).map_err(|reason| table.bad("engine", reason))?),
+    };
     Ok(Device {
         name: table.text("name")?.to_string(),
         memory: table.quantity("memory", "\"16 GiB\"", Bytes::parse)?,
@@ -393,6 +399,7 @@ fn device(table: &TomlTable) -> Result<Device, MachineError> {
         cores,
         overlap: flag("overlap")?,
         tf32,
+        engine,
         peak,
     })
 }

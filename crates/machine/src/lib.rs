@@ -42,7 +42,7 @@ pub use machine::{Fingerprint, Machine};
 pub use measurement::{CollectiveKind, CollectiveMeasurement, MeasuredTime};
 pub use mesh::{Axis, AxisId, AxisIter, AxisSet, DeviceId, LevelId, Mesh, MeshError, prime_factors};
 pub use spec::{
-    Device, DeviceOverride, Level, Link, MAX_AXES, MAX_DEVICES, MAX_LEVELS, MachineSpec, Peaks, Precision,
-    SpecError, Tf32Use, Topology,
+    Device, DeviceOverride, EngineName, Level, Link, MAX_AXES, MAX_DEVICES, MAX_LEVELS, MachineSpec, Peaks,
+    Precision, SpecError, Tf32Use, Topology,
 };
 pub use units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, show_bytes};

@@ -159,8 +159,51 @@ pub struct Device {
     /// What f32 tensors are multiplied in TF32 for, on a device that states its rate.
     #[serde(default, skip_serializing_if = "is_usual_tf32")]
     pub tf32: Tf32Use,
+    /// The engine that runs steps on the device; none: ops are priced one by one, by the device alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineName>,
     /// Peak arithmetic rates by number format, dense.
     pub peak: Peaks,
+}
+
+/// The engines whose behaviour is known (`crates/cost/engines`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EngineName {
+    /// PyTorch, op by op.
+    TorchEager,
+    /// PyTorch with `torch.compile`.
+    TorchCompile,
+    /// JAX and everything else that XLA compiles.
+    Xla,
+    /// The engine of `shardwright run`.
+    Embedded,
+}
+
+impl EngineName {
+    /// All engines.
+    pub const ALL: [EngineName; 4] = [Self::TorchEager, Self::TorchCompile, Self::Xla, Self::Embedded];
+
+    /// The name that users type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TorchEager => "torch-eager",
+            Self::TorchCompile => "torch-compile",
+            Self::Xla => "xla",
+            Self::Embedded => "embedded",
+        }
+    }
+
+    /// The engine of this name.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let names = Self::ALL.map(Self::name);
+        Self::ALL.into_iter().find(|engine| engine.name() == text).ok_or_else(|| {
+            format!("there is no engine `{}`; choose {}", text.escape_debug(), names.join(", "))
+        })
+    }
 }
 
 /// What runs in TF32 on a device that has it, where tensors are f32.
@@ -360,6 +403,7 @@ impl Device {
             cores: self.cores.max(other.cores),
             overlap: self.overlap && other.overlap,
             tf32: self.tf32.min(other.tf32),
+            engine: self.engine.or(other.engine),
             peak,
         }
     }

@@ -98,6 +98,9 @@ fn write_device(out: &mut String, device: &Device) {
     if device.tf32 != Tf32Use::default() {
         let _ = writeln!(out, "tf32 = {}", quoted(device.tf32.name()));
     }
+    if let Some(engine) = device.engine {
+        let _ = writeln!(out, "engine = {}", quoted(engine.name()));
+    }
     for p in Precision::ALL {
         if let Some(rate) = device.peak.get(p) {
             let _ = writeln!(out, "peak.{} = \"{rate}\"", p.name());

@@ -2,12 +2,13 @@
 
 use crate::{
     error::PlanError,
+    fusion::{FusedOp, fuse},
     graph_facts::{FactorKinds, GraphFacts},
     op_times::OpTimes,
     variables::Variables,
 };
-use shardwright_cost::{CostFile, OperatorTimes, Resharder};
-use shardwright_graph::Graph;
+use shardwright_cost::{CostFile, Engine, OperatorTimes, Resharder};
+use shardwright_graph::{Graph, OpId};
 use shardwright_machine::{Device, DeviceId, Machine, Mesh};
 use shardwright_space::{OpShapes, SearchMesh, Transfers};
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub struct Context<'a> {
     pub(crate) facts: Arc<GraphFacts>,
     costs: Option<&'a CostFile>,
     device: Device,
+    /// What the engine's kernels leave of each op; empty without an engine.
+    fused: Arc<[Option<FusedOp>]>,
 }
 
 /// A mesh on which nothing is enumerated yet.
@@ -59,13 +62,14 @@ impl<'a> Context<'a> {
         }
         let device = machine.slowest();
         // Costs of another device are refused before anything is priced.
-        OperatorTimes::new(&device, costs)?;
+        let engine = OperatorTimes::new(&device, costs)?.engine();
         let shapes: Arc<[OpShapes]> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
         let layers = Arc::new(Variables::layers(graph, &shapes));
         let variables = if untied { Arc::new(Variables::ops(graph, &shapes)) } else { Arc::clone(&layers) };
         Ok(Self {
             graph,
             machine,
+            fused: engine.map_or_else(Vec::new, |engine| fuse(graph, &shapes, engine)).into(),
             resharder: Resharder::new(machine, &mesh),
             transfers: Arc::new(Transfers::of(graph)),
             search_mesh: all_of(mesh, machine),
@@ -101,6 +105,7 @@ impl<'a> Context<'a> {
             untied,
             facts: Arc::clone(&self.facts),
             device: self.device.clone(),
+            fused: Arc::clone(&self.fused),
             ..*self
         }
     }
@@ -113,6 +118,23 @@ impl<'a> Context<'a> {
     /// The cost file in use.
     pub fn costs(&self) -> Option<&'a CostFile> {
         self.costs
+    }
+
+    /// The engine that runs the step.
+    pub fn engine(&self) -> Option<&'static Engine> {
+        self.device.engine.and_then(Engine::of)
+    }
+
+    /// The least time of a step: that of the host, which launches all kernels one by one. Zero without an engine.
+    pub fn host_seconds(&self) -> f64 {
+        let Some(engine) = self.engine() else { return 0.0 };
+        let is_kernel = |op: &OpId| {
+            let fused = self.fused.get(op.index()).and_then(Option::as_ref);
+            fused.map_or_else(|| !self.graph.node(*op).op.operator().is_view(), |part| part.starts)
+        };
+        let kernels: f64 =
+            self.graph.op_ids().filter(is_kernel).map(|op| f64::from(self.graph.runs(op))).sum();
+        (engine.host_us_per_step + kernels * engine.host_us_per_kernel) * 1e-6
     }
 
     /// Times of ops. Where devices differ, a pinned op takes the time of the devices that it is pinned to.
@@ -143,13 +165,13 @@ impl<'a> Context<'a> {
 
     /// Times of ops on one device, split over any mesh.
     pub(crate) fn op_times<'m>(&'m self, times: OperatorTimes<'m>, mesh: &'m Mesh) -> OpTimes<'m> {
-        let classes = Arc::clone(self.facts.op_classes(self.graph, &self.shapes));
-        OpTimes::new(times, self.graph, &self.shapes, classes, mesh)
+        let classes = Arc::clone(self.facts.op_classes(self.graph, &self.shapes, &self.fused));
+        OpTimes::new(times, self.graph, &self.shapes, classes, mesh, &self.fused)
     }
 
     /// Per layer: its class. The layers of a class have the same configs under the same config of the forward op.
     pub fn layer_classes(&self) -> &[u32] {
-        self.facts.layer_classes(self.graph, &self.shapes, &self.layers)
+        self.facts.layer_classes(self.graph, &self.shapes, &self.fused, &self.layers)
     }
 
     /// Per op: the kinds of its factors.

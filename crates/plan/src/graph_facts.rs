@@ -1,6 +1,7 @@
 //! Facts that depend on the graph, the machine and the costs, but on no mesh: contexts on all meshes share them, and each is
 //! computed once, when it is first needed.
 
+use crate::fusion::FusedOp;
 use crate::{
     compute_lower_bound::LowerBounds, memory::NetworkCharge, variable_classes::VariableClasses,
     variables::Variables,
@@ -29,19 +30,26 @@ pub(crate) struct GraphFacts {
 
 impl GraphFacts {
     /// Per op: the index of its class among the graph's distinct ops.
-    pub fn op_classes(&self, graph: &Graph, shapes: &[OpShapes]) -> &Arc<[u32]> {
+    pub fn op_classes(&self, graph: &Graph, shapes: &[OpShapes], fused: &[Option<FusedOp>]) -> &Arc<[u32]> {
         self.op_classes.get_or_init(|| {
-            let mut classes: FxHashMap<(&Op, &OpShapes), u32> = FxHashMap::default();
+            let mut classes: FxHashMap<(&Op, &OpShapes, Option<&FusedOp>), u32> = FxHashMap::default();
             let class = |op: OpId| {
                 let next = classes.len() as u32;
-                *classes.entry((&graph.node(op).op, &shapes[op.index()])).or_insert(next)
+                let part = fused.get(op.index()).and_then(Option::as_ref);
+                *classes.entry((&graph.node(op).op, &shapes[op.index()], part)).or_insert(next)
             };
             graph.op_ids().map(class).collect()
         })
     }
 
     /// Per layer: its class. The layers of a class have the same configs under the same config of the forward op.
-    pub fn layer_classes(&self, graph: &Graph, shapes: &[OpShapes], layers: &Variables) -> &[u32] {
+    pub fn layer_classes(
+        &self,
+        graph: &Graph,
+        shapes: &[OpShapes],
+        fused: &[Option<FusedOp>],
+        layers: &Variables,
+    ) -> &[u32] {
         self.layer_classes.get_or_init(|| {
             let none = vec![Vec::new(); layers.members.len()];
             // In micro-batches a weight may be read through a view, whose layout is the weight's.
@@ -57,7 +65,7 @@ impl GraphFacts {
                 let read = ops.flat_map(|&op| graph.node(op).inputs.iter().map(|&t| graph.held_weight(t)));
                 read.map(number).collect::<Vec<usize>>()
             };
-            VariableClasses::new(graph, layers, self.op_classes(graph, shapes), &none, weights).of
+            VariableClasses::new(graph, layers, self.op_classes(graph, shapes, fused), &none, weights).of
         })
     }
 

@@ -30,6 +30,7 @@ mod constraints;
 mod context;
 mod direct;
 mod error;
+mod fusion;
 mod graph_facts;
 mod limited;
 mod memory;

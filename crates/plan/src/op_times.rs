@@ -4,6 +4,7 @@
 //! deep models, share their times. Where devices differ, an op waits for the slowest device that it runs on: of all
 //! devices, or of those that it is pinned to.
 
+use crate::fusion::FusedOp;
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Comm, CostFile, Estimate, OperatorTimes, TimeSource};
 use shardwright_graph::{Graph, OpId, Region, TensorType, Workload};
@@ -32,6 +33,8 @@ pub struct OpTimes<'a> {
     graph: &'a Graph,
     shapes: &'a [OpShapes],
     mesh: &'a Mesh,
+    /// What the engine's kernels leave of each op; empty without an engine.
+    fused: &'a [Option<FusedOp>],
     kinds: Arc<[Kind]>,
     /// Where devices differ: the machine that pins refer to, and measured times.
     mixed: Option<(&'a Machine, Option<&'a CostFile>)>,
@@ -46,8 +49,9 @@ impl<'a> OpTimes<'a> {
         shapes: &'a [OpShapes],
         kinds: Arc<[Kind]>,
         mesh: &'a Mesh,
+        fused: &'a [Option<FusedOp>],
     ) -> Self {
-        Self { times, graph, shapes, mesh, kinds, mixed: None, cache: RwLock::default() }
+        Self { times, graph, shapes, mesh, fused, kinds, mixed: None, cache: RwLock::default() }
     }
 
     /// The same for a machine whose devices may differ: a pinned op takes the time of the devices that it is pinned to.
@@ -77,9 +81,9 @@ impl<'a> OpTimes<'a> {
     }
 
     /// The time of a workload on the slowest device of some units, or of the machine.
-    fn slowest(&self, workload: &Workload, units: &Units) -> Estimate {
+    fn slowest(&self, estimate: impl Fn(&OperatorTimes<'_>) -> Estimate, units: &Units) -> Estimate {
         let (Some((machine, costs)), Some(units)) = (self.mixed, units) else {
-            return self.times.estimate(workload);
+            return estimate(&self.times);
         };
         let on = |unit: &u32| {
             let device = machine.device(DeviceId(unit * machine.devices_per_unit(0)));
@@ -87,10 +91,10 @@ impl<'a> OpTimes<'a> {
             let times = OperatorTimes::new(device, costs).or_else(|_| OperatorTimes::new(device, None));
             debug_assert!(times.is_ok(), "a data sheet is always of its device");
             let times = times.ok()?;
-            Some(times.estimate(workload))
+            Some(estimate(&times))
         };
         let slowest = units.iter().filter_map(on).max_by(|a, b| a.seconds.0.total_cmp(&b.seconds.0));
-        slowest.unwrap_or_else(|| self.times.estimate(workload))
+        slowest.unwrap_or_else(|| estimate(&self.times))
     }
 
     /// Per op: the index of its class among the graph's distinct ops.
@@ -143,8 +147,11 @@ impl<'a> OpTimes<'a> {
         let workload = local.workload(&inputs, &outputs);
         let estimate = if local.operator().is_view() {
             Estimate { seconds: Seconds::ZERO, source: TimeSource::Roofline }
+        } else if let Some(part) = self.fused.get(op.index()).and_then(Option::as_ref) {
+            let bytes = part.bytes(&local, &inputs, &outputs);
+            self.slowest(|times| fused_time(times, part, bytes), units)
         } else {
-            self.slowest(&workload, units)
+            self.slowest(|times| times.estimate(&workload), units)
         };
         (workload, estimate)
     }
@@ -157,4 +164,10 @@ impl<'a> OpTimes<'a> {
             .map(|halo| picoseconds(comm.halo_seconds(halo.axes, halo.down, halo.up)))
             .sum()
     }
+}
+
+/// The time of an op inside of a kernel: its own traffic, and the kernel's start if it pays for it.
+fn fused_time(times: &OperatorTimes<'_>, part: &FusedOp, bytes: u64) -> Estimate {
+    let start = times.engine().filter(|_| part.starts).map_or(0.0, |engine| engine.gap_us * 1e-6);
+    Estimate { seconds: Seconds(times.stream(bytes, part.share()).0 + start), source: TimeSource::Roofline }
 }

@@ -8,8 +8,8 @@ use crate::{
     stablehlo::{Program, is_stablehlo, read_program},
 };
 use anyhow::Context as _;
-use shardwright_cost::CostFile;
-use shardwright_graph::{GradientPrecision, Graph, GraphBuilder, Optimizer, TensorId, train};
+use shardwright_cost::{CostFile, Engine};
+use shardwright_graph::{GradientPrecision, Graph, GraphBuilder, Optimizer, TensorId, train, updates_last};
 use shardwright_machine::{Machine, Mesh, Tf32Use};
 use shardwright_onnx as onnx;
 use shardwright_plan::Context;
@@ -66,29 +66,39 @@ impl Request {
         };
         self.model.read_into(&mut inputs)?;
         self.check_precision(&inputs)?;
+        let engine = inputs.machine.slowest().engine.and_then(Engine::of);
+        if engine.is_some_and(|engine| engine.updates_last) && !inputs.spmd {
+            inputs.graph = updates_last(&inputs.graph);
+        }
         Ok(inputs)
     }
 
     /// The machine as it multiplies f32 tensors in the request's precision. Measured times are those of IEEE arithmetic.
     fn precise_machine(&self, machine: Machine) -> anyhow::Result<Machine> {
+        let mut spec = machine.spec().clone();
+        if self.engine.is_some() {
+            spec.device.engine = self.engine;
+            spec.mixed.iter_mut().for_each(|mixed| mixed.device.engine = self.engine);
+        }
+        let engine = spec.device.engine.and_then(Engine::of);
+        let usual = |engine: &Engine| if engine.tf32_products { Tf32Use::All } else { Tf32Use::Convolutions };
         let used = match self.model.precision {
             Some(Precision::Tf32) => Some(Tf32Use::All),
             Some(Precision::Ieee) => Some(Tf32Use::Off),
-            _ => self.costs.is_some().then_some(Tf32Use::Off),
+            _ => engine.map(usual).or(self.costs.is_some().then_some(Tf32Use::Off)),
         };
-        let Some(used) = used else { return Ok(machine) };
-        if used == Tf32Use::All {
+        let Some(used) = used else { return Ok(Machine::try_from(spec)?) };
+        if self.model.precision == Some(Precision::Tf32) {
             self.states_rate(&machine, "tf32")?;
             anyhow::ensure!(
-                self.costs.is_none(),
-                "--precision tf32: f32 products were measured without TF32; leave --costs out"
+                self.costs.is_none() || engine.is_some(),
+                "--precision tf32: without an engine, f32 products are priced as measured without TF32; name an --engine, or leave --costs out"
             );
         }
-        // A machine that states no rate in TF32 stays as it is.
-        let mut spec = machine.spec().clone();
+        // A machine that states no rate in TF32 multiplies as it is.
         if spec.device.peak.tf32.is_none() && spec.mixed.iter().all(|mixed| mixed.device.peak.tf32.is_none())
         {
-            return Ok(machine);
+            return Ok(Machine::try_from(spec)?);
         }
         spec.device.tf32 = used;
         spec.mixed.iter_mut().for_each(|mixed| mixed.device.tf32 = used);
@@ -325,6 +335,7 @@ pub fn is_path(model: &str) -> bool {
 mod tests {
     use super::*;
     use shardwright_graph::DType;
+    use shardwright_machine::EngineName;
 
     fn open(model: &str, text: Option<String>, inference: bool) -> anyhow::Result<Inputs> {
         let mut request = Request::new(model, "flat:2");
@@ -404,11 +415,24 @@ mod tests {
 
     #[test]
     fn tf32_is_how_a_machine_multiplies_f32() {
-        let used = |machine: &str, precision, costs: Option<&str>| {
+        let on_engine = |machine: &str, precision, costs: Option<&str>, engine| {
             let mut request = Request::new("vgg16:batch=8", machine);
             (request.model.precision, request.costs) = (precision, costs.map(String::from));
+            request.engine = engine;
             request.open().map(|inputs| inputs.machine.spec().device.tf32)
         };
+        let used = |machine: &str, precision, costs| on_engine(machine, precision, costs, None);
+        // Engines have modes of their own, which are measured too.
+        let engines = [
+            (EngineName::TorchEager, Tf32Use::Convolutions),
+            (EngineName::TorchCompile, Tf32Use::Convolutions),
+            (EngineName::Xla, Tf32Use::All),
+        ];
+        for (engine, tf32) in engines {
+            assert_eq!(on_engine("8xh200", None, Some("h200"), Some(engine)).unwrap(), tf32);
+            let wanted = Some(Precision::Tf32);
+            assert_eq!(on_engine("8xh200", wanted, Some("h200"), Some(engine)).unwrap(), Tf32Use::All);
+        }
         assert_eq!(used("8xh200", None, None).unwrap(), Tf32Use::Convolutions);
         assert_eq!(used("8xh200", Some(Precision::Tf32), None).unwrap(), Tf32Use::All);
         assert_eq!(used("8xh200", Some(Precision::Ieee), None).unwrap(), Tf32Use::Off);

@@ -80,7 +80,11 @@ impl Inputs {
     /// Where micro-batches or a policy are asked for that the step or its engine does not take.
     pub fn variants(&self) -> anyhow::Result<Vec<Variant>> {
         let (counts, policies) = (self.micro_batch_counts()?, self.policies()?);
-        let of = |micro_batches| policies.iter().map(move |&recompute| Variant { micro_batches, recompute });
+        // A program of an engine has the ops already that the engine recomputes.
+        let engine = self.machine.slowest().engine.filter(|_| !self.spmd);
+        let of = |micro_batches| {
+            policies.iter().map(move |&recompute| Variant { micro_batches, recompute, engine })
+        };
         let variants: Vec<Variant> = counts.into_iter().flat_map(of).collect();
         // Policies recompute the same ops in any number of micro-batches.
         if let (&[_], Some(variant)) = (&policies[..], variants.first()) {

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use shardwright_graph::{GradientPrecision, Optimizer, RecomputePolicy, Role};
-use shardwright_machine::{Bytes, Machine};
+use shardwright_machine::{Bytes, EngineName, Machine};
 use shardwright_onnx::Loss;
 use shardwright_plan::ConfigConstraint;
 use shardwright_stages::schedule::Schedule;
@@ -235,6 +235,11 @@ pub struct Request {
     #[arg(long)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub costs: Option<String>,
+    /// The engine that will run the step: torch-eager, torch-compile, xla or embedded. Ops are then priced as its kernels run
+    /// them: fused, in its number formats, with its host time and its own memory. By default every op is a kernel
+    #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineName>,
     /// Memory limit per device: `16GiB`, `80GB`; `none` lifts it. By default the device's memory less its reserve
     #[arg(long, value_name = "LIMIT", default_value = "device", hide_default_value = true, value_parser = MemoryLimit::parse)]
     #[serde(skip)]
@@ -326,6 +331,7 @@ impl Request {
             },
             machine: machine.into(),
             costs: None,
+            engine: None,
             memory: MemoryLimit::Device,
             micro_batches: MicroBatchChoice::default(),
             pipeline: PipelineChoice::Off,
@@ -364,11 +370,11 @@ impl Request {
         <Self as clap::FromArgMatches>::from_arg_matches(&matches).map_err(|error| error.to_string())
     }
 
-    /// Model, machine and costs of this request, everything else of another.
+    /// Model, machine, costs and engine of this request, everything else of another.
     #[must_use]
     pub fn with_limits_of(self, other: &Self) -> Self {
-        let Self { model, machine, costs, .. } = self;
-        Self { model, machine, costs, ..other.clone() }
+        let Self { model, machine, costs, engine, .. } = self;
+        Self { model, machine, costs, engine, ..other.clone() }
     }
 }
 
@@ -405,6 +411,15 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer, String> {
             Err(format!("unknown optimizer {text}{nearest}; choose sgd, momentum, adam or adamw"))
         }
     }
+}
+
+/// An engine by name.
+///
+/// # Errors
+/// Where there is none of that name.
+pub fn parse_engine(text: &str) -> Result<EngineName, String> {
+    let nearest = did_you_mean(text, EngineName::ALL.map(EngineName::name));
+    EngineName::parse(text).map_err(|reason| format!("{reason}{nearest}"))
 }
 
 /// A precision by name.

@@ -68,7 +68,7 @@ pub fn simulate_program(
     let makespan = makespan.max(busy);
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
     let times = StepTimes {
-        step_seconds: seconds(makespan),
+        step_seconds: seconds(makespan).max(context.host_seconds()),
         compute_seconds: seconds(busy),
         exposed_comm_seconds: seconds(exposed),
     };

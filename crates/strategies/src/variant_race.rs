@@ -145,7 +145,9 @@ impl<'g> Race<'_, 'g> {
         let mut counts: Vec<NonZeroU32> = variants.iter().map(|variant| variant.micro_batches).collect();
         counts.dedup();
         let bounds = counts.par_iter().map(|&micro_batches| {
-            let step = match (Variant { micro_batches, ..Variant::BASE }).graph(self.base) {
+            // What the engine recomputes by itself belongs to every variant.
+            let engine = variants.first().and_then(|variant| variant.engine);
+            let step = match (Variant { micro_batches, engine, ..Variant::BASE }).graph(self.base) {
                 Ok(step) => step,
                 Err(error) => return Ok(Err(error)),
             };

@@ -1,9 +1,11 @@
 //! Variants of a step: the same model in other micro-batches and with other ops recomputed. Each variant is an ordinary graph
 //! with a search of its own ([`crate::variant_race`]).
 
-use shardwright_cost::CostFile;
-use shardwright_graph::{Graph, MicroBatchError, RecomputePolicy, RematError, microbatch, remat};
-use shardwright_machine::Machine;
+use shardwright_cost::{CostFile, Engine};
+use shardwright_graph::{
+    Graph, MicroBatchError, RecomputePolicy, RematError, compiler_recompute, microbatch, remat,
+};
+use shardwright_machine::{EngineName, Machine};
 use std::borrow::Cow;
 use std::num::NonZeroU32;
 
@@ -16,6 +18,8 @@ pub struct Variant {
     pub micro_batches: NonZeroU32,
     /// The forward ops that are recomputed.
     pub recompute: RecomputePolicy,
+    /// The engine, which recomputes ops by itself.
+    pub engine: Option<EngineName>,
 }
 
 /// Why a variant of a step does not exist.
@@ -47,7 +51,8 @@ pub struct VariantGraph<'g> {
 
 impl Variant {
     /// The step as it is.
-    pub const BASE: Self = Self { micro_batches: NonZeroU32::MIN, recompute: RecomputePolicy::Off };
+    pub const BASE: Self =
+        Self { micro_batches: NonZeroU32::MIN, recompute: RecomputePolicy::Off, engine: None };
 
     /// The variant's graph; the model's own where nothing changes.
     ///
@@ -61,7 +66,13 @@ impl Variant {
                 .map_err(|error| VariantGraphError::MicroBatches { count, error })?;
             (graph, statistics) = (Cow::Owned(divided.graph), divided.statistics);
         }
-        let ops = self.recompute.ops(&graph);
+        let mut ops = self.recompute.ops(&graph);
+        if let Some(engine) = self.engine.and_then(Engine::of).filter(|engine| !engine.recomputes.is_empty())
+        {
+            ops.extend(compiler_recompute(&graph, |class| engine.recomputes.contains(class)));
+            ops.sort_unstable();
+            ops.dedup();
+        }
         if !ops.is_empty() {
             graph = Cow::Owned(remat(&graph, &ops)?);
         }

@@ -15,7 +15,9 @@ fn graph(model: &str) -> Graph {
 /// Every number of micro-batches with every policy.
 fn all_variants(graph: &Graph) -> Vec<Variant> {
     let counts = micro_batch_counts(graph).unwrap().into_iter().filter_map(NonZeroU32::new);
-    let of = |micro_batches| RecomputePolicy::ALL.map(|recompute| Variant { micro_batches, recompute });
+    let of = |micro_batches| {
+        RecomputePolicy::ALL.map(|recompute| Variant { micro_batches, recompute, engine: None })
+    };
     counts.flat_map(of).collect()
 }
 

@@ -219,6 +219,7 @@ fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -
             cores: 1,
             overlap: false,
             tf32: Tf32Use::default(),
+            engine: None,
             peak,
         },
         mixed: vec![],

@@ -5,7 +5,7 @@ use crate::{Verdict, files};
 use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use shardwright_cost::{CostFile, Sample, SpeedSample, SpeedTrace, TableText, WorkloadSet};
+use shardwright_cost::{CostFile, Mode, Sample, SpeedSample, SpeedTrace, TableText, WorkloadSet};
 use shardwright_graph::{Optimizer, Real, TensorType, Workload};
 use shardwright_lower::{Instruction, ParallelGraph};
 use shardwright_machine::DeviceId;
@@ -272,7 +272,7 @@ fn measure(args: &Args, samples: &[&[ProfiledOp]], rounds: usize) -> (Vec<TableT
         let measured = samples.iter().zip(times).filter(|(_, times)| !times.is_empty());
         let rows: Vec<Vec<u64>> = measured.map(row).collect();
         let dtype = samples[0][0].sample.workload.dtype;
-        (!rows.is_empty()).then(|| TableText { class: (*class).into(), dtype, rows })
+        (!rows.is_empty()).then(|| TableText { class: (*class).into(), dtype, mode: Mode::Usual, rows })
     });
     (tables.collect(), paces)
 }

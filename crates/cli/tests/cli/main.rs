@@ -1,6 +1,7 @@
 //! The program from outside, as users and scripts meet it: output, files and exit status. One file per command.
 
 mod compare;
+mod engines;
 mod export;
 mod faults;
 mod hostile;

@@ -1,0 +1,212 @@
+//! Engines: what a framework makes of a step's ops. One table per engine (`engines/*.toml`), every rule with the measurement
+//! behind it.
+//!
+//! An engine fuses memory-bound ops into kernels, multiplies in a memory format and an alignment of its own, takes host time
+//! for every kernel, and holds memory of its own. A table names workload classes; the planner finds the groups
+//! (`shardwright_plan`).
+
+use serde::Deserialize;
+use shardwright_machine::EngineName;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
+
+/// How an engine runs ops.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Engine {
+    /// Its name.
+    pub name: EngineName,
+    /// What was measured: software, device and date.
+    pub measured: String,
+    /// Sets of workload classes that one kernel may compute together.
+    #[serde(default)]
+    pub families: Vec<BTreeSet<String>>,
+    /// Whether a family is one call of a library, which computes statistics over any dimensions and what follows from them.
+    #[serde(default)]
+    pub calls: bool,
+    /// The share of memory bandwidth that fused kernels reach.
+    pub share: f64,
+    /// The same for kernels with an op of a class, where it differs. `class.outer`: where the kernel reduces over leading
+    /// dimensions. `class.16bit` and `class.outer.16bit`: where its tensors are 16-bit floats.
+    #[serde(default)]
+    pub shares: BTreeMap<String, f64>,
+    /// Classes whose ops of all tensors run in one kernel, with their share of memory bandwidth: the optimizer's.
+    #[serde(default)]
+    pub batched: BTreeMap<String, f64>,
+    /// What differs in steps with f32 master weights.
+    #[serde(default)]
+    pub mixed: MixedRules,
+    /// How much longer products and attention take inside of steps than alone: the device slows down under its power limit.
+    #[serde(default = "one")]
+    pub product_slowdown: f64,
+    /// Whether a product adds a bias to its result at no cost.
+    #[serde(default)]
+    pub bias_epilogue: bool,
+    /// Whether 16-bit products with unaligned sizes are padded first: they run at the rate of aligned ones, after a copy.
+    #[serde(default)]
+    pub pads_products: bool,
+    /// Whether convolutions run in the memory format `channels_last`.
+    #[serde(default)]
+    pub channels_last: bool,
+    /// Whether f32 products run in TF32 unless asked otherwise. Convolutions always do.
+    #[serde(default)]
+    pub tf32_products: bool,
+    /// Microseconds on the device between two kernels.
+    pub gap_us: f64,
+    /// Microseconds of the host per kernel; none: the host launches whole steps.
+    #[serde(default)]
+    pub host_us_per_kernel: f64,
+    /// Microseconds of the host per step.
+    #[serde(default)]
+    pub host_us_per_step: f64,
+    /// Classes that the engine recomputes in the backward pass where that keeps fewer bytes.
+    #[serde(default)]
+    pub recomputes: BTreeSet<String>,
+    /// Whether all updates follow the whole backward pass, so that gradients are held until then.
+    #[serde(default)]
+    pub updates_last: bool,
+    /// Bytes of workspace that the engine keeps on the device: those of matrix libraries.
+    #[serde(default)]
+    pub workspace_mib: u64,
+    /// Copies of an op's results that the engine holds beside them while the op runs, by class.
+    #[serde(default)]
+    pub copies: BTreeMap<String, u64>,
+    /// Classes whose result takes the place of the operand, unless the engine pads it.
+    #[serde(default)]
+    pub reuses: BTreeSet<String>,
+}
+
+/// Rules of steps with f32 master weights, where they differ.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixedRules {
+    /// Shares of memory bandwidth.
+    #[serde(default)]
+    pub shares: BTreeMap<String, f64>,
+    /// Shares of memory bandwidth of classes whose ops of all tensors run in one kernel.
+    #[serde(default)]
+    pub batched: BTreeMap<String, f64>,
+    /// Copies of results.
+    #[serde(default)]
+    pub copies: BTreeMap<String, u64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// What decides which share of a class applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelKind {
+    /// It reduces over leading dimensions.
+    pub outer: bool,
+    /// Its tensors are 16-bit floats.
+    pub narrow: bool,
+    /// The step has f32 master weights.
+    pub mixed: bool,
+}
+
+impl Engine {
+    fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    /// The table of an engine.
+    pub fn of(name: EngineName) -> Option<&'static Engine> {
+        ENGINES.get(&name)
+    }
+
+    /// The share of memory bandwidth of a kernel that computes ops of these classes.
+    pub fn share_of<'c>(&self, classes: impl IntoIterator<Item = &'c str>, kind: KernelKind) -> f64 {
+        let own = |class: &str| self.class_share(class, kind);
+        classes.into_iter().filter_map(own).reduce(f64::min).unwrap_or(self.share)
+    }
+
+    /// The share of memory bandwidth of a class, if it has one of its own.
+    pub fn class_share(&self, class: &str, kind: KernelKind) -> Option<f64> {
+        let of = |key: String| {
+            let mixed = kind.mixed.then(|| self.mixed.shares.get(&key)).flatten();
+            mixed.or_else(|| self.shares.get(&key)).copied()
+        };
+        let narrow = |key: &str| kind.narrow.then(|| of(format!("{key}.16bit"))).flatten();
+        let outer = || {
+            let key = format!("{class}.outer");
+            narrow(&key).or_else(|| of(key))
+        };
+        kind.outer.then(outer).flatten().or_else(|| narrow(class)).or_else(|| of(class.into()))
+    }
+
+    /// The share of memory bandwidth of a class whose ops of all tensors run in one kernel.
+    pub fn batched_share(&self, class: &str, mixed: bool) -> Option<f64> {
+        let own = mixed.then(|| self.mixed.batched.get(class)).flatten();
+        own.or_else(|| self.batched.get(class)).copied()
+    }
+
+    /// Copies of an op's results that the engine holds beside them.
+    pub fn copies_of(&self, class: &str, mixed: bool) -> u64 {
+        let own = mixed.then(|| self.mixed.copies.get(class)).flatten();
+        own.or_else(|| self.copies.get(class)).copied().unwrap_or(0)
+    }
+
+    /// The families that a class belongs to, as bits.
+    pub fn families_of(&self, class: &str) -> u64 {
+        let bit = |(at, family): (usize, &BTreeSet<String>)| u64::from(family.contains(class)) << at;
+        self.families.iter().enumerate().map(bit).sum()
+    }
+}
+
+const TABLES: [&str; 4] = [
+    include_str!("../engines/torch-eager.toml"),
+    include_str!("../engines/torch-compile.toml"),
+    include_str!("../engines/xla.toml"),
+    include_str!("../engines/embedded.toml"),
+];
+
+static ENGINES: LazyLock<BTreeMap<EngineName, Engine>> = LazyLock::new(|| {
+    let tables = TABLES.iter().filter_map(|text| Engine::parse(text).ok());
+    tables.map(|engine| (engine.name, engine)).collect()
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardwright_graph::WorkloadClass;
+
+    #[test]
+    fn every_engine_has_a_table_of_known_classes() {
+        for text in TABLES {
+            let engine = Engine::parse(text).unwrap();
+            let MixedRules { shares, batched, copies } = &engine.mixed;
+            let named = engine.families.iter().flatten().chain(engine.shares.keys()).chain(shares.keys());
+            let named =
+                named.chain(engine.batched.keys()).chain(&engine.recomputes).chain(engine.copies.keys());
+            for class in named.chain(batched.keys()).chain(copies.keys()).chain(&engine.reuses) {
+                let class = class.split('.').next().unwrap();
+                assert!(WorkloadClass::find(class).is_some(), "{}: {class}", engine.name.name());
+            }
+            let all = engine.shares.values().chain(engine.batched.values()).chain([&engine.share]);
+            let mut all = all.chain(shares.values()).chain(batched.values());
+            assert!(all.all(|share| (0.05..=1.0).contains(share)), "{engine:?}");
+            assert!(engine.families.len() <= 64);
+            assert_eq!(Engine::of(engine.name), Some(&engine));
+        }
+        assert!(EngineName::ALL.into_iter().all(|name| Engine::of(name).is_some()));
+    }
+
+    #[test]
+    fn a_kernel_is_as_slow_as_its_slowest_class() {
+        let engine = Engine::of(EngineName::TorchEager).unwrap();
+        let usual = KernelKind::default();
+        let slow = engine.share_of(["unary", "normalize"], usual);
+        assert!(slow < engine.share_of(["unary"], usual));
+        let outer = KernelKind { outer: true, ..usual };
+        let narrow = engine.share_of(["normalize"], KernelKind { narrow: true, ..outer });
+        assert!(narrow < slow && slow < engine.share_of(["normalize"], outer));
+        let mixed = KernelKind { mixed: true, ..usual };
+        assert!(
+            engine.share_of(["cross_entropy_grad"], mixed) < engine.share_of(["cross_entropy_grad"], usual)
+        );
+    }
+}

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Training steps on a GPU, measured with PyTorch and JAX, beside their predictions.
+
+    scripts/bench_gpu.py measure -o measured.json [--only TEXT] [--seconds N]     on the machine with the GPU
+    scripts/bench_gpu.py table measured.json [--machine 1xh200] [--costs h200]    anywhere: predicts and prints the table
+
+`measure` runs every case (model, precision, engine) for some steps and writes the median step time and the peak memory. `table`
+plans each case on one device for its engine, and prints predicted beside measured. `scripts/h200_steps.json` has the measurements of
+docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+EAGER, COMPILE, XLA = "torch-eager", "torch-compile", "xla"
+BIG = "gpt:layers=24,hidden=2048,heads=16"
+LONG = "llama:layers=4,hidden=4096,ffn=14336,seq=8192,tied=no"
+WIDE_MLP = "mlp:input=4096,hidden=8192,layers=6"
+
+# Model, batch, precision, engines.
+CASES = [
+    ("gpt", 16, "bf16", f"{EAGER} {COMPILE} {XLA}"),
+    ("gpt", 16, "mixed", f"{EAGER} {COMPILE} {XLA}"),
+    ("gpt:vocab=50304", 16, "bf16", f"{EAGER} {COMPILE}"),
+    (BIG, 8, "bf16", f"{EAGER} {COMPILE} {XLA}"),
+    (BIG, 8, "mixed", f"{EAGER} {COMPILE}"),
+    ("gpt:layers=24,hidden=1024,heads=16", 8, "bf16", f"{EAGER} {COMPILE} {XLA}"),
+    ("llama", 4, "bf16", f"{EAGER} {COMPILE} {XLA}"),
+    ("llama", 4, "mixed", f"{EAGER} {COMPILE}"),
+    (LONG, 1, "mixed", f"{EAGER} {COMPILE}"),
+    ("bert:dropout=0", 32, "bf16", f"{EAGER} {COMPILE}"),
+    ("bert", 32, "mixed", f"{EAGER} {COMPILE}"),
+    ("bert:dropout=0", 16, "f32", f"{EAGER}"),
+    ("vit-b16", 128, "bf16", f"{EAGER} {COMPILE}"),
+    ("resnet101:depth=50", 64, "f32", f"{EAGER} {COMPILE} {XLA}"),
+    ("resnet101:depth=50", 128, "bf16", f"{EAGER} {COMPILE} {XLA}"),
+    ("resnet101", 64, "f32", f"{EAGER} {COMPILE}"),
+    ("vgg16", 64, "f32", f"{EAGER} {COMPILE} {XLA}"),
+    ("vgg16", 128, "bf16", f"{EAGER} {COMPILE} {XLA}"),
+    (WIDE_MLP, 4096, "bf16", f"{EAGER} {COMPILE} {XLA}"),
+    (WIDE_MLP, 2048, "f32", f"{EAGER} {COMPILE}"),
+    ("mlp", 64, "f32", f"{EAGER} {COMPILE}"),
+    ("dlrm", 2048, "f32", f"{EAGER} {COMPILE}"),
+]
+SMALL = [
+    ("gpt:layers=2,hidden=32,heads=2,vocab=50,seq=16", 2, "mixed", f"{EAGER} {XLA}"),
+    ("llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=48,vocab=50,seq=16", 2, "bf16", f"{EAGER} {XLA}"),
+    ("bert:layers=1,hidden=32,heads=2,ffn=48,vocab=50,seq=16", 2, "f32", EAGER),
+    ("vit-b16", 1, "f32", EAGER),
+    ("resnet101:depth=50", 2, "f32", f"{EAGER} {XLA}"),
+    ("vgg16", 1, "f32", f"{EAGER} {XLA}"),
+    ("mlp:hidden=32", 4, "bf16", f"{EAGER} {XLA}"),
+    ("dlrm:rows=100", 4, "f32", EAGER),
+]
+
+
+def cases(small=False):
+    for model, batch, precision, engines in SMALL if small else CASES:
+        for engine in engines.split():
+            yield {"model": model, "batch": batch, "precision": precision, "engine": engine}
+
+
+def name(case):
+    return f"{case['model']} batch {case['batch']} {case['precision']} {case['engine']}"
+
+
+def backend(engine):
+    if engine == XLA:
+        import gpu_jax as module
+    else:
+        import gpu_torch as module
+    return module
+
+
+def measure_here(given):
+    """Measures the cases of one process, and prints one line of JSON for each."""
+    begin = time.monotonic()
+    chosen = [case for case in cases(given.small) if given.only in name(case)]
+    if given.part:
+        part, parts = map(int, given.part.split("/"))
+        chosen = chosen[part::parts]
+    for case in chosen:
+        if time.monotonic() - begin > given.seconds:
+            print(f"time limit before {name(case)}", file=sys.stderr)
+            break
+        module = backend(case["engine"])
+        try:
+            case |= module.measure(case, once=given.once, device=given.device)
+        except Exception as error:  # one case's failure must not end the others
+            case["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+        module.release()
+        line = json.dumps(case)
+        print(line, flush=True)
+        if given.output:
+            with open(given.output, "a") as out:
+                out.write(line + "\n")
+
+
+def measured(path):
+    with open(path) as lines:
+        return [case for case in map(json.loads, lines) if "step_ms" in case]
+
+
+def predict(case, given):
+    """The predicted step in milliseconds and peak bytes of one device."""
+    command = [given.binary, "plan", case["model"], "--batch", str(case["batch"]), "--machine", given.machine,
+               "--precision", case["precision"], "--memory", "none", "--recompute", "off", "--solver", "data", "--json"]
+    if given.costs:
+        command += ["--costs", given.costs]
+    if not given.no_engine:
+        command += ["--engine", case["engine"]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return None, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "failed"
+    return json.loads(done.stdout), None
+
+
+def table(given):
+    rows = measured(given.measured)
+    print("| model | batch | precision | engine | measured ms | predicted ms | error | measured GiB | predicted GiB | error |")
+    print("|---|---:|---|---|---:|---:|---:|---:|---:|---:|")
+    errors = {}
+    for case in rows:
+        if given.only not in name(case):
+            continue
+        plan, wrong = predict(case, given)
+        if plan is None:
+            print(f"| {case['model']} | {case['batch']} | {case['precision']} | {case['engine']} | {case['step_ms']:.1f} | {wrong} |")
+            continue
+        step, peak = plan["simulated"]["step_seconds"] * 1e3, plan["peak_memory_bytes"]
+        time_error = step / case["step_ms"] - 1
+        memory_error = peak / case["allocated"] - 1 if "allocated" in case else None
+        for key in [case["engine"], "all"]:
+            errors.setdefault(key, []).append((abs(time_error), abs(memory_error or 0.0)))
+        print(f"| {case['model']} | {case['batch']} | {case['precision']} | {case['engine']} | {case['step_ms']:.1f} | {step:.1f} | "
+              f"{time_error:+.0%} | {case.get('allocated', 0) / 2**30:.2f} | {peak / 2**30:.2f} | "
+              f"{'' if memory_error is None else f'{memory_error:+.0%}'} |")
+    print()
+    for key, pairs in errors.items():
+        times, memories = zip(*pairs)
+        print(f"{key}: {len(pairs)} cases; time error median {statistics.median(times):.1%}, at most {max(times):.1%}; "
+              f"memory error median {statistics.median(memories):.1%}, at most {max(memories):.1%}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    run = commands.add_parser("measure", help="measure steps on this machine's GPU")
+    run.add_argument("-o", "--output")
+    run.add_argument("--only", default="", help="only cases whose name contains this text")
+    run.add_argument("--seconds", type=float, default=1e9, help="begin nothing new after this long")
+    run.add_argument("--once", action="store_true", help="compile and run once, to fill the compilers' caches")
+    run.add_argument("--part", help="I/N: every N-th case, from the I-th")
+    run.add_argument("--device", default="cuda")
+    run.add_argument("--small", action="store_true", help="tiny sizes, as a check of the programs")
+    run.set_defaults(do=measure_here)
+    show = commands.add_parser("table", help="predict the measured cases and print both")
+    show.add_argument("measured")
+    show.add_argument("--only", default="")
+    show.add_argument("--machine", default="1xh200")
+    show.add_argument("--costs", default="h200")
+    show.add_argument("--no-engine", action="store_true")
+    show.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "shardwright"))
+    show.set_defaults(do=table)
+    given = parser.parse_args()
+    given.do(given)
+
+
+if __name__ == "__main__":
+    main()
