@@ -8,11 +8,11 @@ use flate2::{Compression, write::GzEncoder};
 use shardwright_search::format::{NamedNetwork, read_iopddl};
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Reads a cost network in the contest's JSON, plain or gzip; `-` is standard input.
 pub fn read_network(path: &Path) -> anyhow::Result<NamedNetwork> {
-    let problem = if path == Path::new("-") {
+    let problem = if path == Path::new(STANDARD) {
         read_iopddl(io::stdin().lock())
     } else {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -22,13 +22,20 @@ pub fn read_network(path: &Path) -> anyhow::Result<NamedNetwork> {
     problem.with_context(|| path.display().to_string())
 }
 
+/// The name of standard output and standard input.
+pub const STANDARD: &str = "-";
+
 /// Writes a temporary file in the same folder and renames it. Links are followed. Devices and pipes (`/dev/stdout`) are written
-/// directly.
+/// directly; `-` is standard output.
 pub fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let context = || format!("cannot write {}", path.display());
+    if path == Path::new(STANDARD) {
+        let mut out = BufWriter::new(io::stdout().lock());
+        return write(&mut out).and_then(|()| out.flush()).context("cannot write standard output");
+    }
     let known = path.metadata().ok();
     anyhow::ensure!(!known.as_ref().is_some_and(Metadata::is_dir), "{}: it is a folder", context());
     if known.as_ref().is_some_and(|known| !known.is_file()) {
@@ -38,10 +45,7 @@ pub fn write_atomically(
     // The target of a link, if it exists.
     let resolved = std::fs::canonicalize(path).ok();
     let path = resolved.as_deref().unwrap_or(path);
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(path);
     let mut temporary = tempfile::NamedTempFile::new_in(folder).with_context(context)?;
     let mut buffered = BufWriter::new(&mut temporary);
     if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz")) {
@@ -57,6 +61,31 @@ pub fn write_atomically(
     temporary.as_file().sync_all().with_context(context)?;
     temporary.persist(path).map_err(|error| error.error).with_context(context)?;
     Ok(())
+}
+
+/// Refuses files that cannot be written, before the work whose results they are to hold.
+pub fn check_outputs<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> anyhow::Result<()> {
+    for path in paths.into_iter().filter(|path| *path != Path::new(STANDARD)) {
+        let context = || format!("cannot write {}", path.display());
+        match path.metadata() {
+            Ok(known) if known.is_dir() => anyhow::bail!("{}: it is a folder", context()),
+            Ok(known) if !known.is_file() => {}
+            _ => {
+                let folder = folder_of(path);
+                let known = folder.metadata().with_context(context)?;
+                anyhow::ensure!(known.is_dir(), "{}: {} is not a folder", context(), folder.display());
+                tempfile::NamedTempFile::new_in(folder).with_context(context)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
 }
 
 /// Temporary files are private; a result is readable by all.

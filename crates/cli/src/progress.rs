@@ -41,6 +41,11 @@ impl ProgressLine {
         self.0.set_message(doing.to_string());
     }
 
+    /// Prints something else: the line is gone meanwhile.
+    pub fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.0.suspend(print)
+    }
+
     /// Shows an improvement.
     pub fn improved(&self, entry: &LogEntry) {
         self.0.set_message(describe(entry));

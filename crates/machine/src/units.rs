@@ -306,6 +306,8 @@ text_form!(FlopsPerSecond);
 /// Bytes as people read them, in decimal units.
 pub fn show_bytes(bytes: u64) -> String {
     match bytes as f64 {
+        b if b >= 1e18 => format!("{:.2} EB", b / 1e18),
+        b if b >= 1e15 => format!("{:.2} PB", b / 1e15),
         b if b >= 1e12 => format!("{:.2} TB", b / 1e12),
         b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),

@@ -37,6 +37,7 @@ mod memory;
 mod memory_shares;
 mod min_memory;
 mod op_times;
+mod parallelism;
 mod plan;
 mod price;
 mod pricer;
@@ -60,6 +61,7 @@ pub use memory::{memory_lower_bound, network_peak, peak};
 pub use memory_shares::{MemoryShares, memory_shares};
 pub use min_memory::{MinMemory, min_memory, tighten};
 pub use op_times::{OpTimes, picoseconds};
+pub use parallelism::{AxisRole, AxisRoles, Parallelism, RoleShare};
 pub use plan::{
     BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, MoveCount, Optimised, OverlapBound,
     PlacementRow, Plan, PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace,

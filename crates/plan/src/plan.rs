@@ -1,6 +1,7 @@
 //! The plan file: an assignment, its predicted cost, and all assumptions. Versioned JSON.
 
 use crate::error::PlanError;
+use crate::parallelism::Parallelism;
 use crate::throughput::Throughput;
 use serde::{Deserialize, Serialize};
 use shardwright_search::gap;
@@ -80,6 +81,9 @@ pub struct Plan {
     /// The answer in one line.
     #[serde(default)]
     pub summary: String,
+    /// The kinds of parallelism, axis by axis.
+    #[serde(default)]
+    pub parallelism: Parallelism,
     /// Bytes sent per step, all devices together.
     pub traffic_bytes: u64,
     /// The same bytes by the level that they cross, outermost first.

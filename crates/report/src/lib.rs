@@ -26,7 +26,6 @@
 //! # }
 //! ```
 
-mod common_axes;
 mod comparison;
 mod difference;
 mod explain;
@@ -37,7 +36,6 @@ mod peak;
 mod reoptimise;
 mod step;
 
-pub use common_axes::{common_axes, on_finer_axes};
 pub use comparison::{Comparison, MemoryLimitRow, Row, Scale, mark_front};
 pub use difference::{Change, Difference};
 pub use explain::{Choice, Explainer, Explanation};

@@ -4,11 +4,9 @@ use serde_json::Value;
 use shardwright_graph::{Graph, Optimizer, Role};
 use shardwright_machine::{Bytes, Machine, builtin};
 use shardwright_plan::{ConfigConstraint, Constraints, Context};
-use shardwright_report::{
-    Alternatives, Certainty, Difference, Explainer, KINDS, Page, Reoptimisation, common_axes, on_finer_axes,
-};
+use shardwright_report::{Alternatives, Certainty, Difference, Explainer, KINDS, Page, Reoptimisation};
 use shardwright_search::Control;
-use shardwright_space::{Assignment, configs};
+use shardwright_space::{Assignment, common_axes, configs, on_finer_axes};
 use shardwright_strategies::{PlanAnswer, Planner, find, plan};
 use shardwright_zoo::{BuildOptions, build};
 use std::sync::Arc;

@@ -16,6 +16,7 @@
 //! ```
 
 mod clock;
+mod columns;
 mod external;
 mod files;
 mod inputs;

@@ -1,5 +1,6 @@
 //! The text summary of a plan.
 
+use crate::columns::{shortened, wrapped};
 use shardwright_machine::show_bytes;
 use shardwright_plan::{Optimised, Plan, PlanLayer, PlanPipeline};
 use std::collections::BTreeMap;
@@ -75,18 +76,27 @@ pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Resul
     if detail != Detail::Verdict {
         print_layers(out, plan, detail == Detail::All)?;
     }
-    print_step(out, plan)?;
-    print_search(out, plan)?;
+    print_step(out, plan, detail)?;
+    print_search(out, plan, detail)?;
     print_baselines(out, plan)?;
     print_placements(out, plan)?;
-    plan.warnings.iter().try_for_each(|warning| writeln!(out, "note: {warning}"))
+    plan.warnings
+        .iter()
+        .flat_map(|warning| wrapped(&format!("note: {warning}"), WIDTH))
+        .try_for_each(|line| writeln!(out, "{line}"))
 }
 
 fn print_layers(out: &mut impl Write, plan: &Plan, all: bool) -> io::Result<()> {
     // A tied weight is stored as its layer uses it. An untied one deserves a column.
     let weights = |stored: &str| if plan.space.untied { format!(" {stored:<12}") } else { String::new() };
     let heading = weights("weights");
-    writeln!(out, "{:<28} {:<16}{heading} {:>12} {:>12}", "layer", "config", "compute", "communicate")?;
+    // 80 columns in all.
+    let (name_width, config_width) = if plan.space.untied { (26, 14) } else { (28, 25) };
+    writeln!(
+        out,
+        "{:<name_width$} {:<config_width$}{heading} {:>11} {:>12}",
+        "layer", "config", "compute", "communicate"
+    )?;
     let mut skipped = 0;
     let lines = if all { plan.layers.iter().map(Line::of).collect() } else { repeated(&plan.layers) };
     for line in &lines {
@@ -95,12 +105,13 @@ fn print_layers(out: &mut impl Write, plan: &Plan, all: bool) -> io::Result<()> 
             skipped += line.count;
             continue;
         }
+        let times = if line.count > 1 { format!(" ({}x)", line.count) } else { String::new() };
+        let name = shortened(&line.name, name_width.saturating_sub(times.len())) + &times;
         writeln!(
             out,
-            "{:<28} {:<16}{} {:>12} {:>12}",
-            if line.count > 1 { format!("{} ({}x)", line.name, line.count) } else { line.name.clone() },
-            line.config,
-            weights(line.weights),
+            "{name:<name_width$} {:<config_width$}{} {:>11} {:>12}",
+            shortened(line.config, config_width),
+            weights(&shortened(line.weights, 12)),
             show_seconds(line.compute),
             show_seconds(line.comm)
         )?;
@@ -111,26 +122,28 @@ fn print_layers(out: &mut impl Write, plan: &Plan, all: bool) -> io::Result<()> 
     writeln!(out)
 }
 
-/// Prints one labelled fact.
+/// The width of the text.
+const WIDTH: usize = 80;
+/// The column at which facts begin.
+const INDENT: usize = 25;
+
+/// Prints one labelled fact; long ones go on in the next line.
 fn fact(out: &mut impl Write, label: &str, text: &str) -> io::Result<()> {
-    writeln!(out, "  {label:<22} {text}")
+    let lines = wrapped(text, WIDTH - INDENT);
+    writeln!(out, "  {label:<22} {}", lines[0])?;
+    lines[1..].iter().try_for_each(|line| writeln!(out, "{:INDENT$}{line}", ""))
 }
 
 /// The step's times, memory and traffic.
-fn print_step(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+fn print_step(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result<()> {
     let times = &plan.simulated;
-    writeln!(
-        out,
-        "{} on {} ({} devices), {}: {} per step",
-        plan.model,
-        plan.machine,
-        plan.devices,
-        plan.solver,
-        show_seconds(times.step_seconds)
-    )?;
+    wrapped(&headline(plan), WIDTH).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    fact(out, "step", &show_seconds(times.step_seconds))?;
     fact(out, "computing", &show_seconds(times.compute_seconds))?;
     fact(out, "exposed communication", &show_seconds(times.exposed_comm_seconds))?;
-    fact(out, "without overlap", &show_seconds(plan.objective as f64 / 1e12))?;
+    if detail == Detail::All {
+        fact(out, "without overlap", &show_seconds(plan.objective as f64 / 1e12))?;
+    }
     print_throughput(out, plan)?;
     fact(out, "memory", &format!("{} per device at most", memory(plan)))?;
     if plan.micro_batches > 1 {
@@ -217,33 +230,34 @@ fn grouped(rate: f64) -> String {
     text
 }
 
-/// The plan's answer in one line.
+/// The plan's answer in one sentence.
 pub fn headline(plan: &Plan) -> String {
-    let mut parts = vec![format!(
-        "{} on {} ({} devices): {} per step",
-        plan.model,
-        plan.machine,
-        plan.devices,
-        show_seconds(plan.simulated.step_seconds)
-    )];
+    let recipe = plan.parallelism.recipe.as_ref().map_or(String::new(), |name| format!("{name}: "));
+    let mut facts = Vec::new();
     let rates = &plan.throughput;
     match (rates.tokens_per_second_per_device, rates.samples_per_second) {
-        (Some(each), _) => parts.push(format!("{} tokens/s per device", grouped(each))),
-        (None, Some(all)) => parts.push(format!("{} samples/s", grouped(all))),
-        (None, None) => {}
+        (Some(each), _) => facts.push(format!("{} tokens/s per device", grouped(each))),
+        (None, Some(all)) => facts.push(format!("{} samples/s", grouped(all))),
+        (None, None) => facts.push(format!("{} per step", show_seconds(plan.simulated.step_seconds))),
     }
-    parts.extend(rates.mfu.map(|mfu| format!("MFU {:.1}%", mfu * 100.0)));
-    parts.push(format!("{} per device", memory(plan)));
-    let fitting = plan.baselines.iter().filter(|(_, baseline)| baseline.fits);
-    if let Some((name, best)) = fitting.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds)) {
+    let others = plan
+        .baselines
+        .iter()
+        .filter(|(name, baseline)| baseline.fits && plan.parallelism.recipe.as_ref() != Some(*name));
+    if let Some((name, best)) = others.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds)) {
         let ratio = best.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
-        parts.push(format!("{ratio:.2}x the speed of the best baseline ({name})"));
+        facts.push(format!("{ratio:.2}x the speed of {name}"));
     }
-    parts.join(", ")
+    facts.push(memory(plan));
+    if let Some(gap) = plan.overlap.and_then(|bound| bound.gap) {
+        facts.push(format!("proved within {:.1}% of the best step", gap * 100.0));
+    }
+    let (model, machine, words) = (&plan.model, &plan.machine, &plan.parallelism.words);
+    format!("{model} on {machine}: {recipe}{words}: {}", facts.join(", "))
 }
 
 /// The search: its space, its proof and its cost.
-fn print_search(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+fn print_search(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result<()> {
     if let Some(moved) = &plan.soybean {
         let cuts: Vec<String> = moved.cuts.iter().map(u64::to_string).collect();
         fact(out, "elements moved", &moved.total_elements.to_string())?;
@@ -252,10 +266,12 @@ fn print_search(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
             if moved.proved { "every cut moves the fewest elements" } else { "not every cut is proved" };
         fact(out, "proof", proof)?;
     } else {
-        let variables = if plan.space.untied { "ops" } else { "layers" };
-        fact(out, "search", &plan.space.description)?;
-        let (count, choices) = (plan.space.variables, plan.space.choices);
-        fact(out, "search space", &format!("{count} {variables}, {choices} configs"))?;
+        if detail == Detail::All {
+            let variables = if plan.space.untied { "ops" } else { "layers" };
+            fact(out, "search", &plan.space.description)?;
+            let (count, choices) = (plan.space.variables, plan.space.choices);
+            fact(out, "search space", &format!("{count} {variables}, {choices} configs"))?;
+        }
         if let Some(gap) = plan.overlap.and_then(|bound| bound.gap) {
             fact(
                 out,
@@ -264,7 +280,9 @@ fn print_search(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
             )?;
         }
         fact(out, "proof of the sum", &proof(plan))?;
-        if let (Some(coarse), false) = (&plan.space.coarse, plan.optimised == Optimised::Simulated) {
+        if let (Some(coarse), false) =
+            (&plan.space.coarse, plan.optimised == Optimised::Simulated || detail != Detail::All)
+        {
             let objective = show_seconds(coarse.objective as f64 / 1e12);
             let gap = match coarse.gap {
                 Some(0.0) => ", proved optimal there".to_string(),
@@ -274,9 +292,8 @@ fn print_search(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
             fact(out, "before refinement", &format!("{objective} on {}{gap}", coarse.axes))?;
         }
     }
-    let memory = plan
-        .planning_memory_bytes
-        .map_or(String::new(), |bytes| format!(", {} of memory", show_bytes(bytes)));
+    let held = plan.planning_memory_bytes.filter(|_| detail == Detail::All);
+    let memory = held.map_or(String::new(), |bytes| format!(", {} of memory", show_bytes(bytes)));
     fact(out, "planning", &format!("{:.2} s{memory}", plan.search_seconds))
 }
 

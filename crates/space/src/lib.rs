@@ -25,6 +25,7 @@
 //! ```
 
 mod assignment;
+mod common_axes;
 mod config;
 mod layer;
 mod layout;
@@ -35,6 +36,7 @@ mod transfers;
 mod window;
 
 pub use assignment::{Assignment, AssignmentError};
+pub use common_axes::{common_axes, on_finer_axes};
 pub use config::{AxisUse, Config, configs, configs_with_pins, count_configs};
 pub use layer::LayerSplit;
 pub use layout::{OpShapes, input_layout, output_layout};

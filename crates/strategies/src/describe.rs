@@ -11,13 +11,13 @@ use shardwright_graph::{FactorIndex, FactorKind, Graph, OpId, Phase, factor_kind
 use shardwright_lower::lower;
 use shardwright_machine::{Bytes, LevelId, Mesh, show_bytes};
 use shardwright_plan::{
-    BaselineCost, Constraints, Context, CostSource, FORMAT_VERSION, LevelTraffic, OverlapBound, Plan,
-    PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace, StepTimes, Throughput,
-    model_hash, padding_hint, step_lower_bound,
+    BaselineCost, Constraints, Context, CostSource, FORMAT_VERSION, LevelTraffic, OverlapBound, Parallelism,
+    Plan, PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace, StepTimes,
+    Throughput, model_hash, padding_hint, step_lower_bound,
 };
 use shardwright_search::{Control, StopReason, gap};
 use shardwright_sim::{SimulatedStep, simulate_bubble, simulate_step};
-use shardwright_space::Assignment;
+use shardwright_space::{Assignment, on_finer_axes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -70,6 +70,8 @@ pub fn plan(
         own.bubble = simulate_bubble(&solution.context, &solution.assignment)?;
     }
     plan.baselines = baselines;
+    plan.parallelism.recipe =
+        priced.iter().find(|own| is_same(own, &solution)).map(|own| own.recipe.name().into());
     plan.memory_limit_bytes = constraints.memory.map(|limit| limit.0);
     plan.gap_limit = control.gap;
     plan.fits = limit.is_none_or(|limit| plan.peak_memory_bytes <= limit.0);
@@ -81,6 +83,14 @@ pub fn plan(
     plan.stages.describe_seconds = control.elapsed().saturating_sub(solved).as_secs_f64();
     plan.stages = plan.stages.rounded();
     Ok(PlanAnswer { plan, mesh: solution.context.mesh().clone(), assignment: solution.assignment })
+}
+
+/// Whether a recipe is the solution's assignment, on the machine's prime axes.
+fn is_same(recipe: &PricedRecipe<'_>, solution: &Solution<'_>) -> bool {
+    let prime = solution.context.machine.mesh();
+    let on_prime = |assignment, context: &Context<'_>| on_finer_axes(assignment, context.mesh(), prime);
+    recipe.costs.peak_memory == solution.costs.peak_memory
+        && on_prime(&recipe.assignment, &recipe.context) == on_prime(&solution.assignment, &solution.context)
 }
 
 fn seconds(picoseconds: i64) -> f64 {
@@ -179,6 +189,7 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         fits: true,
         throughput: Throughput::default(),
         summary: String::new(),
+        parallelism: Parallelism::of(context, assignment, costs),
         traffic_bytes: costs.traffic.total().0,
         traffic_per_level: levels.collect(),
         micro_batches: graph.micro_batches.get(),
@@ -297,10 +308,7 @@ fn why_unproved(reason: &StopReason) -> Option<String> {
 
 fn warnings(solution: &Solution<'_>) -> Vec<String> {
     let context = &*solution.context;
-    let mut all = vec![
-        "objective, lower bound and gap are of the cost model's sum: all ops and all communication in sequence, no overlap"
-            .to_string(),
-    ];
+    let mut all = Vec::new();
     if !context.search_mesh.prime {
         all.push(format!(
             "merged axes keep the search small: objective and lower bound hold for {}",

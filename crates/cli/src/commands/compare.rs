@@ -4,7 +4,7 @@
 mod race;
 
 use crate::Verdict;
-use crate::files::write_atomically;
+use crate::files::{check_outputs, write_atomically};
 use crate::interrupt;
 use crate::progress::ProgressLine;
 use anyhow::ensure;
@@ -44,6 +44,9 @@ pub struct Args {
     /// Print the table without notes
     #[arg(short, long)]
     quiet: bool,
+    /// Print SoyBean's and OptCNN's counts of moved data too
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 const NOTES: [&str; 4] = [
@@ -58,6 +61,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     // Unknown names are refused before anything is read.
     let named =
         args.solver.iter().map(|name| find(name)).collect::<Result<Vec<&'static dyn Strategy>, _>>()?;
+    check_outputs(&args.report)?;
     let whole = args.on(None)?;
     ensure!(
         whole.pipeline == PipelineChoice::Off,
@@ -70,11 +74,22 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     for &devices in &args.devices {
         inputs.machine.restrict(u64::from(devices))?;
     }
-    let line = ProgressLine::new("pricing every choice");
+    let strategies = if named.is_empty() { STRATEGIES.to_vec() } else { named.clone() };
+    let searches = strategies.iter().filter(|own| own.optimises() != Optimised::Nothing).count();
+    let most = whole.time.as_secs_f64() * searches as f64;
+    let line =
+        ProgressLine::new(&format!("pricing every choice; {searches} searches take {most:.0} s at most"));
+    let table = Rows { verbose: args.verbose };
+    if !args.json {
+        table.print_header(&mut io::stdout().lock())?;
+    }
+    let show = |row: &Row| -> io::Result<()> {
+        if args.json { Ok(()) } else { line.aside(|| table.print_row(&mut io::stdout().lock(), row)) }
+    };
     let comparison = whole.on_threads(|| -> anyhow::Result<Comparison> {
         let step = compared(&inputs, &variants, &line)?;
         let race = Race::new(&inputs, &step, &line);
-        let rows = race.run(&if named.is_empty() { STRATEGIES.to_vec() } else { named.clone() })?;
+        let rows = race.run(&strategies, &show)?;
         let data = rows.iter().find(|row| row.solver == "data").and_then(|row| row.step_seconds);
         let pareto = if args.pareto > 0 { race.front(&variants, args.pareto, data)? } else { Vec::new() };
         drop(race);
@@ -86,7 +101,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
                 rows.iter().filter(|row| curves.iter().any(|own| own.name() == row.solver)).cloned().collect()
             } else {
                 let part = part.open()?;
-                Race::new(&part, &compared(&part, &part.variants()?, &line)?, &line).run(&curves)?
+                let step = compared(&part, &part.variants()?, &line)?;
+                Race::new(&part, &step, &line).run(&curves, &|_| Ok(()))?
             };
             scaling.push(Scale { devices, batch: part.model.batch, rows });
         }
@@ -110,11 +126,11 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         writeln!(out, "{}", serde_json::to_string_pretty(&comparison)?)?;
         return Ok(Verdict::Done);
     }
-    print_rows(&mut out, &comparison.rows)?;
     print_scaling(&mut out, &comparison.scaling)?;
     print_pareto(&mut out, &comparison.pareto)?;
     if !args.quiet {
-        comparison.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
+        let counts = |note: &&String| args.verbose || !note.contains("'s count");
+        comparison.notes.iter().filter(counts).try_for_each(|note| writeln!(out, "note: {note}"))?;
     }
     if let Some(path) = &args.report {
         writeln!(out, "report written to {}", path.display())?;
@@ -168,26 +184,46 @@ impl Args {
     }
 }
 
-fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
-    writeln!(
-        out,
-        "{:<12} {:>11} {:>9} {:>11} {:>15} {:>14} {:>11} {:>9}  proof",
-        "solver", "step", "vs data", "traffic", "SoyBean's count", "OptCNN's count", "memory", "search"
-    )?;
-    for row in rows {
-        let Some(step) = row.step_seconds else {
-            writeln!(out, "{:<12} {}", row.solver, row.failure.as_deref().unwrap_or("no result"))?;
-            continue;
+/// The table of strategies, within 80 columns.
+struct Rows {
+    /// Whether the counts of SoyBean and OptCNN are shown, in wider lines.
+    verbose: bool,
+}
+
+impl Rows {
+    fn print_header(&self, out: &mut impl Write) -> io::Result<()> {
+        let counts = if self.verbose {
+            format!(" {:>15} {:>14}", "SoyBean's count", "OptCNN's count")
+        } else {
+            String::new()
         };
         writeln!(
             out,
-            "{:<12} {:>11} {:>9} {:>11} {:>15} {:>14} {:>11} {:>8.2}s  {}",
+            "{:<12} {:>10} {:>8} {:>10} {:>10} {:>8}{counts}  proof",
+            "solver", "step", "vs data", "traffic", "memory", "search"
+        )
+    }
+
+    fn print_row(&self, out: &mut impl Write, row: &Row) -> io::Result<()> {
+        let Some(step) = row.step_seconds else {
+            return writeln!(out, "{:<12} {}", row.solver, row.failure.as_deref().unwrap_or("no result"));
+        };
+        let counts = if self.verbose {
+            format!(
+                " {:>15} {:>14}",
+                row.soybean_elements.map_or_else(|| "-".into(), |elements| elements.to_string()),
+                row.optcnn_bytes.map_or_else(|| "-".into(), show_bytes)
+            )
+        } else {
+            String::new()
+        };
+        writeln!(
+            out,
+            "{:<12} {:>10} {:>8} {:>10} {:>10} {:>7.2}s{counts}  {}",
             row.solver,
             show_seconds(step),
             row.speedup_over_data.map_or_else(|| "-".into(), |speedup| format!("{speedup:.2}x")),
             show_bytes(row.traffic_bytes.unwrap_or(0)),
-            row.soybean_elements.map_or_else(|| "-".into(), |elements| elements.to_string()),
-            row.optcnn_bytes.map_or_else(|| "-".into(), show_bytes),
             show_bytes(row.peak_memory_bytes.unwrap_or(0)),
             row.search_seconds,
             match (row.fits, row.proved_optimal) {
@@ -195,9 +231,8 @@ fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
                 (_, true) => "optimal",
                 _ => "-",
             }
-        )?;
+        )
     }
-    Ok(())
 }
 
 /// Steps by device count, a column for each strategy.

@@ -5,8 +5,9 @@ use crate::commands::report;
 use crate::files::write_atomically;
 use anyhow::{Context, ensure};
 use shardwright_plan::Plan;
-use shardwright_report::{Difference, Page, common_axes, on_finer_axes};
+use shardwright_report::{Difference, Page};
 use shardwright_request::{OpenedPlan, Request, read_plan, show_bytes, show_seconds};
+use shardwright_space::{common_axes, on_finer_axes};
 use std::io::{self, Write};
 use std::path::PathBuf;
 

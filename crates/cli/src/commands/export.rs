@@ -5,8 +5,7 @@ use crate::{Verdict, complain};
 use anyhow::Context;
 use shardwright_export::{ExportError, Shardings, TensorPlacements, to_sdy};
 use shardwright_request::OpenedPlan;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Writes a plan's shardings for other engines: JAX and XLA (StableHLO programs), PyTorch's DTensor (all plans).
 #[derive(clap::Args)]
@@ -40,11 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
         text => text?,
     };
-    if args.output == Path::new("-") {
-        io::stdout().lock().write_all(text.as_bytes())?;
-    } else {
-        write_atomically(&args.output, |out| out.write_all(text.as_bytes()))?;
-    }
+    write_atomically(&args.output, |out| out.write_all(text.as_bytes()))?;
     Ok(Verdict::Done)
 }
 

@@ -14,10 +14,10 @@ use std::io::{self, Write};
 pub struct Args {
     /// A model, with or without options: `gpt`, `gpt:layers=24,hidden=1024,heads=16`; or a file as `plan` takes it
     model: Option<String>,
-    /// Samples per step, for a file
+    /// Samples per step
     #[arg(long, requires = "model")]
     batch: Option<u64>,
-    /// Tokens per sample, for a config.json
+    /// Tokens per sample
     #[arg(long, requires = "model")]
     seq: Option<u64>,
     /// Size of a symbolic dimension of an ONNX file; may be repeated
@@ -75,6 +75,13 @@ impl Row {
     fn of(spec: &str, summary: &'static str) -> anyhow::Result<Self> {
         let options = BuildOptions { optimizer: zoo::usual_optimizer(spec), ..BuildOptions::default() };
         Ok(Self::new(zoo::build(spec, &options)?, summary))
+    }
+
+    /// The row of a built-in model as `plan` would build it.
+    fn asked(spec: &str, args: &Args, summary: &'static str) -> anyhow::Result<Self> {
+        let mut request = Request::new(spec, "flat:1");
+        (request.model.batch, request.model.seq) = (args.batch, args.seq);
+        Ok(Self::new(request.open()?.graph, summary))
     }
 
     fn new(graph: Graph, summary: &'static str) -> Self {
@@ -137,10 +144,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
         (Some(spec), json) => {
             anyhow::ensure!(
-                args.batch.is_none() && args.seq.is_none() && args.dim.is_empty(),
-                "--batch, --seq and --dim are for files; built-in models have options"
+                args.dim.is_empty(),
+                "--dim is for ONNX files; built-in models have options, --batch and --seq"
             );
-            let description = describe(spec)?;
+            let description = describe(spec, args)?;
             if json {
                 writeln!(out, "{:#}", serde_json::to_value(description)?)?;
             } else {
@@ -174,18 +181,18 @@ fn write_table(out: &mut impl Write, rows: &[Row]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn describe(spec: &str) -> anyhow::Result<Description> {
+fn describe(spec: &str, args: &Args) -> anyhow::Result<Description> {
     let name = spec.split_once(':').map_or(spec, |(name, _)| name);
     if let Some(preset) = PRESETS.iter().find(|preset| preset.name == name.trim()) {
         return Ok(Description {
-            row: Row::of(spec, preset.summary)?,
+            row: Row::asked(spec, args, preset.summary)?,
             tiny: format!("{}:layers=1,batch=1", preset.name),
             options: PRESET_OPTIONS.iter().map(OptionRow::from).collect(),
         });
     }
     let family = zoo::family(name.trim())?;
     Ok(Description {
-        row: Row::of(spec, family.summary)?,
+        row: Row::asked(spec, args, family.summary)?,
         tiny: format!("{}:{}", family.name, family.tiny),
         options: family.options.iter().map(OptionRow::from).collect(),
     })

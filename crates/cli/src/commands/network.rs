@@ -1,7 +1,7 @@
 //! `network`: writes the cost network of a model on a machine, for other solvers.
 
 use crate::Verdict;
-use crate::files::write_atomically;
+use crate::files::{check_outputs, write_atomically};
 use crate::interrupt;
 use anyhow::ensure;
 use shardwright_plan::limited;
@@ -11,8 +11,8 @@ use shardwright_search::{
     format::{write_cfn, write_iopddl},
 };
 use shardwright_strategies::find;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 
 /// Writes the cost network: costs in picoseconds, one variable per layer, or per op with --untied.
 #[derive(clap::Args)]
@@ -39,6 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         args.request.pipeline == PipelineChoice::Off,
         "--pipeline: a network has no stages; `stages` solves pipeline problems"
     );
+    check_outputs([&args.output])?;
     let mut inputs = args.request.open()?;
     // One step has one network: the first of the variants that may be planned.
     let variant = inputs.variants()?[0];
@@ -58,10 +59,6 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         Format::Iopddl => write_iopddl(&network, &name, out),
         Format::Cfn => write_cfn(&network, &name, out),
     };
-    if args.output == Path::new("-") {
-        write(&mut io::stdout().lock())?;
-    } else {
-        write_atomically(&args.output, write)?;
-    }
+    write_atomically(&args.output, write)?;
     Ok(Verdict::Done)
 }

@@ -1,7 +1,7 @@
 //! `plan`: plans a model on a machine; and the bare command's demonstration.
 
 use crate::commands::report;
-use crate::files::write_atomically;
+use crate::files::{STANDARD, check_outputs, write_atomically};
 use crate::interrupt;
 use crate::progress::ProgressLine;
 use crate::{Verdict, complain};
@@ -24,7 +24,7 @@ pub struct Args {
     /// Plan with the op times that `run --record` measured, instead of --costs
     #[arg(long, value_name = "RUN", conflicts_with = "costs")]
     refine: Option<String>,
-    /// Write the plan to this file
+    /// Write the plan to this file; `-` is standard output, and nothing else is printed there
     #[arg(short, long)]
     output: Option<PathBuf>,
     /// Write a report to this file: one self-contained HTML page
@@ -45,6 +45,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let mut request = args.request.clone();
     request.costs = args.refine.clone().or(request.costs);
+    check_outputs(args.output.iter().chain(&args.report))?;
     let made = match make(&request, &args.solver) {
         Err(error) => return without_plan(error),
         Ok(made) => made,
@@ -56,6 +57,9 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     }
     if let Some(path) = &args.report {
         report::write(path, &made.opened, &made.log)?;
+    }
+    if args.output.as_deref() == Some(Path::new(STANDARD)) {
+        return Ok(Verdict::Done);
     }
     let mut out = io::stdout().lock();
     if args.json {
@@ -77,15 +81,18 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The bare command's demonstration: VGG-16 on four nodes of four P100s, 32 samples each.
+/// The file of the demonstration's report; the repository ignores it.
+const DEMONSTRATION: &str = "shardwright-demo.html";
+
+/// The bare command's demonstration: a recommendation model whose tables are split by one rule and its products by another.
 pub fn demonstrate() -> anyhow::Result<Verdict> {
     let mut out = io::stdout().lock();
-    writeln!(out, "VGG-16 on four nodes of four P100s, 32 samples per GPU:\n")?;
-    let mut request = Request::of_model("vgg16");
-    request.model.batch = Some(512);
+    writeln!(out, "DLRM, a recommendation model, on a node of eight A100s, 2048 samples per GPU:\n")?;
+    let mut request = Request::new("dlrm", "8xa100");
+    request.model.batch = Some(16384);
     let made = make(&request, "auto")?;
     summarise(&mut out, &made.opened.plan, Detail::Usual)?;
-    let path = Path::new("shardwright-vgg16.html");
+    let path = Path::new(DEMONSTRATION);
     match report::write(path, &made.opened, &made.log) {
         Ok(()) => writeln!(out, "\nThe report is in {}: open it in a browser.", path.display())?,
         // The summary is useful without the report, so a read-only folder is no error.

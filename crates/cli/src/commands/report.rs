@@ -1,7 +1,7 @@
 //! `report`: a plan as one self-contained HTML page.
 
 use crate::Verdict;
-use crate::files::write_atomically;
+use crate::files::{STANDARD, check_outputs, write_atomically};
 use crate::interrupt;
 use shardwright_report::Page;
 use shardwright_request::{OpenedPlan, WallClock};
@@ -18,14 +18,18 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Args {
     /// A plan that `plan -o` wrote
     plan: String,
-    /// The page to write
+    /// The page to write; `-` is standard output
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    check_outputs([&args.output])?;
     write(&args.output, &OpenedPlan::open(&args.plan)?, &[])?;
+    if args.output == Path::new(STANDARD) {
+        return Ok(Verdict::Done);
+    }
     writeln!(io::stdout().lock(), "report written to {}", args.output.display())?;
     Ok(Verdict::Done)
 }

@@ -1,7 +1,7 @@
 //! `run`: runs training steps of a plan on this computer's cores, compares them with the serial program, and measures.
 
 use crate::commands::plan;
-use crate::files::write_atomically;
+use crate::files::{check_outputs, write_atomically};
 use crate::lowered_plan::LoweredPlan;
 use crate::processes;
 use crate::record;
@@ -96,6 +96,7 @@ fn open(request: &Request, solver: &str) -> anyhow::Result<LoweredPlan> {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     ensure!((1..=1_000_000).contains(&args.steps), "--steps {}: from 1 to 1000000", args.steps);
+    check_outputs(args.trace.iter().chain(&args.record))?;
     let lowered = match open(&args.request, &args.solver) {
         Err(error) => return plan::without_plan(error),
         Ok(lowered) => lowered,
@@ -108,6 +109,12 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         args.processes
     );
     check_slow(&args.slow, lowered.plan())?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if devices as usize > cores && args.worker.is_none() {
+        complain(&format_args!(
+            "note: {devices} devices share {cores} cores: results are checked, but times say nothing about the plan"
+        ));
+    }
     if let Some((device, factor)) = args.slow.iter().find(|(_, factor)| *factor < 1.0) {
         bail!("--slow {device}:{factor}: the factor must be at least 1");
     }

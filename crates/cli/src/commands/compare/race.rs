@@ -12,6 +12,7 @@ use shardwright_strategies::{
     PlanAnswer, Planner, Solution, Strategy, StrategyError, Variant, VariantAnswer, VariantError,
     VariantGraph, VariantInputs, count_moves, find, plan_variants,
 };
+use std::io;
 
 /// A variant of a model's step on a machine, and the strategies that search on it.
 pub struct Race<'r> {
@@ -28,23 +29,34 @@ impl<'r> Race<'r> {
         Self { inputs, step, line, planner }
     }
 
-    /// Runs strategies one after the other.
-    pub fn run(&self, strategies: &[&'static dyn Strategy]) -> anyhow::Result<Vec<Row>> {
+    /// Runs strategies one after the other, and shows each row when it is there. Data parallelism runs first: all other rows
+    /// are compared with it.
+    pub fn run(
+        &self,
+        strategies: &[&'static dyn Strategy],
+        show: &(dyn Fn(&Row) -> io::Result<()> + Sync),
+    ) -> anyhow::Result<Vec<Row>> {
         let constraints = self.inputs.constraints();
+        let mut order: Vec<(usize, &'static dyn Strategy)> = strategies.iter().copied().enumerate().collect();
         // `auto` comes last: the answers of the others are its candidates.
-        let (last, first): (Vec<_>, Vec<_>) =
-            strategies.iter().copied().enumerate().partition(|(_, strategy)| strategy.name() == "auto");
-        let run =
-            |(at, strategy): (usize, &'static dyn Strategy)| Ok((at, self.row(strategy, &constraints)?));
-        let mut rows =
-            first.into_iter().chain(last).map(run).collect::<anyhow::Result<Vec<(usize, Row)>>>()?;
-        rows.sort_by_key(|(at, _)| *at);
-        let mut rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
-        let data = rows.iter().find(|row| row.solver == "data").and_then(|row| row.step_seconds);
-        for row in &mut rows {
+        order.sort_by_key(|(_, strategy)| match strategy.name() {
+            "data" => 0,
+            "auto" => 2,
+            _ => 1,
+        });
+        let mut rows: Vec<(usize, Row)> = Vec::new();
+        let mut data = None;
+        for (at, strategy) in order {
+            let mut row = self.row(strategy, &constraints)?;
+            if row.solver == "data" {
+                data = row.step_seconds;
+            }
             row.speedup_over_data = data.zip(row.step_seconds).map(|(data, own)| data / own);
+            show(&row)?;
+            rows.push((at, row));
         }
-        Ok(rows)
+        rows.sort_by_key(|(at, _)| *at);
+        Ok(rows.into_iter().map(|(_, row)| row).collect())
     }
 
     /// The best plans of all variants under `limits` memory limits between the least memory of any plan and that of the

@@ -3,8 +3,12 @@
 //! Plans of one machine may have different axes: a recipe is planned on the axes where it is best, and a search refines merged
 //! ones. A config on merged axes is a config on finer axes too, where each finer axis has the use of its merged axis.
 
+use crate::{
+    assignment::Assignment,
+    config::{AxisUse, Config},
+    pipeline::Pipeline,
+};
 use shardwright_machine::{AxisId, AxisSet, Machine, Mesh, MeshError};
-use shardwright_space::{Assignment, AxisUse, Config, Pipeline};
 
 /// The coarsest mesh of the machine that refines two of its meshes.
 ///
@@ -51,10 +55,9 @@ pub fn on_finer_axes(assignment: &Assignment, coarse: &Mesh, finer: &Mesh) -> As
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::configs;
+    use shardwright_graph::{DType, Op, TensorType, ops::Contract};
     use shardwright_machine::builtin;
-    use shardwright_plan::Context;
-    use shardwright_strategies::recipes::{DATA, MEGATRON};
-    use shardwright_zoo::{BuildOptions, build};
 
     #[test]
     fn merged_axes_meet_in_the_coarsest_mesh_that_refines_both() {
@@ -72,17 +75,15 @@ mod tests {
 
     #[test]
     fn finer_axes_change_neither_parts_nor_devices() {
-        let graph = build("mlp:batch=64,hidden=64,layers=2", &BuildOptions::default()).unwrap();
+        let op: Op = Contract::parse("nc,co->no").unwrap().into();
+        let inputs = [TensorType::new(DType::F32, [64, 64]), TensorType::new(DType::F32, [64, 64])];
+        let rule = op.rule(&inputs, &op.operator().infer(&inputs).unwrap());
         let machine = builtin("p100x16").unwrap();
         let (prime, merged) = (machine.mesh(), machine.mesh().per_level());
-        let context = Context::new(&graph, &machine, None, merged.clone(), false).unwrap();
-        for recipe in [&DATA, &MEGATRON] {
-            let own = recipe.assignment(&context);
-            let finer = on_finer_axes(&own, &merged, prime);
-            for (op, shapes) in graph.op_ids().zip(&context.shapes[..]) {
-                let parts = own.config(op).parts(&shapes.rule, &merged);
-                assert_eq!(parts, finer.config(op).parts(&shapes.rule, prime));
-            }
+        let own = Assignment::new(configs(&rule, &merged));
+        let finer = on_finer_axes(&own, &merged, prime);
+        for (own, finer) in own.configs.iter().zip(&finer.configs) {
+            assert_eq!(own.parts(&rule, &merged), finer.parts(&rule, prime));
         }
         let pinned = Assignment::new(vec![Config::new([AxisUse::Pin(2), AxisUse::Pin(1)])]);
         let digits = [1, 0, 0, 1].map(AxisUse::Pin);
