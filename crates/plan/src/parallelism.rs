@@ -5,9 +5,10 @@
 
 use crate::{context::Context, price::Costs};
 use serde::{Deserialize, Serialize};
-use shardwright_graph::{FactorIndex, FactorKind, Phase, Rule, factor_kinds};
+use shardwright_graph::{FactorIndex, FactorKind, OpId, Phase, Rule, factor_kinds};
 use shardwright_machine::AxisId;
 use shardwright_space::{Assignment, AxisUse};
+use smallvec::SmallVec;
 
 /// What an axis does to a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -64,8 +65,10 @@ pub struct AxisRoles {
     pub size: u32,
     /// Its roles, the largest share first.
     pub roles: Vec<RoleShare>,
-    /// The share of the weights' bytes that are stored in parts along this axis.
-    pub weights_split: f64,
+    /// The share of the weights' bytes that are stored in parts along this axis, while their layer computes with whole weights.
+    pub weights_sharded: f64,
+    /// The share of the weights' bytes whose layer computes with parts of them along this axis.
+    pub weights_parallel: f64,
 }
 
 impl AxisRoles {
@@ -90,8 +93,10 @@ impl Parallelism {
     /// The kinds of parallelism of a priced assignment.
     pub fn of(context: &Context<'_>, assignment: &Assignment, costs: &Costs) -> Self {
         let mesh = context.mesh();
-        let weights = WeightParts::of(context, assignment);
-        let shares = role_times(context, assignment, costs);
+        let kinds = factor_kinds(context.graph);
+        let role = |op: OpId, axis: usize| role(context, assignment, &kinds, op, axis);
+        let weights = WeightParts::of(context, assignment, &role);
+        let shares = role_times(context, costs, &role);
         let axes: Vec<AxisRoles> = mesh
             .all()
             .iter()
@@ -111,7 +116,8 @@ impl Parallelism {
                     level: context.machine.levels()[own.level.index()].name.clone(),
                     size: own.size,
                     roles,
-                    weights_split: weights.share(axis),
+                    weights_sharded: weights.share(&weights.sharded, axis),
+                    weights_parallel: weights.share(&weights.parallel, axis),
                 }
             })
             .collect();
@@ -119,25 +125,37 @@ impl Parallelism {
     }
 }
 
+/// What an axis does to an op.
+fn role(
+    context: &Context<'_>,
+    assignment: &Assignment,
+    kinds: &[SmallVec<[FactorKind; 6]>],
+    op: OpId,
+    axis: usize,
+) -> AxisRole {
+    let rule = &context.shapes[op.index()].rule;
+    match assignment.config(op).uses()[axis] {
+        AxisUse::Replicate => AxisRole::Replication,
+        AxisUse::Pin(_) => AxisRole::Placement,
+        AxisUse::Split(factor) => match kinds[op.index()][factor as usize] {
+            FactorKind::Sample => AxisRole::Data,
+            FactorKind::Attribute => AxisRole::Attribute,
+            FactorKind::Parameter if is_in_all(rule, factor) => AxisRole::Expert,
+            FactorKind::Parameter | FactorKind::Reduction => AxisRole::Tensor,
+        },
+    }
+}
+
 /// Per axis and role: picoseconds of the layers that use the axis so.
-fn role_times(context: &Context<'_>, assignment: &Assignment, costs: &Costs) -> Vec<[f64; 6]> {
-    let kinds = factor_kinds(context.graph);
+fn role_times(
+    context: &Context<'_>,
+    costs: &Costs,
+    role: &impl Fn(OpId, usize) -> AxisRole,
+) -> Vec<[f64; 6]> {
     let mut times = vec![[0.0; 6]; context.mesh().len()];
     for (layer, cost) in context.graph.layers.iter().zip(&costs.layers) {
-        let op = layer.forward;
-        let rule = &context.shapes[op.index()].rule;
-        for (axis, used) in assignment.config(op).uses().iter().enumerate() {
-            let role = match *used {
-                AxisUse::Replicate => AxisRole::Replication,
-                AxisUse::Pin(_) => AxisRole::Placement,
-                AxisUse::Split(factor) => match kinds[op.index()][factor as usize] {
-                    FactorKind::Sample => AxisRole::Data,
-                    FactorKind::Attribute => AxisRole::Attribute,
-                    FactorKind::Parameter if is_in_all(rule, factor) => AxisRole::Expert,
-                    FactorKind::Parameter | FactorKind::Reduction => AxisRole::Tensor,
-                },
-            };
-            times[axis][role as usize] += cost.compute as f64;
+        for (axis, times) in times.iter_mut().enumerate() {
+            times[role(layer.forward, axis) as usize] += cost.compute as f64;
         }
     }
     times
@@ -151,36 +169,44 @@ fn is_in_all(rule: &Rule, factor: FactorIndex) -> bool {
         && (0..rule.factors.len()).any(|f| rule.is_reduction(f as FactorIndex))
 }
 
-/// Bytes of weights, and of those stored in parts, per axis.
+/// Bytes of weights: all, and per axis those stored or computed with in parts.
 struct WeightParts {
     total: f64,
-    split: Vec<f64>,
+    sharded: Vec<f64>,
+    parallel: Vec<f64>,
 }
 
 impl WeightParts {
-    fn of(context: &Context<'_>, assignment: &Assignment) -> Self {
+    fn of(context: &Context<'_>, assignment: &Assignment, role: &impl Fn(OpId, usize) -> AxisRole) -> Self {
         let graph = context.graph;
-        let mut parts = Self { total: 0.0, split: vec![0.0; context.mesh().len()] };
-        let updates = graph.op_ids().filter(|&op| graph.node(op).phase == Phase::Update);
-        for op in updates.filter(|&op| !graph.node(op).outputs.is_empty()) {
-            let bytes = graph.tensor(graph.node(op).outputs[0]).ty.bytes() as f64;
+        let none = vec![0.0; context.mesh().len()];
+        let mut parts = Self { total: 0.0, sharded: none.clone(), parallel: none };
+        for op in graph.op_ids().filter(|&op| graph.node(op).phase == Phase::Update) {
+            let node = graph.node(op);
+            let Some(&weight) = node.outputs.first() else { continue };
+            let bytes = graph.tensor(weight).ty.bytes() as f64;
+            let forward = graph.layers[node.layer.index()].forward;
             parts.total += bytes;
             for (axis, used) in assignment.config(op).uses().iter().enumerate() {
-                if matches!(used, AxisUse::Split(_)) {
-                    parts.split[axis] += bytes;
+                if matches!(role(forward, axis), AxisRole::Tensor | AxisRole::Expert) {
+                    parts.parallel[axis] += bytes;
+                } else if matches!(used, AxisUse::Split(_)) {
+                    parts.sharded[axis] += bytes;
                 }
             }
         }
         parts
     }
 
-    fn share(&self, axis: AxisId) -> f64 {
-        if self.total > 0.0 { self.split[axis.index()] / self.total } else { 0.0 }
+    fn share(&self, of: &[f64], axis: AxisId) -> f64 {
+        if self.total > 0.0 { of[axis.index()] / self.total } else { 0.0 }
     }
 }
 
 /// The share from which a role, or the sharding of weights, speaks for its axis.
 const MOST: f64 = 0.8;
+/// The share of the weights from which a kind of parallelism is worth a word.
+const SOME: f64 = 0.2;
 
 /// `data parallelism over 8 nodes × tensor parallelism over 8 GPUs; weights sharded over 8 nodes`.
 fn in_words(axes: &[AxisRoles]) -> String {
@@ -200,17 +226,19 @@ fn in_words(axes: &[AxisRoles]) -> String {
         format!("{mostly}{} over {}", role.name(), units(&own))
     });
     let mut words = parts.collect::<Vec<_>>().join(" × ");
-    let sharded: Vec<&AxisRoles> = axes
-        .iter()
-        .filter(|axis| {
-            let beside =
-                matches!(axis.leading().role, AxisRole::Data | AxisRole::Attribute | AxisRole::Replication);
-            beside && axis.weights_split >= 0.5
-        })
-        .collect();
+    // Few layers may hold most weights: a network's last layers, or tables.
+    let elsewhere = |axis: &&AxisRoles| !matches!(axis.leading().role, AxisRole::Tensor | AxisRole::Expert);
+    let parallel = axes.iter().filter(elsewhere).map(|axis| axis.weights_parallel).fold(0.0, f64::max);
+    if parallel >= SOME {
+        words.push_str(&format!(
+            "; tensor parallelism in layers with {:.0}% of the weights",
+            parallel * 100.0
+        ));
+    }
+    let sharded: Vec<&AxisRoles> = axes.iter().filter(|axis| axis.weights_sharded >= 0.5).collect();
     if !sharded.is_empty() {
         let most =
-            if sharded.iter().all(|axis| axis.weights_split >= MOST) { "weights" } else { "most weights" };
+            if sharded.iter().all(|axis| axis.weights_sharded >= MOST) { "weights" } else { "most weights" };
         let all = sharded.len() == axes.len();
         let over = if all { String::new() } else { format!(" over {}", units(&sharded)) };
         words.push_str(&format!("; {most} sharded{over}"));
@@ -242,9 +270,10 @@ fn units(axes: &[&AxisRoles]) -> String {
 mod tests {
     use super::*;
 
-    fn axis(level: &str, size: u32, role: AxisRole, share: f64, weights_split: f64) -> AxisRoles {
+    fn axis(level: &str, size: u32, role: AxisRole, share: f64, weights_sharded: f64) -> AxisRoles {
         let roles = vec![RoleShare { role, share }];
-        AxisRoles { axis: format!("{level}.0"), level: level.into(), size, roles, weights_split }
+        let (axis, level) = (format!("{level}.0"), level.into());
+        AxisRoles { axis, level, size, roles, weights_sharded, weights_parallel: 0.0 }
     }
 
     #[test]
@@ -255,10 +284,17 @@ mod tests {
     }
 
     #[test]
+    fn layers_that_hold_the_weights_are_named() {
+        let tables = AxisRoles { weights_parallel: 0.9, ..axis("gpu", 8, AxisRole::Data, 0.9, 0.05) };
+        let words = "data parallelism over 8 GPUs; tensor parallelism in layers with 90% of the weights";
+        assert_eq!(in_words(&[tables]), words);
+    }
+
+    #[test]
     fn every_role_has_its_units_and_sharding_names_its_own() {
         let words = in_words(&[
             axis("node", 8, AxisRole::Data, 0.7, 0.6),
-            axis("gpu", 8, AxisRole::Tensor, 1.0, 1.0),
+            axis("gpu", 8, AxisRole::Tensor, 1.0, 0.0),
         ]);
         assert_eq!(
             words,

@@ -279,7 +279,9 @@ fn print_search(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result
                 &format!("at most {:.2}% above the best overlapped step of any plan", gap * 100.0),
             )?;
         }
-        fact(out, "proof of the sum", &proof(plan))?;
+        if detail == Detail::All || plan.overlap.is_none() || plan.proved_optimal {
+            fact(out, "proof of the sum", &proof(plan))?;
+        }
         if let (Some(coarse), false) =
             (&plan.space.coarse, plan.optimised == Optimised::Simulated || detail != Detail::All)
         {
