@@ -4,7 +4,7 @@
 //! dimension the mesh axes that split it; [`to_sdy`] writes that into the program. [`Layouts`] says the same of any graph,
 //! op by op, in the words of engines that move tensors between ops themselves; [`TensorPlacements`] adds the placement of every
 //! tensor in DTensor's words. [`collectives`] lists what has to be
-//! exchanged for that, to be held against what an engine makes of it.
+//! exchanged for that, to be held against what an engine makes of it. [`to_trainer`] writes uniform plans as options of trainers.
 //!
 //! ```
 //! use shardwright_cost::Resharder;
@@ -36,6 +36,7 @@ mod layouts;
 mod sdy;
 mod shardings;
 mod tensor_paths;
+mod trainers;
 mod xla_heap;
 mod xla_memory;
 
@@ -44,4 +45,5 @@ pub use dtensor::{MeshAxes, PlacedTensor, TensorPlacements};
 pub use layouts::{Layouts, OpLayouts, Placements};
 pub use sdy::to_sdy;
 pub use shardings::{ExportError, Shardings, SiteSpecs, Spec};
+pub use trainers::{Trainer, to_trainer};
 pub use xla_memory::xla_memory;

@@ -40,6 +40,7 @@
 
 pub mod autodiff;
 pub mod block;
+mod block_chain;
 mod builder;
 mod compiler_recompute;
 mod eight_bit;
@@ -68,6 +69,7 @@ mod work;
 mod workload;
 
 pub use autodiff::GradContext;
+pub use block_chain::{BlockChain, ChainError, ChainSegment};
 pub use builder::{BuildError, GraphBuilder};
 pub use compiler_recompute::compiler_recompute;
 pub use fuse_attention::{AttentionFusion, fuse_attention};

@@ -57,15 +57,15 @@ pub use direct::optcnn_bytes;
 pub use error::PlanError;
 pub use graph_facts::FactorKinds;
 pub use limited::limited;
-pub use memory::{memory_lower_bound, network_peak, peak};
+pub use memory::{local_bytes, memory_lower_bound, network_peak, peak};
 pub use memory_shares::{MemoryShares, memory_shares};
 pub use min_memory::{MinMemory, min_memory, tighten};
 pub use op_times::{OpTimes, picoseconds};
 pub use parallelism::{AxisRole, AxisRoles, Parallelism, RoleShare};
 pub use plan::{
     BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, MoveCount, Optimised, OverlapBound,
-    PlacementRow, Plan, PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace,
-    StageTimes, StepTimes,
+    PlacementRow, Plan, PlanAxis, PlanDegrees, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation,
+    SearchSpace, StageTimes, StepTimes,
 };
 pub use price::{Costs, LayerCost, LayerCosts};
 pub use reading::model_hash;

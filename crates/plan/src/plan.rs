@@ -97,6 +97,9 @@ pub struct Plan {
     /// The pipeline; none: all devices run all layers.
     #[serde(default)]
     pub pipeline: Option<PlanPipeline>,
+    /// For uniform plans: the degrees, as trainers name them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uniform: Option<PlanDegrees>,
     /// For SoyBean's plans: the elements moved, by its measure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soybean: Option<MoveCount>,
@@ -155,6 +158,35 @@ impl Default for Recomputation {
     fn default() -> Self {
         Self { policy: "off".into(), ops: Vec::new() }
     }
+}
+
+/// The degrees of a uniform plan, as trainers name them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanDegrees {
+    /// Tensor parallelism.
+    pub tp: u32,
+    /// Pipeline stages: groups of devices.
+    pub pp: u32,
+    /// Chunks of layers per group.
+    pub vp: u32,
+    /// Context parallelism.
+    pub cp: u32,
+    /// Expert parallelism, a part of data parallelism.
+    pub ep: u32,
+    /// Data parallelism.
+    pub dp: u32,
+    /// Samples per micro-batch and replica.
+    pub mbs: u64,
+    /// ZeRO level: 0 to 3.
+    pub zero: u32,
+    /// Sequence parallelism.
+    pub sp: bool,
+    /// The recomputation policy.
+    pub recompute: String,
+    /// The pipeline schedule.
+    pub schedule: String,
+    /// Blocks of every stage along the layers.
+    pub blocks: Vec<u32>,
 }
 
 /// Stages of layers on groups of devices, and the schedule of their passes.

@@ -28,6 +28,7 @@ mod ram;
 mod request;
 mod stablehlo;
 mod summary;
+mod uniform;
 
 pub use clock::WallClock;
 pub use external::StoredValues;

@@ -132,7 +132,7 @@ impl Inputs {
     /// Whether the pipeline that is asked for, if there is one, has a schedule for so many micro-batches.
     fn can_schedule(&self, micro_batches: NonZeroU32) -> bool {
         match self.request.pipeline {
-            PipelineChoice::Off => true,
+            PipelineChoice::Off | PipelineChoice::Auto => true,
             PipelineChoice::Groups(groups) => {
                 self.request.schedule.check(groups.get(), micro_batches.get()).is_ok()
             }
@@ -166,10 +166,19 @@ impl Inputs {
         cancel: &AtomicBool,
         listen: &(dyn Fn(Event<'_>) + Sync),
     ) -> anyhow::Result<OpenedPlan> {
+        if let Some(request) = self.request.as_plan.clone() {
+            return self.plan_uniform(Some(&request), false, cancel, listen);
+        }
+        if self.request.uniform {
+            return self.plan_uniform(None, false, cancel, listen);
+        }
+        if self.request.pipeline == PipelineChoice::Auto {
+            return self.plan_pipeline(strategy, cancel, listen);
+        }
         let inside = find(strategy)?;
         let staged;
         let strategy: &dyn Strategy = match self.request.pipeline {
-            PipelineChoice::Off => inside,
+            PipelineChoice::Off | PipelineChoice::Auto => inside,
             PipelineChoice::Groups(groups) => {
                 let schedule = self.request.schedule;
                 staged = BalancedPipeline { inside, groups: groups.get(), schedule };

@@ -9,6 +9,7 @@ use shardwright_machine::{Bytes, EngineName, Machine};
 use shardwright_onnx::Loss;
 use shardwright_plan::ConfigConstraint;
 use shardwright_stages::schedule::Schedule;
+use shardwright_strategies::pipeline::UniformRequest;
 use shardwright_suggest::did_you_mean;
 use shardwright_zoo::Precision;
 use std::num::NonZeroU32;
@@ -184,23 +185,28 @@ pub enum PipelineChoice {
     /// All devices run all layers.
     #[default]
     Off,
+    /// The number of groups whose step is shortest; one where a pipeline gains nothing.
+    Auto,
     /// So many groups, with stages of equal time.
     Groups(NonZeroU32),
 }
 
 impl PipelineChoice {
-    /// Parses `off` or a number of groups.
+    /// Parses `off`, `auto` or a number of groups.
     ///
     /// # Errors
     /// Where it is none of these.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.parse::<u32>() {
             _ if text == "off" => Ok(Self::Off),
+            _ if text == "auto" => Ok(Self::Auto),
             Ok(1) => Ok(Self::Off),
             Ok(groups) => {
                 NonZeroU32::new(groups).map(Self::Groups).ok_or_else(|| "give at least one group".into())
             }
-            Err(_) => Err(format!("{text} is no number of groups of devices; give one such as 4, or off")),
+            Err(_) => {
+                Err(format!("{text} is no number of groups of devices; give one such as 4, off or auto"))
+            }
         }
     }
 }
@@ -249,7 +255,8 @@ pub struct Request {
     #[arg(long, value_name = "N|auto", default_value = "1", value_parser = MicroBatchChoice::parse, hide_default_value = true)]
     #[serde(skip)]
     pub micro_batches: MicroBatchChoice,
-    /// Pipeline stages: the number of groups of devices that share the layers, units of the outermost levels; off by default
+    /// Pipeline stages: the number of groups of devices that share the layers, units of the outermost levels; off by default; auto: the best
+    /// number, with all blocks split alike
     #[arg(long, value_name = "P", default_value = "off", value_parser = PipelineChoice::parse, hide_default_value = true)]
     #[serde(skip)]
     pub pipeline: PipelineChoice,
@@ -257,6 +264,16 @@ pub struct Request {
     #[arg(long, value_name = "NAME", default_value = "1f1b", value_parser = parse_schedule)]
     #[serde(skip, default = "one_forward_one_backward")]
     pub schedule: Schedule,
+    /// Price this plan: `tp=8,pp=8,vp=3,mbs=1,zero=1,sp,recompute=selective`. Degrees of tensor (tp), pipeline (pp, chunks vp), context
+    /// (cp), expert (ep) and data parallelism (dp), samples per micro-batch (mbs), ZeRO level, sequence parallelism (sp),
+    /// recompute=off|selective|full, schedule=NAME. What is left out is 1 or off; mbs is then the fastest
+    #[arg(long = "as", value_name = "DEGREES", value_parser = UniformRequest::parse, conflicts_with_all = ["uniform", "micro_batches"])]
+    #[serde(skip)]
+    pub as_plan: Option<UniformRequest>,
+    /// Search the best plan that treats all blocks alike, with or without a pipeline: what trainers' options can express
+    #[arg(long, conflicts_with = "micro_batches")]
+    #[serde(skip)]
+    pub uniform: bool,
     /// Recompute forward ops in the backward pass instead of keeping their results: off, selective (cheap ops and attention
     /// scores), full (whole blocks), auto (off where the plan fits easily, else the fastest)
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = RecomputeChoice::parse, hide_default_value = true)]
@@ -336,6 +353,8 @@ impl Request {
             micro_batches: MicroBatchChoice::default(),
             pipeline: PipelineChoice::Off,
             schedule: one_forward_one_backward(),
+            as_plan: None,
+            uniform: false,
             recompute: RecomputeChoice::Auto,
             price: None,
             untied: false,

@@ -153,8 +153,22 @@ fn print_step(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result<(
         let count = plan.recompute.ops.len();
         fact(out, "recomputed", &format!("{count} ops ({})", plan.recompute.policy))?;
     }
+    print_degrees(out, plan)?;
     fact(out, "traffic", &format!("{} per step over all devices", show_bytes(plan.traffic_bytes)))?;
     plan.pipeline.as_ref().map_or(Ok(()), |pipeline| print_pipeline(out, plan, pipeline))
+}
+
+/// The degrees of a uniform plan.
+fn print_degrees(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    let Some(own) = &plan.uniform else { return Ok(()) };
+    let further = [("cp", own.cp), ("ep", own.ep)].into_iter().filter(|(_, degree)| *degree > 1);
+    let further: String = further.map(|(key, degree)| format!(" {key}={degree}")).collect();
+    let sp = if own.sp { ", sequence parallel" } else { "" };
+    let text = format!(
+        "tp={} pp={} dp={}{further} zero={}, micro-batch {}{sp}, recompute {}",
+        own.tp, own.pp, own.dp, own.zero, own.mbs, own.recompute
+    );
+    fact(out, "degrees", &text)
 }
 
 /// The stages of a pipeline.

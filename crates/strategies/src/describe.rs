@@ -65,7 +65,8 @@ pub fn plan(
             solution.notes.push(format!("there was no time to simulate the baseline {}", own.recipe.name()));
         }
     }
-    let mut plan = describe(strategy, &solution, control.seed);
+    let mut plan = describe((strategy.name(), strategy.about()), &solution, control.seed);
+    plan.pipeline = pipeline(&solution);
     if let (Some(own), Some(_)) = (&mut plan.pipeline, solution.step) {
         own.bubble = simulate_bubble(&solution.context, &solution.assignment)?;
     }
@@ -109,7 +110,8 @@ fn cost(recipe: &PricedRecipe<'_>, step: Option<SimulatedStep>, limit: Option<By
     }
 }
 
-fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan {
+/// The plan of a solution by a strategy of this name, which does what is said about it; without its pipeline.
+pub(crate) fn describe((name, about): (&str, &str), solution: &Solution<'_>, seed: u64) -> Plan {
     let Solution { context, assignment, costs, .. } = solution;
     let (mesh, machine, graph) = (context.mesh(), context.machine, context.graph);
     let objective = costs.objective();
@@ -163,11 +165,11 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
             interpolated: costs.sources.total(TimeSource::Interpolated),
             roofline: costs.sources.total(TimeSource::Roofline),
         },
-        solver: strategy.name().to_string(),
+        solver: name.to_string(),
         optimised: solution.optimised,
         seed,
         space: SearchSpace {
-            description: format!("{} on {}", strategy.about(), context.search_mesh.describe()),
+            description: format!("{about} on {}", context.search_mesh.describe()),
             untied: context.untied,
             prime_axes: context.search_mesh.prime,
             variables: context.variables.members.len(),
@@ -194,7 +196,8 @@ fn describe(strategy: &dyn Strategy, solution: &Solution<'_>, seed: u64) -> Plan
         traffic_per_level: levels.collect(),
         micro_batches: graph.micro_batches.get(),
         recompute: recomputation(graph),
-        pipeline: pipeline(solution),
+        pipeline: None,
+        uniform: None,
         soybean: solution.moves.clone(),
         placements: solution.placements.clone(),
         baselines: BTreeMap::new(),

@@ -30,6 +30,9 @@ pub enum StrategyError {
     /// The step cannot be simulated change by change.
     #[error(transparent)]
     Delta(#[from] DeltaError),
+    /// Degrees of a uniform plan do not suit the model or the machine.
+    #[error(transparent)]
+    Degrees(#[from] crate::pipeline::DegreeError),
     /// SoyBean has no tilings.
     #[error(transparent)]
     SoyBean(#[from] SoyBeanError),

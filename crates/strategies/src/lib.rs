@@ -48,6 +48,7 @@ mod network_search;
 mod optcnn;
 mod pase;
 mod pins;
+pub mod pipeline;
 mod place;
 mod planner;
 mod polish;

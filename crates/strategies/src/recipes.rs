@@ -138,7 +138,7 @@ impl Strategy for Recipe {
 }
 
 /// Per layer: the configs of its ops, once they are known.
-type ChosenConfigs = Vec<Option<Vec<Config>>>;
+pub(crate) type ChosenConfigs = Vec<Option<Vec<Config>>>;
 
 impl Recipe {
     /// Whether the recipe splits the ops of a layer differently from each other.
@@ -272,7 +272,7 @@ impl Recipe {
 }
 
 /// The config in which a view holds a weight for all micro-batches: that of its first reader.
-fn held_as_read(
+pub(crate) fn held_as_read(
     context: &Context<'_>,
     consumers: &Consumers,
     chosen: &ChosenConfigs,
@@ -289,7 +289,7 @@ fn held_as_read(
 }
 
 /// The first factor of a kind.
-fn of_kind(kinds: &[FactorKind], kind: FactorKind) -> Option<FactorIndex> {
+pub(crate) fn of_kind(kinds: &[FactorKind], kind: FactorKind) -> Option<FactorIndex> {
     kinds.iter().position(|&k| k == kind).map(|f| f as FactorIndex)
 }
 
@@ -342,14 +342,19 @@ fn heads(
 }
 
 /// Whether the layer's forward op reads a weight, or what is computed from weights alone.
-fn reads_weight(context: &Context<'_>, layer: LayerId, weights: &[bool]) -> bool {
+pub(crate) fn reads_weight(context: &Context<'_>, layer: LayerId, weights: &[bool]) -> bool {
     let node = context.graph.node(context.layers.members[layer.index()].forward());
     node.inputs.iter().any(|t| weights[t.index()])
 }
 
 /// Whether the layer's forward op multiplies data by a weight and sums. An embedding does not: what it reads
 /// beside its table are ids.
-fn is_product(context: &Context<'_>, layer: LayerId, kinds: &[FactorKind], weights: &[bool]) -> bool {
+pub(crate) fn is_product(
+    context: &Context<'_>,
+    layer: LayerId,
+    kinds: &[FactorKind],
+    weights: &[bool],
+) -> bool {
     let node = context.graph.node(context.layers.members[layer.index()].forward());
     let data = |t: &TensorId| !weights[t.index()] && context.graph.tensor(*t).ty.dtype.is_float();
     reads_weight(context, layer, weights)
@@ -410,7 +415,7 @@ fn shards(context: &Context<'_>, op: OpId, used: impl Fn(AxisId) -> bool) -> Con
 
 /// Splits for each axis the factor that is asked for, where it divides; the rest repeats. `factor` is told which
 /// factors the axis divides further.
-fn split_op(
+pub(crate) fn split_op(
     context: &Context<'_>,
     op: OpId,
     factor: impl Fn(&dyn Fn(FactorIndex) -> bool, AxisId) -> Option<FactorIndex>,
@@ -430,7 +435,7 @@ fn split_op(
 }
 
 /// An input whose producer has a config: a layer without weights follows it.
-struct Guide<'p> {
+pub(crate) struct Guide<'p> {
     rule: &'p Rule,
     input: usize,
     layout: Layout,
@@ -443,7 +448,7 @@ impl<'p> Guide<'p> {
     }
 
     /// All inputs from layers with a config, the largest first.
-    fn all(context: &'p Context<'_>, layer: LayerId, chosen: &ChosenConfigs) -> Vec<Self> {
+    pub(crate) fn all(context: &'p Context<'_>, layer: LayerId, chosen: &ChosenConfigs) -> Vec<Self> {
         let op = context.layers.members[layer.index()].forward();
         let inputs = context.graph.node(op).inputs.iter().enumerate();
         let made = inputs.filter(|(_, t)| context.graph.tensor(**t).producer.is_some());
@@ -461,7 +466,7 @@ impl<'p> Guide<'p> {
     }
 
     /// The factor that keeps the input's layout on an axis.
-    fn factor(&self, axis: AxisId) -> Option<FactorIndex> {
+    pub(crate) fn factor(&self, axis: AxisId) -> Option<FactorIndex> {
         let Placement::Shard(dim) = self.layout.get(axis) else { return None };
         self.rule.leading(self.rule.inputs[self.input].dims.get(usize::from(dim))?)
     }

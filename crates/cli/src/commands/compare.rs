@@ -64,8 +64,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     check_outputs(&args.report)?;
     let whole = args.on(None)?;
     ensure!(
-        whole.pipeline == PipelineChoice::Off,
-        "--pipeline: solvers are compared without pipelines; use `plan`"
+        whole.pipeline == PipelineChoice::Off && whole.as_plan.is_none() && !whole.uniform,
+        "--pipeline, --as, --uniform: solvers are compared without pipelines; use `plan`"
     );
     let inputs = whole.open()?;
     let variants = inputs.variants()?;

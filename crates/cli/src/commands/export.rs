@@ -3,17 +3,19 @@
 use crate::files::write_atomically;
 use crate::{Verdict, complain};
 use anyhow::Context;
-use shardwright_export::{ExportError, Shardings, TensorPlacements, to_sdy};
-use shardwright_request::OpenedPlan;
+use shardwright_export::{ExportError, Shardings, TensorPlacements, Trainer, to_sdy, to_trainer};
+use shardwright_request::{OpenedPlan, read_plan};
 use std::path::PathBuf;
 
-/// Writes a plan's shardings for other engines: JAX and XLA (StableHLO programs), PyTorch's DTensor (all plans).
+/// Writes a plan's shardings for other engines: JAX and XLA (StableHLO programs), PyTorch's DTensor (all plans),
+/// options of trainers (uniform plans).
 #[derive(clap::Args)]
 pub struct Args {
     /// A plan that `plan -o` wrote
     plan: String,
     /// `sdy`: the program with its shardings in Shardy's dialect; `jax`: axes and shardings as JSON; `dtensor`: mesh and
-    /// placements of all tensors as JSON
+    /// placements of all tensors as JSON; of a uniform plan (`plan --uniform`, `--as`) the options of a trainer: `megatron`, `nemo`,
+    /// `torchtitan`, `maxtext`, `deepspeed`
     #[arg(long, value_enum)]
     to: Engine,
     /// The file to write; `-` is standard output
@@ -26,10 +28,41 @@ enum Engine {
     Sdy,
     Jax,
     Dtensor,
+    Megatron,
+    Nemo,
+    Torchtitan,
+    Maxtext,
+    Deepspeed,
+}
+
+impl Engine {
+    fn trainer(self) -> Option<Trainer> {
+        match self {
+            Self::Megatron => Some(Trainer::Megatron),
+            Self::Nemo => Some(Trainer::Nemo),
+            Self::Torchtitan => Some(Trainer::Torchtitan),
+            Self::Maxtext => Some(Trainer::Maxtext),
+            Self::Deepspeed => Some(Trainer::Deepspeed),
+            Self::Sdy | Self::Jax | Self::Dtensor => None,
+        }
+    }
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    if let Some(trainer) = args.to.trainer() {
+        let plan = read_plan(&args.plan)?;
+        let plan = plan.with_context(|| format!("{} is not a plan: `plan -o` writes them", args.plan))?;
+        let Some(text) = to_trainer(&plan, trainer) else {
+            complain(&format_args!(
+                "{}: the plan is not uniform, so trainers have no options for it; plan with --uniform or --as",
+                args.plan
+            ));
+            return Ok(Verdict::CannotBeMet);
+        };
+        write(args, &text)?;
+        return Ok(Verdict::Done);
+    }
     let opened = OpenedPlan::open(&args.plan)?;
     let text = match exported(args, &opened) {
         // The plan is valid, but the engine has no words for it.
@@ -39,8 +72,12 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         }
         text => text?,
     };
-    write_atomically(&args.output, |out| out.write_all(text.as_bytes()))?;
+    write(args, &text)?;
     Ok(Verdict::Done)
+}
+
+fn write(args: &Args, text: &str) -> anyhow::Result<()> {
+    write_atomically(&args.output, |out| out.write_all(text.as_bytes()))
 }
 
 fn exported(args: &Args, opened: &OpenedPlan) -> anyhow::Result<String> {

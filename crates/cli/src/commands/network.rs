@@ -36,8 +36,10 @@ enum Format {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     ensure!(
-        args.request.pipeline == PipelineChoice::Off,
-        "--pipeline: a network has no stages; `stages` solves pipeline problems"
+        args.request.pipeline == PipelineChoice::Off
+            && args.request.as_plan.is_none()
+            && !args.request.uniform,
+        "--pipeline, --as, --uniform: a network has no stages; `stages` solves pipeline problems"
     );
     check_outputs([&args.output])?;
     let mut inputs = args.request.open()?;

@@ -24,6 +24,7 @@ mod solve;
 mod sources;
 mod soybean;
 mod stages;
+mod uniform;
 mod verdict;
 
 use assert_cmd::cargo::cargo_bin_cmd;

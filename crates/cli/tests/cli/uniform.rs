@@ -1,0 +1,62 @@
+//! `plan --as`, `plan --uniform` and exports to trainers.
+
+use crate::{json, refused, shardwright};
+
+const MODEL: &str = "gpt:layers=8,hidden=256,heads=4,seq=128,vocab=512,dtype=mixed";
+
+fn plan<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["plan", MODEL, "--machine", "8xa100", "--batch", "32"], more].concat()
+}
+
+#[test]
+fn a_trainers_plan_is_priced_and_written_as_its_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json").display().to_string();
+    let degrees = "tp=2,pp=2,vp=2,mbs=2,zero=1,sp,recompute=selective";
+    let made = json(&plan(&["--as", degrees, "--json", "-o", &path]));
+    assert_eq!(made["pipeline"]["schedule"], "interleaved");
+    assert_eq!(made["pipeline"]["stages"].as_array().unwrap().len(), 4);
+    assert_eq!(made["uniform"]["dp"], 2);
+    assert_eq!(made["micro_batches"], 8);
+    assert_eq!(made["uniform"]["blocks"], serde_json::json!([2, 2, 2, 2]));
+    let step = made["simulated"]["step_seconds"].as_f64().unwrap();
+    assert!(step > 0.0 && made["throughput"]["tokens_per_second"].as_f64().unwrap() > 0.0);
+    let bound = made["overlap"]["lower_bound_seconds"].as_f64().unwrap();
+    assert!(bound <= step, "{bound} against {step}");
+    let text = |to: &str| {
+        let output = shardwright(&["export", &path, "--to", to]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(text("megatron").contains("--num-virtual-stages-per-pipeline-rank 2"));
+    assert!(text("megatron").contains("--global-batch-size 32\n--seq-length 128"));
+    assert!(text("torchtitan").contains("pipeline_parallel_schedule = \"Interleaved1F1B\""));
+    assert!(text("deepspeed").contains("\"train_batch_size\": 32"));
+    assert!(text("maxtext").contains("ici_pipeline_parallelism: 2"));
+    assert!(text("nemo").contains("trainer.strategy.sequence_parallel=True"));
+    // A plan that is not uniform has no such options.
+    let other = folder.path().join("other.json").display().to_string();
+    assert!(shardwright(&plan(&["--solver", "data", "-q", "-o", &other])).status.success());
+    assert_eq!(shardwright(&["export", &other, "--to", "megatron"]).status.code(), Some(1));
+}
+
+#[test]
+fn the_best_uniform_plan_is_no_slower_than_a_stated_one() {
+    let best = json(&plan(&["--uniform", "--json"]));
+    let step = |plan: &serde_json::Value| plan["simulated"]["step_seconds"].as_f64().unwrap();
+    for degrees in ["tp=1,mbs=2,zero=1", "tp=2,pp=2,mbs=1,zero=1,sp", "pp=4,mbs=1,zero=1,recompute=full"] {
+        let stated = json(&plan(&["--as", degrees, "--json"]));
+        assert!(step(&best) <= step(&stated) * (1.0 + 1e-9), "{degrees}");
+    }
+    let expert = best["baselines"]["expert"]["step_seconds"].as_f64().unwrap();
+    assert!((expert / step(&best) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn degrees_that_do_not_suit_end_with_status_2() {
+    refused(&plan(&["--as", "tp=3,pp=5"]), "tp=3 × pp=5 = 15 does not divide");
+    refused(&plan(&["--as", "tp=8,mbs=1"]), "tp=8 does not divide `blocks.0.attn.q`");
+    refused(&plan(&["--as", "tensor=8"]), "unknown key `tensor`");
+    let tight = shardwright(&plan(&["--as", "tp=1,mbs=1", "--memory", "1MiB"]));
+    assert_eq!(tight.status.code(), Some(1), "{}", String::from_utf8_lossy(&tight.stderr));
+}

@@ -1,0 +1,184 @@
+//! Uniform plans: `--as` prices a trainer's plan, `--uniform` searches the best one.
+
+use crate::{
+    inputs::Inputs, opened_plan::OpenedPlan, planning::Event, ram::most_held, request::PipelineChoice,
+    summary::headline,
+};
+use shardwright_plan::{BaselineCost, PlanError};
+use shardwright_strategies::{
+    PlanAnswer, STRATEGIES, StrategyError,
+    pipeline::{PricedUniform, UniformAnswer, UniformPricer, UniformRequest, balanced, search, write_down},
+};
+use std::sync::atomic::AtomicBool;
+
+/// The most ops of a step that `--pipeline auto` also searches op by op.
+const MOST_OPS: usize = 3000;
+
+/// The names of the two ways to a uniform plan, and what they do.
+const AS: (&str, &str) = ("as", "the plan that was asked for");
+const UNIFORM: (&str, &str) = ("uniform", "the best uniform plan: all blocks alike, searched exhaustively");
+
+impl Inputs {
+    /// Prices the plan that `--as` states, or finds the best uniform plan.
+    ///
+    /// # Errors
+    /// Where degrees do not suit the model or the machine, or no plan fits the memory.
+    pub(crate) fn plan_uniform(
+        mut self,
+        request: Option<&UniformRequest>,
+        unequal_stages: bool,
+        cancel: &AtomicBool,
+        listen: &(dyn Fn(Event<'_>) + Sync),
+    ) -> anyhow::Result<OpenedPlan> {
+        let option = if request.is_some() { "--as" } else { "--uniform" };
+        anyhow::ensure!(
+            !self.spmd,
+            "{option}: the step is a program of an engine; uniform plans need a model file or a model by name"
+        );
+        let control = self.control(STRATEGIES[0], cancel);
+        let limit = self.request.memory.on(&self.machine);
+        let (answer, notes, baselines) = self.request.on_threads(|| {
+            listen(Event::Searching);
+            let pricer = UniformPricer::new(&self.graph, &self.machine, self.costs.as_ref())
+                .map_err(|error| anyhow::anyhow!("{option}: {error}"))?;
+            match request {
+                Some(request) => {
+                    let priced = fastest(&pricer, request, limit.map(|limit| limit.0))?;
+                    let answer = write_down(&pricer, &priced, AS, limit, &control)?;
+                    anyhow::Ok((answer, Vec::new(), Vec::new()))
+                }
+                None => {
+                    let found = search(&pricer, limit, None, &control)?;
+                    let (plans, priced) = (found.plans, found.priced);
+                    let Some(best) = found.best else {
+                        let needed = found.least_memory.unwrap_or(u64::MAX);
+                        let limit = limit.map_or(0, |limit| limit.0);
+                        let solver = UNIFORM.0.to_string();
+                        return Err(PlanError::OverLimit { solver, limit, needed }.into());
+                    };
+                    let proof = if found.complete {
+                        "no uniform plan of the space is faster by the cost model"
+                    } else {
+                        "the time limit ended the search (--time)"
+                    };
+                    let mut notes = vec![format!(
+                        "uniform plan {}: {plans} plans, {priced} priced, all others ruled out by memory or a bound; {proof}",
+                        best.plan
+                    )];
+                    let mut baselines = vec![("expert", baseline(&best, limit.map(|limit| limit.0)))];
+                    if let Some(alone) = found.without_pipeline.filter(|_| best.plan.pipeline > 1) {
+                        notes.push(format!(
+                            "without a pipeline the best uniform plan takes {:.3} s ({}): {:.2} times as long",
+                            alone.price.step_seconds,
+                            alone.plan,
+                            alone.price.step_seconds / best.price.step_seconds
+                        ));
+                        baselines.push(("expert_without_pipeline", baseline(&alone, limit.map(|limit| limit.0))));
+                    }
+                    let unequal = balanced(&pricer, &best, limit)?;
+                    if let Some(unequal) = &unequal {
+                        let blocks: Vec<String> =
+                            unequal.price.stages.iter().map(|stage| stage.blocks[0].len().to_string()).collect();
+                        notes.push(format!(
+                            "stages of unequal blocks ({}) take {:.3} s, equal ones {:.3} s",
+                            blocks.join(", "),
+                            unequal.price.step_seconds,
+                            best.price.step_seconds
+                        ));
+                    }
+                    let chosen = unequal.filter(|_| unequal_stages).unwrap_or(best);
+                    let answer = write_down(&pricer, &chosen, UNIFORM, limit, &control)?;
+                    Ok((answer, notes, baselines))
+                }
+            }
+        })??;
+        let UniformAnswer { graph, answer: PlanAnswer { mut plan, assignment, mesh } } = answer;
+        if let Some(limit) = limit.map(|limit| limit.0).filter(|&limit| plan.peak_memory_bytes > limit) {
+            let needed = plan.peak_memory_bytes;
+            return Err(PlanError::OverLimit { solver: AS.0.to_string(), limit, needed }.into());
+        }
+        plan.baselines.extend(baselines.into_iter().map(|(name, cost)| (name.to_string(), cost)));
+        self.graph = graph;
+        plan.planning_memory_bytes = most_held();
+        plan.search_seconds = control.elapsed().as_secs_f64();
+        if let Some(price) = self.request.price {
+            plan.throughput = plan.throughput.priced(price, plan.devices);
+        }
+        plan.summary = headline(&plan);
+        plan.request = Some(serde_json::to_value(&self.request)?);
+        plan.warnings.extend(notes);
+        plan.warnings.extend(self.notes.iter().cloned());
+        Ok(OpenedPlan { inputs: self, plan, mesh, assignment })
+    }
+
+    /// The shorter of the best plan without a pipeline and the best pipeline whose blocks are split alike. Steps of more ops than
+    /// [`MOST_OPS`] are not searched op by op: without a pipeline they are uniform too.
+    ///
+    /// # Errors
+    /// Where neither has a plan.
+    pub(crate) fn plan_pipeline(
+        self,
+        strategy: &str,
+        cancel: &AtomicBool,
+        listen: &(dyn Fn(Event<'_>) + Sync),
+    ) -> anyhow::Result<OpenedPlan> {
+        let mut request = self.request.clone();
+        request.pipeline = PipelineChoice::Off;
+        let small = self.graph.ops.len() <= MOST_OPS;
+        let uniform = self.plan_uniform(None, true, cancel, listen);
+        if !small && uniform.is_ok() {
+            return uniform;
+        }
+        let ordinary = request.open()?.plan(strategy, cancel, listen);
+        match (uniform, ordinary) {
+            (Ok(uniform), Ok(mut ordinary)) => {
+                if uniform.plan.simulated.step_seconds < ordinary.plan.simulated.step_seconds {
+                    return Ok(uniform);
+                }
+                let expert = uniform.plan.baselines.get("expert").cloned();
+                ordinary.plan.baselines.extend(expert.map(|cost| ("expert".to_string(), cost)));
+                Ok(ordinary)
+            }
+            (Ok(uniform), Err(_)) => Ok(uniform),
+            (Err(_), ordinary) => ordinary,
+        }
+    }
+}
+
+/// The fastest of the plans that a request allows, those that fit first.
+fn fastest(
+    pricer: &UniformPricer<'_>,
+    request: &UniformRequest,
+    limit: Option<u64>,
+) -> anyhow::Result<PricedUniform> {
+    let mut best: Option<PricedUniform> = None;
+    let mut refused: Option<StrategyError> = None;
+    for plan in pricer.plans(request).map_err(|error| anyhow::anyhow!("--as: {error}"))? {
+        match pricer.price(&plan) {
+            Ok(priced) => {
+                let order = |own: &PricedUniform| {
+                    (limit.is_some_and(|limit| own.price.peak_memory > limit), own.price.step_seconds)
+                };
+                if best.as_ref().is_none_or(|known| order(&priced) < order(known)) {
+                    best = Some(priced);
+                }
+            }
+            Err(error @ StrategyError::Degrees(_)) => refused = refused.or(Some(error)),
+            Err(other) => return Err(other.into()),
+        }
+    }
+    let reason = || refused.map_or_else(|| "no plan".to_string(), |error| error.to_string());
+    best.ok_or_else(|| anyhow::anyhow!("--as: {}", reason()))
+}
+
+fn baseline(priced: &PricedUniform, limit: Option<u64>) -> BaselineCost {
+    let price = &priced.price;
+    BaselineCost {
+        step_seconds: price.step_seconds,
+        compute_seconds: price.compute_seconds,
+        traffic_bytes: 0,
+        peak_memory_bytes: price.peak_memory,
+        fits: limit.is_none_or(|limit| price.peak_memory <= limit),
+        objective: (price.step_seconds * 1e12) as i64,
+    }
+}

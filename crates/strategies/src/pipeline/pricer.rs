@@ -1,0 +1,490 @@
+//! Prices uniform plans of one model on one machine. Graphs and segment costs are computed once per distinct choice.
+
+use super::{
+    compose::{ModelCosts, PipelinePrice, compose, even_stages, step_bound, usual_schedule},
+    degrees::{DegreeError, UniformPlan, UniformRequest, ZeroLevel},
+    segment_costs::{SegmentCost, Segments, segment_costs},
+    stage_checks::{check_products, tied},
+    stage_mesh::{AxisRole, RoleMesh},
+    uniform_configs::{UniformRules, expert_factor, uniform_assignment},
+};
+use crate::error::StrategyError;
+use shardwright_cost::{Collective, Comm, CostFile};
+use shardwright_graph::{BlockChain, Graph, RecomputePolicy, microbatch, remat};
+use shardwright_machine::{AxisSet, Bytes, Machine};
+use shardwright_plan::{Context, PlanError};
+use shardwright_stages::schedule::Schedule;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A step in micro-batches with some ops recomputed, and the segment of each of its layers.
+pub(super) struct StepGraph {
+    pub graph: Graph,
+    pub segments: Vec<u32>,
+}
+
+impl StepGraph {
+    /// The step of a graph whose layers have these segments.
+    pub fn of(
+        base: &Graph,
+        layer_segments: &[u32],
+        micro_batches: NonZeroU32,
+        recompute: RecomputePolicy,
+    ) -> Result<Self, String> {
+        let mut graph = microbatch(base, micro_batches).map_err(|error| error.to_string())?.graph;
+        let ops = recompute.ops(&graph);
+        if !ops.is_empty() {
+            graph = remat(&graph, &ops).map_err(|error| error.to_string())?;
+        }
+        let known: BTreeMap<&str, u32> =
+            base.layers.iter().zip(layer_segments).map(|(layer, &at)| (layer.name.as_str(), at)).collect();
+        let consumers = graph.consumers();
+        let mut segments = vec![None; graph.layers.len()];
+        for (at, layer) in graph.layers.iter().enumerate() {
+            segments[at] = known.get(layer.name.as_str()).copied();
+        }
+        // Views of weights belong to those who read them.
+        for (at, layer) in graph.layers.iter().enumerate() {
+            if segments[at].is_none() {
+                let output = graph.node(layer.forward).outputs.first();
+                let reader = output.and_then(|t| consumers.of(*t).first());
+                segments[at] = reader.and_then(|op| segments[graph.node(*op).layer.index()]);
+            }
+        }
+        let segments = segments.into_iter().map(|segment| segment.unwrap_or(0)).collect();
+        Ok(Self { graph, segments })
+    }
+}
+
+/// The costs of a model's segments under one inner plan.
+struct StageCosts {
+    /// Per segment of the short step.
+    segments: Vec<SegmentCost>,
+    /// Bytes of weights that several segments read, on one device.
+    tied_bytes: u64,
+    /// The share of the first segment's fixed memory that belongs to these weights.
+    tied_share: f64,
+}
+
+/// The choices that segment costs depend on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct InnerKey {
+    devices: u32,
+    degrees: [u32; 4],
+    micro_batches: u32,
+    zero: ZeroLevel,
+    sequence: bool,
+    recompute: RecomputePolicy,
+}
+
+/// A uniform plan and its price.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PricedUniform {
+    /// The plan.
+    pub plan: UniformPlan,
+    /// Its price.
+    pub price: PipelinePrice,
+}
+
+/// Prices uniform plans.
+pub struct UniformPricer<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) machine: &'a Machine,
+    pub(super) costs: Option<&'a CostFile>,
+    /// The model as a chain of segments.
+    pub(super) chain: BlockChain,
+    comm: Comm,
+    batch: u64,
+    graphs: Mutex<BTreeMap<(u32, RecomputePolicy), Arc<StepGraph>>>,
+    stages: Mutex<BTreeMap<InnerKey, Arc<Result<StageCosts, DegreeError>>>>,
+}
+
+impl<'a> UniformPricer<'a> {
+    /// The pricer of a training step without micro-batches and recomputation.
+    ///
+    /// # Errors
+    /// Where the model is no chain of repeated blocks, or has no batch.
+    pub fn new(
+        graph: &'a Graph,
+        machine: &'a Machine,
+        costs: Option<&'a CostFile>,
+    ) -> Result<Self, DegreeError> {
+        let fail = |reason: String| DegreeError { reasons: vec![reason] };
+        if graph.micro_batches.get() > 1 {
+            return Err(fail(
+                "the step is divided into micro-batches already: leave --micro-batches out".into(),
+            ));
+        }
+        if graph.gradients.is_empty() {
+            return Err(fail(format!("{} is no training step", graph.name)));
+        }
+        if !machine.is_homogeneous() {
+            return Err(fail(format!(
+                "the devices of {} differ: uniform plans need equal ones",
+                machine.name()
+            )));
+        }
+        let chain = BlockChain::of(graph).map_err(|error| fail(error.to_string()))?;
+        let batch = graph.step_size().samples.ok_or_else(|| fail(format!("{} has no batch", graph.name)))?;
+        let comm = Comm::new(machine, &machine.mesh().per_level());
+        Ok(Self {
+            graph,
+            machine,
+            costs,
+            chain,
+            comm,
+            batch,
+            graphs: Mutex::default(),
+            stages: Mutex::default(),
+        })
+    }
+
+    /// Samples of a step.
+    pub fn batch(&self) -> u64 {
+        self.batch
+    }
+
+    /// Blocks of the model.
+    pub fn blocks(&self) -> u32 {
+        self.chain.blocks()
+    }
+
+    /// The plans that a request allows: what it leaves open is chosen from them.
+    ///
+    /// # Errors
+    /// Every degree that does not suit the model or the machine.
+    pub fn plans(&self, request: &UniformRequest) -> Result<Vec<UniformPlan>, DegreeError> {
+        let devices = self.machine.devices();
+        let (tensor, pipeline) = (request.tensor.unwrap_or(1), request.pipeline.unwrap_or(1));
+        let (context, expert) = (request.context.unwrap_or(1), request.expert.unwrap_or(1));
+        let mut reasons = Vec::new();
+        let inner = u64::from(tensor) * u64::from(pipeline) * u64::from(context);
+        let shown = |data: Option<u32>| {
+            let all = [("tp", tensor), ("pp", pipeline), ("cp", context), ("dp", data.unwrap_or(1))];
+            let used: Vec<String> =
+                all.iter().filter(|(_, n)| *n > 1).map(|(key, n)| format!("{key}={n}")).collect();
+            used.join(" × ")
+        };
+        let total = inner.saturating_mul(u64::from(request.data.unwrap_or(1)));
+        let fits = match request.data {
+            Some(_) => total == u64::from(devices),
+            None => u64::from(devices).is_multiple_of(inner),
+        };
+        if !fits {
+            let relation = if request.data.is_some() { "is not" } else { "does not divide" };
+            reasons.push(format!(
+                "{} = {total} {relation} the number of devices of {}, {devices}",
+                shown(request.data),
+                self.machine.name()
+            ));
+        }
+        let data = request.data.unwrap_or_else(|| (u64::from(devices) / inner).max(1) as u32);
+        if !data.is_multiple_of(expert) {
+            reasons.push(format!("ep={expert} does not divide the data-parallel degree, {data}"));
+        }
+        if !self.batch.is_multiple_of(u64::from(data)) {
+            reasons.push(format!("dp={data} does not divide the batch, {}", self.batch));
+        }
+        let per_replica = (self.batch / u64::from(data)).max(1);
+        let sizes: Vec<u64> = match request.micro_batch {
+            Some(size) if !per_replica.is_multiple_of(size) => {
+                reasons.push(format!(
+                    "mbs={size} does not divide the samples of a replica, {per_replica} (batch {} / dp {data})",
+                    self.batch
+                ));
+                Vec::new()
+            }
+            Some(size) => vec![size],
+            None => (1..=per_replica.min(64)).filter(|size| per_replica.is_multiple_of(*size)).collect(),
+        };
+        let schedules = self.schedules(request, pipeline, &mut reasons);
+        if !reasons.is_empty() {
+            return Err(DegreeError { reasons });
+        }
+        let mut plans = Vec::new();
+        let mut refused = BTreeSet::new();
+        for size in sizes {
+            for &schedule in &schedules {
+                let micro_batches = u32::try_from(per_replica / size).unwrap_or(u32::MAX);
+                if let Err(error) = schedule.check(pipeline, micro_batches) {
+                    refused.insert(format!("mbs={size}: {error}"));
+                    continue;
+                }
+                plans.push(UniformPlan {
+                    tensor,
+                    pipeline,
+                    context,
+                    expert,
+                    data,
+                    micro_batch: size,
+                    micro_batches,
+                    zero: request.zero.unwrap_or_default(),
+                    sequence: request.sequence.unwrap_or(false),
+                    recompute: request.recompute.unwrap_or_default(),
+                    schedule,
+                });
+            }
+        }
+        match plans.is_empty() {
+            true => Err(DegreeError { reasons: refused.into_iter().take(4).collect() }),
+            false => Ok(plans),
+        }
+    }
+
+    /// The schedules that a request allows, with chunks that divide the blocks.
+    fn schedules(&self, request: &UniformRequest, pipeline: u32, reasons: &mut Vec<String>) -> Vec<Schedule> {
+        let blocks = self.blocks();
+        let mut refuse = |reason: String| {
+            reasons.push(reason);
+            Vec::new()
+        };
+        let divides = |chunks: u32| self.divides(pipeline.saturating_mul(chunks));
+        let name = request.schedule.unwrap_or(match (pipeline, request.chunks) {
+            (1, _) => "accumulate",
+            (_, None | Some(1)) => "1f1b",
+            _ => "interleaved",
+        });
+        if pipeline == 1 && name != "accumulate" && request.schedule.is_some() {
+            return refuse(format!("schedule={name} needs pipeline stages: give pp"));
+        }
+        let chunks: Vec<u32> = match (name, request.chunks) {
+            ("interleaved", Some(chunks)) => vec![chunks],
+            ("interleaved", None) => (2..=(blocks / pipeline).max(2)).filter(|v| divides(*v)).collect(),
+            ("zb-v" | "dualpipe-v", None | Some(2)) => vec![2],
+            (_, None | Some(1)) => vec![1],
+            (_, Some(chunks)) => return refuse(format!("vp={chunks}: {name} has a fixed number of chunks")),
+        };
+        let fitting: Vec<u32> = chunks.iter().copied().filter(|v| divides(*v)).collect();
+        if fitting.is_empty() {
+            let stages = match chunks[..] {
+                [1] => format!("pp={pipeline}"),
+                [chunks] => format!("pp={pipeline} × {chunks} chunks"),
+                _ => format!("pp={pipeline} × any number of chunks"),
+            };
+            return refuse(format!("{stages} does not divide the {blocks} blocks of the model"));
+        }
+        let of = |chunks: u32| match name {
+            "gpipe" => Schedule::GPipe,
+            "zb-h1" => Schedule::ZbH1,
+            "zb-v" => Schedule::ZbV,
+            "dualpipe-v" => Schedule::DualPipeV,
+            _ => usual_schedule(pipeline, chunks),
+        };
+        fitting.into_iter().map(of).collect()
+    }
+
+    /// Whether blocks can be divided among so many stages.
+    pub(super) fn divides(&self, stages: u32) -> bool {
+        stages <= self.blocks() && even_stages(&self.segment_blocks(), stages).is_some()
+    }
+
+    /// Whether the model has experts: a weight with a dimension that its data has too.
+    pub(super) fn has_experts(&self) -> bool {
+        let graph = &self.chain.short;
+        graph.layers.iter().any(|layer| expert_factor(graph, layer.forward).is_some())
+    }
+
+    /// Blocks per segment of the model.
+    pub(super) fn segment_blocks(&self) -> Vec<u32> {
+        self.chain.segments.iter().map(|segment| segment.blocks).collect()
+    }
+
+    /// The short step in micro-batches.
+    fn step(&self, plan: &UniformPlan) -> Result<Arc<StepGraph>, DegreeError> {
+        let key = (plan.micro_batches, plan.recompute);
+        if let Some(known) = self.graphs.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
+        let made = StepGraph::of(&self.chain.short, &self.chain.short_segments, count, plan.recompute)
+            .map_err(|reason| DegreeError { reasons: vec![format!("mbs={}: {reason}", plan.micro_batch)] })?;
+        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(graphs.entry(key).or_insert_with(|| Arc::new(made))))
+    }
+
+    /// The price of a plan.
+    ///
+    /// # Errors
+    /// Where its degrees do not suit the model or the machine's levels, or a stage cannot be priced.
+    pub fn price(&self, plan: &UniformPlan) -> Result<PricedUniform, StrategyError> {
+        let priced = self.price_below(plan, f64::INFINITY)?;
+        priced.ok_or_else(|| internal("a finite step is below infinity"))
+    }
+
+    /// The price of a plan; none where its step cannot be shorter than `limit` seconds.
+    ///
+    /// # Errors
+    /// As [`UniformPricer::price`].
+    pub fn price_below(
+        &self,
+        plan: &UniformPlan,
+        limit: f64,
+    ) -> Result<Option<PricedUniform>, StrategyError> {
+        let stages = plan.pipeline * plan.schedule.chunks();
+        let ranges = even_stages(&self.segment_blocks(), stages);
+        let ranges = ranges.ok_or_else(|| {
+            let reason = format!("{stages} stages do not divide {} blocks", self.blocks());
+            StrategyError::Degrees(DegreeError { reasons: vec![reason] })
+        })?;
+        self.price_stages(plan, &ranges, limit)
+    }
+
+    /// The price of a plan whose stages have these segments.
+    pub(super) fn price_stages(
+        &self,
+        plan: &UniformPlan,
+        ranges: &[Range<usize>],
+        limit: f64,
+    ) -> Result<Option<PricedUniform>, StrategyError> {
+        let devices = self.machine.devices() / plan.pipeline;
+        let (own, tied_bytes) = self.model_segments(plan)?;
+        let segments: Vec<&SegmentCost> = own.iter().collect();
+        let permute = |bytes: u64, from: u32, to: u32| self.send(devices, bytes, from, to);
+        let send = |bytes: u64, from: u32| {
+            let to = (from + 1) % plan.pipeline.max(1);
+            let whole = permute(bytes, from, to);
+            // Megatron's scatter and gather (arXiv 2104.04473, section 4.1): equal copies send a part each.
+            let parts = segments.iter().find(|cost| cost.boundary_bytes == bytes);
+            let parted = parts.filter(|cost| cost.boundary_copies > 1).map(|cost| {
+                permute(bytes / u64::from(cost.boundary_copies), from, to) + cost.boundary_gather
+            });
+            parted.map_or(whole, |parted| parted.min(whole))
+        };
+        let tied = match plan.pipeline {
+            1 => 0.0,
+            stages => permute(tied_bytes, 0, stages - 1),
+        };
+        let model =
+            ModelCosts { segments: segments.clone(), blocks: self.segment_blocks(), send: &send, tied };
+        if step_bound(plan, &model, ranges) >= limit {
+            return Ok(None);
+        }
+        let price = compose(plan, &model, ranges, devices)
+            .map_err(|error| StrategyError::Degrees(DegreeError { reasons: vec![error.to_string()] }))?;
+        Ok(Some(PricedUniform { plan: *plan, price }))
+    }
+
+    /// The costs of every segment of the model.
+    ///
+    /// # Errors
+    /// As [`UniformPricer::price`].
+    pub fn segments(&self, plan: &UniformPlan) -> Result<Vec<SegmentCost>, StrategyError> {
+        Ok(self.model_segments(plan)?.0)
+    }
+
+    /// The costs of every segment of the model, and bytes of weights that the end stages share.
+    fn model_segments(&self, plan: &UniformPlan) -> Result<(Vec<SegmentCost>, u64), StrategyError> {
+        let costs = self.stage_costs(plan, self.machine.devices() / plan.pipeline)?;
+        let costs = costs.as_ref().as_ref().map_err(|error| StrategyError::Degrees(error.clone()))?;
+        let like = self.chain.segments.iter().map(|segment| costs.segments[segment.like as usize]);
+        let mut segments: Vec<SegmentCost> = like.collect();
+        // The last stage holds its own copy of weights that it shares with the first.
+        if let Some(last) = segments.last_mut().filter(|_| plan.pipeline > 1) {
+            let copy = costs.segments[0].memory.fixed as f64 * costs.tied_share;
+            last.memory.fixed = last.memory.fixed.saturating_add(copy as u64);
+        }
+        Ok((segments, costs.tied_bytes))
+    }
+
+    /// Seconds of sending bytes from every device of a group to its partner in another.
+    fn send(&self, devices: u32, bytes: u64, from: u32, to: u32) -> f64 {
+        if bytes == 0 || from == to {
+            return 0.0;
+        }
+        let differs = |level: &usize| {
+            let unit = |group: u32| group * devices / self.machine.devices_per_unit(*level).max(1);
+            unit(from) != unit(to)
+        };
+        let level = (0..self.machine.levels().len()).find(differs).unwrap_or(0);
+        let mesh = self.comm.mesh();
+        let axes: AxisSet =
+            mesh.all().iter().filter(|axis| mesh.axis(*axis).level.index() == level).collect();
+        self.comm.seconds(Collective::Permute, axes, Bytes(bytes)).0
+    }
+
+    fn stage_costs(
+        &self,
+        plan: &UniformPlan,
+        devices: u32,
+    ) -> Result<Arc<Result<StageCosts, DegreeError>>, StrategyError> {
+        let key = InnerKey {
+            devices,
+            degrees: [plan.tensor, plan.context, plan.expert, plan.data],
+            micro_batches: plan.micro_batches,
+            zero: plan.zero,
+            sequence: plan.sequence,
+            recompute: plan.recompute,
+        };
+        if let Some(known) = self.stages.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        let made = match self.simulate_stage(plan, devices) {
+            Err(StrategyError::Degrees(error)) => Err(error),
+            other => Ok(other?),
+        };
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(stages.entry(key).or_insert_with(|| Arc::new(made))))
+    }
+
+    fn simulate_stage(&self, plan: &UniformPlan, devices: u32) -> Result<StageCosts, StrategyError> {
+        let step = self.step(plan)?;
+        let machine = self
+            .machine
+            .restrict(u64::from(devices))
+            .map_err(|error| DegreeError { reasons: vec![format!("pp={}: {error}", plan.pipeline)] })?;
+        let mesh = role_mesh(&machine, plan, 1)?;
+        let context = Context::new(&step.graph, &machine, self.costs, mesh.mesh.clone(), true)?;
+        let rules = UniformRules { zero: plan.zero, sequence: plan.sequence };
+        let assignment = uniform_assignment(&context, &mesh, rules).without_impossible_sums(
+            context.graph,
+            &context.shapes,
+            context.mesh(),
+        );
+        let count = step.segments.iter().max().map_or(1, |last| *last as usize + 1);
+        let segments = Segments { of_layer: &step.segments, count };
+        check_products(&context, &mesh, &assignment, &segments, plan)?;
+        let mut costs = segment_costs(&context, &assignment, &segments)?;
+        let tensor = mesh.axes(|role| role == AxisRole::Tensor);
+        for cost in costs.iter_mut().filter(|_| !plan.sequence && !tensor.is_empty()) {
+            let bytes = Bytes(cost.boundary_bytes);
+            cost.boundary_copies = context.mesh().group_size(tensor);
+            cost.boundary_gather = context.resharder.comm().seconds(Collective::AllGather, tensor, bytes).0;
+        }
+        let (tied_bytes, tied_share) = tied(&context, &assignment, &segments, &costs);
+        Ok(StageCosts { segments: costs, tied_bytes, tied_share })
+    }
+}
+
+fn internal(reason: &str) -> StrategyError {
+    PlanError::Internal { reason: reason.into() }.into()
+}
+
+/// The mesh of a machine by the plan's roles, with `stages` groups of devices outermost.
+pub(super) fn role_mesh(machine: &Machine, plan: &UniformPlan, stages: u32) -> Result<RoleMesh, DegreeError> {
+    let degrees = [
+        (AxisRole::Tensor, plan.tensor),
+        (AxisRole::Context, plan.context),
+        (AxisRole::Expert, plan.expert),
+        (AxisRole::Data, plan.data / plan.expert.max(1)),
+        (AxisRole::Stage, stages),
+    ];
+    RoleMesh::new(machine, degrees).map_err(|(role, degree)| {
+        let key = match role {
+            AxisRole::Tensor => "tp",
+            AxisRole::Context => "cp",
+            AxisRole::Expert => "ep",
+            AxisRole::Data => "dp",
+            AxisRole::Stage => "pp",
+        };
+        let levels: Vec<String> =
+            machine.levels().iter().map(|level| format!("{} {}", level.count, level.name)).collect();
+        let reason = format!(
+            "{key}={degree} is not made of whole parts of the levels of {} ({}), innermost first",
+            machine.name(),
+            levels.join(" × ")
+        );
+        DegreeError { reasons: vec![reason] }
+    })
+}

@@ -1,0 +1,240 @@
+//! The best uniform plan, by exhaustive search.
+//!
+//! The space: tensor, context and expert parallelism of whole inner parts of the machine, pipeline stages that divide machine and
+//! blocks, micro-batches of powers of two, ZeRO 1 and 3, three recomputation policies, and the schedules 1F1B, interleaved and
+//! ZB-H1. Sequence parallelism goes with tensor parallelism. A plan is left out without a simulation where its weights, gradients
+//! and state alone exceed the memory, or where a bound on its step is no better than the best plan. So the answer is the optimum.
+
+use super::{
+    degrees::{UniformPlan, ZeroLevel},
+    pricer::{PricedUniform, UniformPricer},
+};
+use crate::error::StrategyError;
+use rayon::prelude::*;
+use shardwright_graph::{Graph, RecomputePolicy, Role};
+use shardwright_machine::{Bytes, Machine};
+use shardwright_search::Control;
+use shardwright_stages::schedule::Schedule;
+
+/// Plans that are priced at once; the best of them is known to the next ones.
+const AT_ONCE: usize = 8;
+/// The largest micro-batch that is tried.
+const MOST_SAMPLES: u64 = 16;
+/// Sequences from this length on are worth dividing.
+const LONG_SEQUENCE: u64 = 16_384;
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct SearchedUniform {
+    /// The plan with the shortest step among those that fit; none where no plan fits.
+    pub best: Option<PricedUniform>,
+    /// The plan with the shortest step that has no pipeline, among those that fit.
+    pub without_pipeline: Option<PricedUniform>,
+    /// The least memory of any plan that was priced.
+    pub least_memory: Option<u64>,
+    /// Plans of the space.
+    pub plans: usize,
+    /// Plans that were priced.
+    pub priced: usize,
+    /// Whether the search went through the whole space.
+    pub complete: bool,
+}
+
+/// Searches the uniform plans of a model within a memory limit.
+///
+/// # Errors
+/// Where a stage cannot be simulated.
+pub fn search(
+    pricer: &UniformPricer<'_>,
+    limit: Option<Bytes>,
+    most_stages: Option<u32>,
+    control: &Control<'_>,
+) -> Result<SearchedUniform, StrategyError> {
+    let mut plans = space(pricer, most_stages);
+    let sizes = StepBytes::of(pricer.graph);
+    let all = plans.len();
+    plans.retain(|plan| limit.is_none_or(|limit| sizes.least(plan) <= limit.0 as f64));
+    // Likely plans first: a good one early leaves out many.
+    let devices = f64::from(pricer.machine.devices());
+    let inner = pricer.machine.levels().last().map_or(1, |level| level.count);
+    plans.sort_by(|a, b| {
+        let guess = |plan: &UniformPlan| {
+            let bubble = f64::from(plan.pipeline - 1)
+                / f64::from(plan.schedule.chunks())
+                / f64::from(plan.micro_batches);
+            let far = if plan.tensor > inner { 2.0 } else { 0.0 };
+            let again = [0.0, 0.1, 0.33][plan.recompute as usize];
+            let gathers = if plan.zero == ZeroLevel::Weights { 0.15 } else { 0.0 };
+            let small = 0.1 / plan.micro_batch as f64;
+            bubble
+                + far
+                + again
+                + gathers
+                + small
+                + 0.03 * f64::from(plan.tensor) / f64::from(inner)
+                + f64::from(plan.pipeline) / devices * 0.01
+        };
+        guess(a).total_cmp(&guess(b))
+    });
+    let mut found = SearchedUniform {
+        best: None,
+        without_pipeline: None,
+        least_memory: None,
+        plans: all,
+        priced: 0,
+        complete: true,
+    };
+    for group in plans.chunks(AT_ONCE) {
+        if control.is_over() {
+            found.complete = false;
+            break;
+        }
+        let step = |known: &Option<PricedUniform>| {
+            known.as_ref().map_or(f64::INFINITY, |own| own.price.step_seconds)
+        };
+        let (best, alone) = (step(&found.best), step(&found.without_pipeline));
+        let priced = group.par_iter().map(|plan| {
+            let below = if plan.pipeline == 1 { alone } else { best };
+            match pricer.price_below(plan, below) {
+                // Degrees that do not divide the model are outside of the space.
+                Err(StrategyError::Degrees(_)) => Ok(None),
+                other => other,
+            }
+        });
+        for own in priced.collect::<Result<Vec<_>, _>>()?.into_iter().flatten() {
+            found.priced += 1;
+            let peak = own.price.peak_memory;
+            found.least_memory = Some(found.least_memory.map_or(peak, |least| least.min(peak)));
+            if limit.is_some_and(|limit| peak > limit.0) {
+                continue;
+            }
+            let better = |known: &Option<PricedUniform>| own.price.step_seconds < step(known);
+            if own.plan.pipeline == 1 && better(&found.without_pipeline) {
+                found.without_pipeline = Some(own.clone());
+            }
+            if better(&found.best) {
+                found.best = Some(own);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Degrees that are products of the machine's innermost axes, ascending.
+fn inner_degrees(machine: &Machine, most: u32) -> Vec<u32> {
+    let mut degrees = vec![1];
+    let mut degree = 1u32;
+    for axis in machine.mesh().axes().iter().rev() {
+        degree = degree.saturating_mul(axis.size);
+        if degree > most {
+            break;
+        }
+        degrees.push(degree);
+    }
+    degrees
+}
+
+/// All plans, as degrees that multiply to the machine and divide batch and blocks.
+fn space(pricer: &UniformPricer<'_>, most_stages: Option<u32>) -> Vec<UniformPlan> {
+    let (machine, blocks, batch) = (pricer.machine, pricer.blocks(), pricer.batch());
+    let devices = machine.devices();
+    let tokens = pricer.graph.step_size().tokens.unwrap_or(0) / batch.max(1);
+    let contexts: &[u32] = if tokens >= LONG_SEQUENCE { &[1, 2, 4, 8, 16] } else { &[1] };
+    let experts: &[u32] = if pricer.has_experts() { &[1, 2, 4, 8, 16, 32, 64] } else { &[1] };
+    let stages = (1..=devices.min(blocks + 2)).filter(|p| devices.is_multiple_of(*p));
+    let stages = stages.filter(|p| most_stages.is_none_or(|most| *p <= most));
+    let mut plans = Vec::new();
+    for pipeline in stages {
+        for tensor in inner_degrees(machine, 64) {
+            for &context in contexts {
+                let inner = u64::from(tensor) * u64::from(pipeline) * u64::from(context);
+                if !u64::from(devices).is_multiple_of(inner) {
+                    continue;
+                }
+                let data = (u64::from(devices) / inner) as u32;
+                if !batch.is_multiple_of(u64::from(data)) {
+                    continue;
+                }
+                for &expert in experts.iter().filter(|expert| data.is_multiple_of(**expert)) {
+                    let base = [tensor, pipeline, context, expert, data];
+                    inner_plans(pricer, base, batch / u64::from(data), &mut plans);
+                }
+            }
+        }
+    }
+    plans
+}
+
+/// The plans of fixed degrees: micro-batches, schedules, ZeRO levels, recomputation.
+fn inner_plans(
+    pricer: &UniformPricer<'_>,
+    [tensor, pipeline, context, expert, data]: [u32; 5],
+    per_replica: u64,
+    plans: &mut Vec<UniformPlan>,
+) {
+    let mut schedules =
+        vec![if pipeline == 1 { Schedule::Accumulate } else { Schedule::OneForwardOneBackward }];
+    if pipeline > 1 {
+        schedules.push(Schedule::ZbH1);
+        schedules.extend((2..=12).map(|chunks| Schedule::Interleaved { chunks }));
+    }
+    schedules.retain(|schedule| pricer.divides(pipeline.saturating_mul(schedule.chunks())));
+    let levels: &[ZeroLevel] = match data * context {
+        1 => &[ZeroLevel::Off],
+        _ => &[ZeroLevel::State, ZeroLevel::Weights],
+    };
+    let mut size = 1;
+    while size <= MOST_SAMPLES.min(per_replica) {
+        let micro_batches = u32::try_from(per_replica / size).unwrap_or(u32::MAX);
+        for &schedule in schedules.iter().filter(|schedule| {
+            per_replica.is_multiple_of(size) && schedule.check(pipeline, micro_batches).is_ok()
+        }) {
+            for &zero in levels {
+                plans.extend(RecomputePolicy::ALL.map(|recompute| UniformPlan {
+                    tensor,
+                    pipeline,
+                    context,
+                    expert,
+                    data,
+                    micro_batch: size,
+                    micro_batches,
+                    zero,
+                    sequence: tensor > 1,
+                    recompute,
+                    schedule,
+                }));
+            }
+        }
+        size *= 2;
+    }
+}
+
+/// Bytes of a step that every plan holds somewhere.
+struct StepBytes {
+    weights: f64,
+    gradients: f64,
+    state: f64,
+}
+
+impl StepBytes {
+    fn of(graph: &Graph) -> Self {
+        let role = |role: Role| graph.sources(role).map(|t| graph.tensor(t).ty.bytes() as f64).sum();
+        let gradients = graph.gradients.iter().map(|pair| graph.tensor(pair.gradient).ty.bytes() as f64);
+        Self { weights: role(Role::Parameter), gradients: gradients.sum(), state: role(Role::OptimizerState) }
+    }
+
+    /// The bytes that the fullest device holds at least.
+    fn least(&self, plan: &UniformPlan) -> f64 {
+        let parts = f64::from(plan.tensor) * f64::from(plan.pipeline) * f64::from(plan.expert);
+        let replicas = f64::from(plan.data) * f64::from(plan.context);
+        let gradients = if plan.micro_batches > 1 { self.gradients } else { 0.0 };
+        let held = match plan.zero {
+            ZeroLevel::Off => self.weights + gradients + self.state,
+            ZeroLevel::State => self.weights + gradients + self.state / replicas,
+            ZeroLevel::Gradients => self.weights + (gradients + self.state) / replicas,
+            ZeroLevel::Weights => (self.weights + gradients + self.state) / replicas,
+        };
+        // Embedding and head are not divided among stages: a tenth is left for them.
+        0.9 * held / parts
+    }
+}

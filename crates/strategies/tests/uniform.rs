@@ -1,0 +1,183 @@
+//! Uniform plans: segments add up to the ordinary step, closed forms hold, and the search finds the best.
+
+use shardwright_graph::{BlockChain, Graph, RecomputePolicy};
+use shardwright_machine::{Bytes, builtin};
+use shardwright_search::Control;
+use shardwright_sim::simulate_step;
+use shardwright_stages::schedule::Schedule;
+use shardwright_strategies::pipeline::{
+    UniformPlan, UniformPricer, UniformRequest, ZeroLevel, search, write_down,
+};
+use shardwright_zoo::{BuildOptions, build};
+
+fn gpt(layers: u32, batch: u32) -> Graph {
+    let name = format!("gpt:layers={layers},hidden=512,heads=8,seq=256,vocab=1024,batch={batch},dtype=mixed");
+    build(&name, &BuildOptions::default()).unwrap()
+}
+
+/// Kind, phase and types of every op.
+fn ops(graph: &Graph) -> Vec<String> {
+    let mut all: Vec<String> = graph
+        .op_ids()
+        .map(|op| {
+            let node = graph.node(op);
+            format!(
+                "{} {:?} {:?} {:?}",
+                node.op.kind(),
+                node.phase,
+                graph.input_types(op),
+                graph.output_types(op)
+            )
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn a_shortened_model_is_the_model_with_three_blocks() {
+    for name in ["gpt", "moe"] {
+        let of = |layers: u32| {
+            let name = format!("{name}:layers={layers},hidden=64,heads=4,seq=16,vocab=128,batch=4");
+            build(&name, &BuildOptions::default()).unwrap()
+        };
+        let chain = BlockChain::of(&of(7)).unwrap();
+        assert_eq!(ops(&chain.short), ops(&of(3)), "{name}");
+        assert_eq!((chain.blocks(), chain.segments.len()), (7, 9), "{name}");
+        let like: Vec<u32> = chain.segments.iter().map(|segment| segment.like).collect();
+        assert_eq!(like, [0, 1, 2, 2, 2, 2, 2, 3, 4], "{name}");
+    }
+}
+
+fn plan(request: &str, pricer: &UniformPricer<'_>) -> UniformPlan {
+    pricer.plans(&UniformRequest::parse(request).unwrap()).unwrap()[0]
+}
+
+/// The composed step, and the ordinary simulation of the same assignment.
+fn composed_and_ordinary(layers: u32, request: &str) -> (f64, f64) {
+    let machine = builtin("8xa100").unwrap();
+    let graph = gpt(layers, 16);
+    let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
+    let priced = pricer.price(&plan(request, &pricer)).unwrap();
+    let written = write_down(&pricer, &priced, ("as", "test"), None, &Control::new()).unwrap();
+    let answer = &written.answer;
+    let context = shardwright_plan::Context::new(&written.graph, &machine, None, answer.mesh.clone(), true);
+    let context = context.unwrap();
+    let peak = shardwright_plan::peak(&context, &answer.assignment).0 as f64;
+    let counted = priced.price.peak_memory as f64;
+    assert!((0.5..2.5).contains(&(counted / peak)), "{request}: {counted} against {peak} bytes");
+    (priced.price.step_seconds, simulate_step(&context, &answer.assignment).unwrap().times.step_seconds)
+}
+
+#[test]
+fn one_stage_and_one_micro_batch_are_the_ordinary_step() {
+    for request in [
+        "tp=2,mbs=4",
+        "tp=8,mbs=16",
+        "tp=4,mbs=8,sp,zero=1",
+        "tp=1,mbs=2,zero=1,recompute=full",
+        "tp=2,mbs=4,sp,zero=3",
+    ] {
+        // Three blocks are not shortened: equal up to rounding.
+        let (composed, ordinary) = composed_and_ordinary(3, request);
+        assert!((composed / ordinary - 1.0).abs() < 1e-6, "{request}: {composed} against {ordinary}");
+        let (composed, ordinary) = composed_and_ordinary(8, request);
+        assert!((composed / ordinary - 1.0).abs() < 0.05, "{request}: {composed} against {ordinary}");
+    }
+}
+
+#[test]
+fn equal_stages_take_the_closed_form() {
+    let machine = builtin("8xa100").unwrap();
+    let graph = gpt(8, 64);
+    let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
+    let one = pricer.price(&plan("pp=4,dp=2,mbs=1", &pricer)).unwrap();
+    let slowest = one.price.stages.iter().map(|stage| stage.seconds).fold(0.0, f64::max);
+    let all: f64 = one.price.stages.iter().map(|stage| stage.seconds).sum();
+    // Alpa's form: all stages once, and the slowest for every further micro-batch.
+    let closed = all + 31.0 * slowest;
+    let once = one.price.stages.iter().map(|stage| stage.once).fold(0.0, f64::max);
+    let step = one.price.step_seconds;
+    assert!(step >= 0.9 * closed && step <= 1.1 * closed + once, "{step} against {closed}");
+    // More chunks, more passes in flight.
+    let two = pricer.price(&plan("pp=4,dp=2,mbs=1,vp=2", &pricer)).unwrap();
+    assert_eq!(one.price.stages[0].in_flight, 4);
+    assert!(two.price.stages[0].in_flight > 8);
+    // Recomputation: a longer step in less memory.
+    let full = pricer.price(&plan("pp=4,dp=2,mbs=1,recompute=full", &pricer)).unwrap();
+    assert!(full.price.step_seconds > step && full.price.peak_memory < one.price.peak_memory);
+}
+
+#[test]
+fn degrees_that_do_not_suit_are_named_one_by_one() {
+    let machine = builtin("8xa100").unwrap();
+    let graph = gpt(8, 64);
+    let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
+    let refused = |request: &str| {
+        let request = UniformRequest::parse(request).unwrap();
+        match pricer.plans(&request) {
+            Err(error) => error.reasons.join("; "),
+            Ok(plans) => pricer.price(&plans[0]).unwrap_err().to_string(),
+        }
+    };
+    let several = refused("tp=3,pp=3,dp=5,mbs=7");
+    assert!(several.contains("tp=3 × pp=3 × dp=5 = 45 is not"), "{several}");
+    assert!(several.contains("dp=5 does not divide the batch, 64"), "{several}");
+    assert!(several.contains("pp=3 does not divide the 8 blocks"), "{several}");
+    assert!(several.contains("mbs=7 does not divide"), "{several}");
+    assert!(refused("tp=2,pp=4,ep=3").contains("ep=3 does not divide"));
+    assert!(refused("pp=8,vp=2").contains("does not divide the 8 blocks"));
+    assert!(refused("pp=4,dp=2,mbs=16,vp=2").contains("interleaved needs a multiple of 4"));
+    assert!(refused("schedule=1f1b").contains("needs pipeline stages"));
+    let heads = gpt_with_heads(3);
+    let pricer = UniformPricer::new(&heads, &machine, None).unwrap();
+    let wanted = plan("tp=4,mbs=1", &pricer);
+    let error = pricer.price(&wanted).unwrap_err().to_string();
+    assert!(error.contains("tp=4 does not divide `blocks.0.attn.q`") && error.contains("h=3"), "{error}");
+}
+
+fn gpt_with_heads(heads: u32) -> Graph {
+    let name = format!("gpt:layers=4,hidden=192,heads={heads},seq=64,vocab=1024,batch=64,dtype=mixed");
+    build(&name, &BuildOptions::default()).unwrap()
+}
+
+#[test]
+fn no_plan_of_the_space_beats_the_searched_one() {
+    let machine = builtin("8xa100").unwrap();
+    let graph = gpt(4, 32);
+    let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
+    let found = search(&pricer, None, None, &Control::new()).unwrap();
+    let best = found.best.unwrap();
+    assert!(found.complete && found.priced <= found.plans);
+    for tensor in [1, 2, 4] {
+        for pipeline in [1, 2, 4] {
+            for recompute in RecomputePolicy::ALL {
+                let plan = UniformPlan {
+                    tensor,
+                    pipeline,
+                    context: 1,
+                    expert: 1,
+                    data: 8 / tensor / pipeline.min(8 / tensor),
+                    micro_batch: 1,
+                    micro_batches: 32 / (8 / tensor / pipeline.min(8 / tensor)),
+                    zero: ZeroLevel::State,
+                    sequence: tensor > 1,
+                    recompute,
+                    schedule: if pipeline > 1 {
+                        Schedule::OneForwardOneBackward
+                    } else {
+                        Schedule::Accumulate
+                    },
+                };
+                if tensor * pipeline > 8 {
+                    continue;
+                }
+                let other = pricer.price(&plan).unwrap().price.step_seconds;
+                assert!(best.price.step_seconds <= other * (1.0 + 1e-9), "{plan}: {other}");
+            }
+        }
+    }
+    // A limit below every plan's memory leaves none.
+    let none = search(&pricer, Some(Bytes(1)), None, &Control::new()).unwrap();
+    assert!(none.best.is_none());
+}
