@@ -66,6 +66,10 @@ fn composed_and_ordinary(layers: u32, request: &str) -> (f64, f64) {
     let peak = shardwright_plan::peak(&context, &answer.assignment).0 as f64;
     let counted = priced.price.peak_memory as f64;
     assert!((0.5..2.5).contains(&(counted / peak)), "{request}: {counted} against {peak} bytes");
+    // The plan has the step and the memory of the ordinary simulation.
+    let written_step = answer.plan.simulated.step_seconds;
+    assert_eq!(written_step, simulate_step(&context, &answer.assignment).unwrap().times.step_seconds);
+    assert_eq!(answer.plan.peak_memory_bytes, peak as u64);
     (priced.price.step_seconds, simulate_step(&context, &answer.assignment).unwrap().times.step_seconds)
 }
 
@@ -81,8 +85,9 @@ fn one_stage_and_one_micro_batch_are_the_ordinary_step() {
         // Three blocks are not shortened: equal up to rounding.
         let (composed, ordinary) = composed_and_ordinary(3, request);
         assert!((composed / ordinary - 1.0).abs() < 1e-6, "{request}: {composed} against {ordinary}");
+        // Composed ones guide the search only: sums of gradients overlap with other blocks than in the short step.
         let (composed, ordinary) = composed_and_ordinary(8, request);
-        assert!((composed / ordinary - 1.0).abs() < 0.05, "{request}: {composed} against {ordinary}");
+        assert!((composed / ordinary - 1.0).abs() < 0.15, "{request}: {composed} against {ordinary}");
     }
 }
 

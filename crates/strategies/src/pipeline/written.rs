@@ -14,11 +14,14 @@ use shardwright_plan::{
     Throughput, predicted_traffic, step_lower_bound,
 };
 use shardwright_search::Control;
-use shardwright_sim::SimulatedStep;
+use shardwright_sim::{SimulatedStep, simulate_bubble, simulate_step};
 use shardwright_space::{Assignment, Pipeline};
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Ops, once per micro-batch, up to which the whole step is simulated. Longer ones have the composed price that guides the search.
+const MOST_SIMULATED: usize = 100_000;
 
 /// A uniform plan as a plan of the whole step.
 pub struct UniformAnswer {
@@ -63,18 +66,32 @@ pub fn write_down(
         assignment.pipeline = Some(pipeline);
     }
     let assignment = assignment.without_impossible_sums(&step.graph, &context.shapes, context.mesh());
-    let LayerCosts { layers, sources } = context.layer_costs(&assignment, control)?;
-    let traffic = predicted_traffic(&context, &assignment)?;
-    let costs = Costs { layers, traffic, peak_memory: Bytes(priced.price.peak_memory), sources };
+    let instructions = step.graph.ops.len().saturating_mul(plan.micro_batches as usize);
+    let is_simulated = instructions <= MOST_SIMULATED;
+    let (costs, simulated, bubble) = match is_simulated {
+        true => {
+            let costs = context.price_within(&assignment, control)?;
+            let bubble = assignment.pipeline.as_ref().map(|_| simulate_bubble(&context, &assignment));
+            (costs, simulate_step(&context, &assignment)?, bubble.transpose()?.unwrap_or(0.0))
+        }
+        false => {
+            let LayerCosts { layers, sources } = context.layer_costs(&assignment, control)?;
+            let traffic = predicted_traffic(&context, &assignment)?;
+            let costs = Costs { layers, traffic, peak_memory: Bytes(priced.price.peak_memory), sources };
+            (costs, composed_step(priced), idle_share(priced))
+        }
+    };
+    let (makespan, step_seconds) = (simulated.makespan, simulated.times.step_seconds);
     let context = Arc::new(context);
     let mut solution = Solution::priced(Arc::clone(&context), assignment, costs, Optimised::Nothing);
-    let makespan = (priced.price.step_seconds * 1e12).round() as u64;
-    let (step_seconds, compute_seconds) = (priced.price.step_seconds, priced.price.compute_seconds);
-    let exposed_comm_seconds = exposed(priced);
-    let times = StepTimes { step_seconds, compute_seconds, exposed_comm_seconds };
-    solution.step = Some(SimulatedStep { makespan, times });
+    solution.step = Some(simulated);
+    if !is_simulated {
+        solution.notes.push(format!(
+            "step and memory are composed of segments of the model: the program of {instructions} ops is too long to be simulated as a whole"
+        ));
+    }
     let mut written = describe(solver, &solution, control.seed);
-    written.pipeline = pipeline(priced, &context, &solution.assignment);
+    written.pipeline = pipeline(priced, &context, &solution.assignment, bubble);
     written.uniform = Some(degrees(priced));
     written.recompute.policy = plan.recompute.name().to_string();
     written.memory_limit_bytes = limit.map(|limit| limit.0);
@@ -104,6 +121,13 @@ fn stage_segments(priced: &PricedUniform) -> Vec<(u32, Range<usize>)> {
     }
     stages.sort_by_key(|(number, _)| *number);
     stages
+}
+
+/// The step that stages and schedule give.
+fn composed_step(priced: &PricedUniform) -> SimulatedStep {
+    let (step_seconds, compute_seconds) = (priced.price.step_seconds, priced.price.compute_seconds);
+    let times = StepTimes { step_seconds, compute_seconds, exposed_comm_seconds: exposed(priced) };
+    SimulatedStep { makespan: (step_seconds * 1e12).round() as u64, times }
 }
 
 /// Communication of the busiest group while nothing computes.
@@ -142,7 +166,12 @@ fn degrees(priced: &PricedUniform) -> PlanDegrees {
 }
 
 /// The pipeline as it is written down; none without one.
-fn pipeline(priced: &PricedUniform, context: &Context<'_>, assignment: &Assignment) -> Option<PlanPipeline> {
+fn pipeline(
+    priced: &PricedUniform,
+    context: &Context<'_>,
+    assignment: &Assignment,
+    bubble: f64,
+) -> Option<PlanPipeline> {
     let pipeline = assignment.pipeline.as_ref()?;
     let (plan, mesh) = (&priced.plan, context.mesh());
     let count = pipeline.stage_count(mesh);
@@ -164,6 +193,6 @@ fn pipeline(priced: &PricedUniform, context: &Context<'_>, assignment: &Assignme
         chunks: plan.schedule.chunks(),
         axes: pipeline.axes.iter().map(|axis| mesh.axis(axis).name.clone()).collect(),
         stages: stages.collect(),
-        bubble: idle_share(priced),
+        bubble,
     })
 }
