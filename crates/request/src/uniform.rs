@@ -4,7 +4,7 @@ use crate::{
     inputs::Inputs, opened_plan::OpenedPlan, planning::Event, ram::most_held, request::PipelineChoice,
     summary::headline,
 };
-use shardwright_plan::{BaselineCost, PlanError};
+use shardwright_plan::{BaselineCost, Plan, PlanError};
 use shardwright_strategies::{
     PlanAnswer, STRATEGIES, StrategyError,
     pipeline::{PricedUniform, UniformAnswer, UniformPricer, UniformRequest, balanced, search, write_down},
@@ -37,7 +37,7 @@ impl Inputs {
         );
         let control = self.control(STRATEGIES[0], cancel);
         let limit = self.request.memory.on(&self.machine);
-        let (answer, notes, baselines) = self.request.on_threads(|| {
+        let (answer, notes, expert) = self.request.on_threads(|| {
             listen(Event::Searching);
             let pricer = UniformPricer::new(&self.graph, &self.machine, self.costs.as_ref())
                 .map_err(|error| anyhow::anyhow!("{option}: {error}"))?;
@@ -45,7 +45,7 @@ impl Inputs {
                 Some(request) => {
                     let priced = fastest(&pricer, request, limit.map(|limit| limit.0))?;
                     let answer = write_down(&pricer, &priced, AS, limit, &control)?;
-                    anyhow::Ok((answer, Vec::new(), Vec::new()))
+                    anyhow::Ok((answer, Vec::new(), None))
                 }
                 None => {
                     let found = search(&pricer, limit, None, &control)?;
@@ -57,7 +57,7 @@ impl Inputs {
                         return Err(PlanError::OverLimit { solver, limit, needed }.into());
                     };
                     let proof = if found.complete {
-                        "no uniform plan of the space is faster by the cost model"
+                        "no uniform plan of the space is faster by the prices composed of segments"
                     } else {
                         "the time limit ended the search (--time)"
                     };
@@ -65,30 +65,32 @@ impl Inputs {
                         "uniform plan {}: {plans} plans, {priced} priced, all others ruled out by memory or a bound; {proof}",
                         best.plan
                     )];
-                    let mut baselines = vec![("expert", baseline(&best, limit.map(|limit| limit.0)))];
                     if let Some(alone) = found.without_pipeline.filter(|_| best.plan.pipeline > 1) {
                         notes.push(format!(
-                            "without a pipeline the best uniform plan takes {:.3} s ({}): {:.2} times as long",
+                            "without a pipeline the best uniform plan ({1}) takes {0:.3} s by composed prices: {2:.2} times as long",
                             alone.price.step_seconds,
                             alone.plan,
                             alone.price.step_seconds / best.price.step_seconds
                         ));
-                        baselines.push(("expert_without_pipeline", baseline(&alone, limit.map(|limit| limit.0))));
                     }
                     let unequal = balanced(&pricer, &best, limit)?;
                     if let Some(unequal) = &unequal {
                         let blocks: Vec<String> =
                             unequal.price.stages.iter().map(|stage| stage.blocks[0].len().to_string()).collect();
                         notes.push(format!(
-                            "stages of unequal blocks ({}) take {:.3} s, equal ones {:.3} s",
+                            "by composed prices, stages of unequal blocks ({}) take {:.3} s, equal ones {:.3} s",
                             blocks.join(", "),
                             unequal.price.step_seconds,
                             best.price.step_seconds
                         ));
                     }
-                    let chosen = unequal.filter(|_| unequal_stages).unwrap_or(best);
-                    let answer = write_down(&pricer, &chosen, UNIFORM, limit, &control)?;
-                    Ok((answer, notes, baselines))
+                    let equal = write_down(&pricer, &best, UNIFORM, limit, &control)?;
+                    let expert = baseline(&equal.answer.plan);
+                    let answer = match unequal.filter(|_| unequal_stages) {
+                        Some(unequal) => write_down(&pricer, &unequal, UNIFORM, limit, &control)?,
+                        None => equal,
+                    };
+                    Ok((answer, notes, Some(expert)))
                 }
             }
         })??;
@@ -97,7 +99,7 @@ impl Inputs {
             let needed = plan.peak_memory_bytes;
             return Err(PlanError::OverLimit { solver: AS.0.to_string(), limit, needed }.into());
         }
-        plan.baselines.extend(baselines.into_iter().map(|(name, cost)| (name.to_string(), cost)));
+        plan.baselines.extend(expert.map(|cost| ("expert".to_string(), cost)));
         self.graph = graph;
         plan.planning_memory_bytes = most_held();
         plan.search_seconds = control.elapsed().as_secs_f64();
@@ -171,14 +173,13 @@ fn fastest(
     best.ok_or_else(|| anyhow::anyhow!("--as: {}", reason()))
 }
 
-fn baseline(priced: &PricedUniform, limit: Option<u64>) -> BaselineCost {
-    let price = &priced.price;
+fn baseline(plan: &Plan) -> BaselineCost {
     BaselineCost {
-        step_seconds: price.step_seconds,
-        compute_seconds: price.compute_seconds,
-        traffic_bytes: 0,
-        peak_memory_bytes: price.peak_memory,
-        fits: limit.is_none_or(|limit| price.peak_memory <= limit),
-        objective: (price.step_seconds * 1e12) as i64,
+        step_seconds: plan.simulated.step_seconds,
+        compute_seconds: plan.simulated.compute_seconds,
+        traffic_bytes: plan.traffic_bytes,
+        peak_memory_bytes: plan.peak_memory_bytes,
+        fits: plan.fits,
+        objective: plan.objective,
     }
 }

@@ -73,8 +73,8 @@ fn wrong_values_are_refused_by_name() {
         refused(&text.replacen(from, to, 1), part);
     }
     refused("{}", "neither");
-    refused("[1,2]", "invalid type");
-    refused(&"[".repeat(100_000), "recursion limit");
+    refused("[1,2]", "a list, not an object");
+    refused(&"[".repeat(100_000), "a list, not an object");
     refused(&format!("{{\"layers\":{}", "[".repeat(100_000)), "recursion limit");
 }
 

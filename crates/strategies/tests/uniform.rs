@@ -85,9 +85,10 @@ fn one_stage_and_one_micro_batch_are_the_ordinary_step() {
         // Three blocks are not shortened: equal up to rounding.
         let (composed, ordinary) = composed_and_ordinary(3, request);
         assert!((composed / ordinary - 1.0).abs() < 1e-6, "{request}: {composed} against {ordinary}");
-        // Composed ones guide the search only: sums of gradients overlap with other blocks than in the short step.
+        // Composed ones guide the search only: sums of gradients and gathers of weights overlap with other blocks than in the
+        // short step.
         let (composed, ordinary) = composed_and_ordinary(8, request);
-        assert!((composed / ordinary - 1.0).abs() < 0.15, "{request}: {composed} against {ordinary}");
+        assert!((composed / ordinary - 1.0).abs() < 0.25, "{request}: {composed} against {ordinary}");
     }
 }
 

@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     );
     check_slow(&args.slow, lowered.plan())?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if devices as usize > cores && args.worker.is_none() {
+    if devices as usize > cores && args.worker.is_none() && !args.json {
         complain(&format_args!(
             "note: {devices} devices share {cores} cores: results are checked, but times say nothing about the plan"
         ));

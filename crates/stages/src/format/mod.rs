@@ -99,6 +99,10 @@ struct Keys {
 
 /// Reads and checks a problem. `nodes` mark Piper's format, `layers` our own.
 pub fn read(bytes: &[u8], overrides: &Overrides) -> Result<Problem, ProblemError> {
+    // A sequence would be read as the fields of a structure, one after the other.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        return Err(ProblemError("the file is no pipeline problem: it is a list, not an object".to_string()));
+    }
     let keys: Keys = serde_json::from_slice(bytes).map_err(|error| ProblemError(error.to_string()))?;
     match (keys.layers, keys.nodes) {
         (Some(_), None) => own::read(bytes, overrides),
