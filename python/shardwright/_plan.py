@@ -168,7 +168,7 @@ class Plan:
 
         >>> import shardwright
         >>> print(shardwright.plan("mlp", machine="flat:2").table("verdict"))  # doctest: +ELLIPSIS
-        mlp... on flat:2 (2 devices), auto: ...
+        mlp... on flat:2: ...
         """
         return self._native.table(detail)
 
