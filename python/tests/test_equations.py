@@ -153,6 +153,7 @@ def test_rules_split_calls_of_the_user():
     args = steps.normal(64, 32), steps.normal(32, 16)
     fast = parallelize(step, *args, machine="cpu:8", solver="data", rules={"my_kernel": "n d -> n d"})
     assert fast.in_shardings[0].spec[0] is not None
+    assert any("split by its rule" in warning for warning in fast.plan.data["warnings"])
     assert re.search(r"my_kernel|ffi_call", fast.explain())
 
 

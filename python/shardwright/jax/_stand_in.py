@@ -32,7 +32,7 @@ _BATCHED = {
 # Planned around: the step's own specs, callbacks, kernels.
 _REPLICATED = {
     "shard_map", "xla_pmap", "pmap", "pure_callback", "io_callback", "debug_callback", "debug_print", "custom_partitioning",
-    "custom_partitioning_call", "pallas_call", "ffi_call", "ragged_dot_general", "approx_top_k", "custom_linear_solve",
+    "custom_partitioning_call", "pallas_call", "ragged_dot_general", "approx_top_k", "custom_linear_solve",
 }  # fmt: skip
 #: The prefix of the names of stand-ins.
 PREFIX = "shardwright."
