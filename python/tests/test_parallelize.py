@@ -117,7 +117,7 @@ def test_a_machine_with_too_many_devices_is_refused():
 def test_explain_prints_plan_mesh_and_shardings():
     step, args, _, _ = case("mlp")
     text = parallelize(step, *args, machine="cpu:8", solver="data").explain()
-    assert "8 devices" in text and "mesh: worker.0:2" in text and "results:" in text
+    assert "over 8 workers" in text and "mesh: worker.0:2" in text and "results:" in text
 
 
 @pytest.mark.parametrize("name", ["mlp", "scanned"])

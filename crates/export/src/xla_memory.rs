@@ -10,7 +10,7 @@
 //!   when the last operand is there, from one buffer into another.
 //! - A reshard makes a copy, which lives from its first reader to its last. An all-gather along an inner dimension arrives
 //!   with that dimension outermost and is transposed. A loop computes only the part of its result that all readers take.
-//! - Our graph unrolls loops. Nothing is fused across the iterations of a loop, and its all-reduces do not wait for others.
+//! - Our graph unrolls loops. Nothing is fused across the iterations of a loop.
 //! - Operands of a concatenation are written where they go. A slice is taken again by each reader. These are how
 //!   loops stack their results and read stacks.
 //! - A product that sums over several dimensions transposes its first operand, so that these come last. The loop that
@@ -169,9 +169,7 @@ impl<'k> Program<'k> {
         }
         for t in graph.tensor_ids() {
             let readers = program.consumers.of(t);
-            let looped = graph.tensor(t).producer.is_some_and(|op| program.iterations[op.index()].0 > 1);
-            let last = !looped
-                && !readers.is_empty()
+            let last = !readers.is_empty()
                 && readers.iter().all(|&op| ends[op.index()] && !program.concatenates(op));
             if let (Some(_), Some(producer), true) =
                 (known.paths[t.index()].reduced.first(), graph.tensor(t).producer, last)

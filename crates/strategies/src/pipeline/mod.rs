@@ -1,7 +1,7 @@
 //! Pipelines of uniform stages, as trainers take them: every block is split the same way on its stage's devices.
 //!
 //! A stage's costs are those of its segments ([`shardwright_graph::BlockChain`]): each is priced and simulated once, by the
-//! ordinary planner and simulator, on the sub-mesh of a stage ([`segment_costs`]). [`compose`] adds segments up to stages, lets
+//! ordinary planner and simulator, on the sub-mesh of a stage (`segment_costs`). `compose` adds segments up to stages, lets
 //! the schedule run on them, and counts memory. [`UniformPlan`] names one such plan, [`UniformPricer`] prices it, and
 //! [`search`] finds the best.
 
