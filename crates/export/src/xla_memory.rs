@@ -10,9 +10,8 @@
 //!   when the last operand is there, from one buffer into another.
 //! - A reshard makes a copy, which lives from its first reader to its last. An all-gather along an inner dimension arrives
 //!   with that dimension outermost and is transposed. A loop computes only the part of its result that all readers take.
-//! - Our graph unrolls loops. Nothing is fused across the iterations of a loop.
-//! - Operands of a concatenation are written where they go. A slice is taken again by each reader. These are how
-//!   loops stack their results and read stacks.
+//! - Operands of a concatenation are written where they go. A slice is taken again by each reader. Our graph unrolls
+//!   loops, and these are how loops stack their results and read stacks.
 //! - A product that sums over several dimensions transposes its first operand, so that these come last. The loop that
 //!   makes the operand writes it in both orders.
 //! - Ops state what their kernels hold beside operands and results (`Operator::xla_scratch_bytes`).
@@ -79,17 +78,6 @@ pub fn xla_memory(
     Ok(arguments.saturating_add(pack(buffers.list)))
 }
 
-/// Per op: the number of iterations of its loop, and its own.
-fn iterations(graph: &Graph) -> Vec<(u32, u32)> {
-    let mut counts = vec![0u32; graph.layers.len()];
-    let mut own = Vec::with_capacity(graph.ops.len());
-    for node in &graph.ops {
-        own.push(counts[node.layer.index()]);
-        counts[node.layer.index()] += 1;
-    }
-    graph.ops.iter().zip(own).map(|(node, at)| (counts[node.layer.index()], at)).collect()
-}
-
 /// Buffers with the times at which they are live. Op `i` reads at time `2 * i` and writes at `2 * i + 1`.
 #[derive(Default)]
 struct BufferList {
@@ -126,8 +114,6 @@ struct Program<'k> {
     late_sum: Vec<bool>,
     /// The last op that makes such a tensor.
     last_sum: usize,
-    /// Per op: the number of iterations of its loop, and its own. Ops at one place of a loop share a layer.
-    iterations: Vec<(u32, u32)>,
 }
 
 impl<'k> Program<'k> {
@@ -151,7 +137,6 @@ impl<'k> Program<'k> {
             runs: (0..ops).collect(),
             late_sum: vec![false; graph.tensors.len()],
             last_sum: 0,
-            iterations: iterations(graph),
         };
         // Whether an op makes results, or is fused into ops that do.
         let mut ends = vec![false; ops];
@@ -319,7 +304,6 @@ impl<'k> Program<'k> {
             && paths.reduced.is_empty()
             && !self.result[t.index()]
             && (readers.len() == 1 || !readers.is_empty() && !expensive)
-            && readers.iter().all(|reader| self.iterations[reader.index()] == self.iterations[op.index()])
             && readers.iter().all(|&reader| is_loop(self.rule(reader)) || is_reduction(self.rule(reader)))
     }
 
