@@ -46,7 +46,7 @@ pub struct Control<'a> {
     pub memory_bytes: u64,
     /// Called on every improvement of incumbent or bound.
     pub progress: Option<&'a (dyn Fn(&Progress<'_>) + Sync)>,
-    /// The search ends once the incumbent's [gap](crate::gap) is at most this; at zero it goes on to a proof.
+    /// The search ends once the incumbent's gap is at most this; at zero it goes on to a proof.
     pub gap: f64,
     /// Called after every iteration with the incumbent's cost and the bound; the search ends when it returns true.
     pub enough: Option<&'a Enough>,
