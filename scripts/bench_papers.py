@@ -1,4 +1,4 @@
-"""Prints the tables of docs/benchmarks.md, section "The papers' tables": published figures beside ours.
+"""Prints the tables of docs/benchmarks-papers.md: published figures beside ours.
 
 Ours are search times on this machine (in brackets processor seconds of the whole program) and predicted steps (simulated, with overlap); theirs
 were measured on real machines. OptCNN's and PaSE's figures are from the papers themselves, curves read off the vector graphics.

@@ -1,4 +1,4 @@
-"""Prints the tables of docs/benchmarks.md, section "Whole layers on devices": placements and scheduling assistants, simulated.
+"""Prints the tables of docs/benchmarks-placing.md: placements and scheduling assistants, simulated.
 
 Runs the release build's `plan --solver place --json` and `simulate --json`.
 """

@@ -1,4 +1,4 @@
-"""Prints the tables of docs/benchmarks.md, section "Planning": predicted steps and search times.
+"""Prints the tables of docs/benchmarks-planning.md: predicted steps and search times.
 
 Runs the release build's `shardwright plan --solver exact --json`. Predicted times are the cost model's step times without
 overlap, as in the papers that the tables stand beside (`scripts/bench sim` has simulated ones); search times are wall time

@@ -2,7 +2,7 @@
 and one thread's VGG-16 beside JAX's and PyTorch's.
 
 Needs the `shardwright` binary and python; columns of JAX and PyTorch stay empty where those are not installed. Ours are
-predicted from `machine probe` and `profile` of the plans' own ops, made just before. Results are kept as JSON (--output) and shown as the tables of docs/benchmarks.md, section "Running" (--markdown), both written
+predicted from `machine probe` and `profile` of the plans' own ops, made just before. Results are kept as JSON (--output) and shown as the tables of docs/benchmarks-running.md (--markdown), both written
 after every measurement. Existing measurements are not repeated, and those that would exceed the remaining time (--budget)
 are skipped, so several calls can fill the tables.
 
@@ -132,7 +132,7 @@ def shown(cell, with_prediction=True):
 
 
 def tables(cells):
-    """The tables of docs/benchmarks.md."""
+    """The tables of docs/benchmarks-running.md."""
     seconds = {key: cell["step_seconds"] for key, cell in cells.items() if "step_seconds" in cell}
     lines = ["| model | devices | data | exact | expert | JAX, data parallel | JAX over the fastest of ours |", "|---|---|---|---|---|---|---|"]
     errors = []

@@ -2,7 +2,7 @@
 
 usage: scripts/bench search [--quick] [--only pase|contest|free|large] [--write]
 
-Prints Markdown. --write puts it into docs/benchmarks.md, section by section; --quick shortens every time limit to
+Prints Markdown. --write puts it into docs/benchmarks-search.md, section by section; --quick shortens every time limit to
 a tenth and leaves out the slowest comparisons. The data is read from $SHARDWRIGHT_SHARED or ../shared.
 Every assignment of ours is evaluated again here, independently of the program that found it.
 """
@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED = pathlib.Path(os.environ.get("SHARDWRIGHT_SHARED", ROOT.parent / "shared"))
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 PROGRAM = TARGET / "shardwright"
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
+DOCUMENT = ROOT / "docs" / "benchmarks-search.md"
 
 # Optima that PaSE's released program prints (it was not run on resnet101).
 PASE = {
@@ -266,11 +266,8 @@ def write(name, text):
     if begin in document:
         document = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: part, document, flags=re.S)
     else:
-        # New parts go to the end of the section on search.
-        start = document.index("## Search")
-        following = document.find("\n## ", start + 1)
-        place = len(document) if following < 0 else following
-        document = document[:place].rstrip() + "\n\n" + part + "\n" + document[place:]
+        # New parts go to the end.
+        document = document.rstrip() + "\n\n" + part + "\n"
     DOCUMENT.write_text(document)
 
 
@@ -278,13 +275,13 @@ def main():
     parser = argparse.ArgumentParser(prog="scripts/bench search")
     parser.add_argument("--quick", action="store_true", help="a tenth of the time, fewer comparisons")
     parser.add_argument("--only", choices=list(SECTIONS), help="one table only")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks-search.md")
     args = parser.parse_args()
     if not (SHARED / "pase").is_dir():
         sys.exit(f"no data in {SHARED}: set SHARDWRIGHT_SHARED to the folder that holds pase/ and iopddl/")
     for name, (title, run, note) in SECTIONS.items():
         if args.only in (None, name):
-            text = f"### {title}\n\n{note} {machine()}.\n\n{run(args.quick)}"
+            text = f"## {title}\n\n{note} {machine()}.\n\n{run(args.quick)}"
             print(text + "\n", flush=True)
             if args.write:
                 write(name, text)

@@ -182,3 +182,20 @@ fn every_command_line_in_the_documents_is_understood() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(count > 50, "only {count} command lines were found");
 }
+
+#[test]
+fn the_picture_of_the_benchmarks_shows_the_ratios_of_its_table() {
+    let text = fs::read_to_string(root().join("docs/benchmarks.md")).unwrap();
+    let table = text.split("\n## ").next().unwrap();
+    let cells =
+        |line: &str| line.trim_matches('|').split('|').map(|c| c.trim().to_owned()).collect::<Vec<_>>();
+    let ratios: Vec<String> = (table.lines().map(cells))
+        .filter(|row| row.len() == 6 && row[3].parse::<f64>().is_ok())
+        .map(|row| format!(">{}x{}<", row[3], if row[4] == "measured" { "" } else { ", predicted" }))
+        .collect();
+    let picture = fs::read_to_string(root().join("docs/pictures/headlines.svg")).unwrap();
+    let drawn = picture.matches("<rect").count();
+    let shown =
+        ratios.len() > 5 && ratios.len() == drawn && ratios.iter().all(|ratio| picture.contains(ratio));
+    assert!(shown, "docs/pictures/headlines.svg is out of date: run scripts/bench_chart.py");
+}

@@ -224,7 +224,7 @@ fn small_graphs_are_placed_within_a_few_percent_of_the_best_placement() {
 }
 
 #[test]
-#[ignore = "minutes: the distribution in docs/benchmarks.md"]
+#[ignore = "minutes: the distribution in docs/benchmarks-placing.md"]
 fn random_small_graphs_are_placed_near_the_best_placement() {
     let mut state = 1u64;
     let mut below = |limit: u64| {
