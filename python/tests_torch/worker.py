@@ -16,7 +16,7 @@ from torch.distributed import checkpoint
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwright import DoesNotFit, PlanError
-from shardwright.torch import _probe, _sums, parallelize, probe, verify_plan
+from shardwright.torch import _probe, _verify, _weights, parallelize, probe, verify_plan
 
 STEPS = 5
 WORLD = int(sys.argv[2])
@@ -90,24 +90,19 @@ def measured() -> Results:
 
 def accumulated() -> Results:
     """Gradients of two passes, all-reduced in several batches, against one process."""
-    _sums.TOGETHER = 4096
+    _weights.TOGETHER = 4096
     torch.manual_seed(0)
     module, args, _, loss_fn = MODELS["mlp"]()
     module.eval()
     alone = copy.deepcopy(module)
     model = parallelize(module, args, loss_fn, solver="data", progress=False)
-    sent: list[int] = []
-    one = distributed.all_reduce
-
-    def watched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        sent.append(tensor.numel())
-        return one(tensor, *args, **kwargs)
-
-    distributed.all_reduce = watched
-    for _ in range(2):
-        loss_fn(alone(*args[:-1]), args[-1]).backward()
-        model(*args).backward()
-    distributed.all_reduce = one
+    with _verify.Watch() as watch:
+        for _ in range(2):
+            loss_fn(alone(*args[:-1]), args[-1]).backward()
+            model(*args).backward()
+    # All but the loss.
+    sent = [traffic.bytes // 4 for _, traffic in watch.collectives if traffic.bytes > 4]
+    _weights.TOGETHER = 25 << 20
     want = {name: p.grad for name, p in alone.named_parameters()}
     got = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     return {"difference": largest_difference(want, got), "sent": sent, "elements": sum(p.numel() for p in alone.parameters())}

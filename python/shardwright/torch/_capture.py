@@ -62,6 +62,7 @@ class Capture:
     loss: TensorId | None = None
     safe: set[Key] = field(default_factory=set)
     whole: set[Key] = field(default_factory=set)
+    weights: set[TensorId] = field(default_factory=set)
     #: What the planner cannot split, and other facts worth knowing.
     warnings: list[str] = field(default_factory=list)
 
@@ -82,7 +83,8 @@ class Capture:
                 continue
             forms = {own: layouts[name] for own, name in call.names.items()}
             settle = {own: wanted[t] for own, t in call.tensors.items() if t in wanted}
-            result.calls[call.key] = PlannedCall(call.step, call.free, forms, settle)
+            weights = {own: self.graph.tensors[t].name for own, t in call.tensors.items() if t in self.weights}
+            result.calls[call.key] = PlannedCall(call.step, call.free, forms, settle, weights)
         return result
 
 
@@ -306,6 +308,7 @@ def _record(
     recorder = Recorder(root, name, "" if loss_fn is None else "module.")
     for p in module.parameters():
         recorder.source(p, names[id(p)], "parameter" if p.requires_grad else "constant")
+        recorder.capture.weights.add(recorder.values[id(p)])
     for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             recorder.source(leaf, f"input{i}", "input")

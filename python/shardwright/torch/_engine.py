@@ -8,7 +8,7 @@ on whole tensors otherwise, which is always right.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +25,12 @@ from ._follow import PlannedCall, followed, matched
 from ._frames import Frames, Key, line_of_user
 from ._functions import SHAPE_ONLY, is_plain, writes_first
 from ._kernels import LocalShapeError
-from ._layout import Grid, Layout
+from ._layout import Grid, Layout, is_partial
 from ._run import Run
-from ._sums import Sums
-from ._tensor import ShardTensor, settled, whole
-from ._trace import Call, program_of
+from ._tensor import ShardTensor, gradient_of, linked, rewritten, settled, sort_of, whole
+from ._trace import Call, autocast_state, program_of
 from ._translate import Translation, Translator
+from ._weights import Weights
 
 
 @dataclass
@@ -43,6 +43,11 @@ class PlannedPass:
     #: Calls whose results are later written through views: they are whole.
     whole: set[Key] = field(default_factory=set)
 
+
+#: Arguments that are values, and arguments that hold others.
+_VALUES = {int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.memory_format, torch.layout}
+_LISTS = {list, tuple, torch.Size}
+_MOST_ACTIONS = 1 << 16
 
 _STEPS: dict[Any, Translation] = {}
 
@@ -74,15 +79,22 @@ class _Mode(TorchFunctionMode):
 class Engine:
     """Runs calls on the mesh."""
 
-    def __init__(self, root: torch.nn.Module, planned: PlannedPass, mesh: Any) -> None:
+    def __init__(self, root: torch.nn.Module, planned: PlannedPass, mesh: Any, module: torch.nn.Module | None = None) -> None:
+        #: The module whose weights the plan names: the root, or the module whose loss the root computes.
+        self.module = module if module is not None else root
         self.grid = Grid(mesh)
         self.whole: Layout = ("R",) * len(self.grid.sizes)
         self.planned = planned
-        self.sums = Sums(self.grid)
+        self.weights = Weights(self)
+        #: Whether the pass is differentiated.
+        self.differentiable = True
+        self._plans: dict[Key, Run] = {}
         self.frames = Frames(root, self)
         self.fuse = True
         self._mode: list[_Mode] = []
         self._runs: dict[Any, Run | None] = {}
+        #: What calls do, by their place in the pass and the sorts of their arguments.
+        self._quick: dict[Any, Callable[[Any], Any]] = {}
         self._held: dict[int, tuple[torch.Tensor, int, dict[Any, Any]]] = {}
         #: Functions that ran on whole tensors, and how often.
         self.gathered: dict[str, int] = {}
@@ -105,6 +117,7 @@ class Engine:
     def enter(self, module: torch.nn.Module) -> None:
         self.frames.enter(module)
         if len(self.frames.stack) == 1:
+            self.differentiable = torch.is_grad_enabled()
             mode = _Mode(self)
             mode.__enter__()
             self._mode.append(mode)
@@ -114,6 +127,20 @@ class Engine:
         if not self.frames.stack and self._mode:
             self._mode.pop().__exit__(None, None, None)
             self._held = {}
+            self.weights.end()
+
+    def reads_of_weights(self) -> Iterator[tuple[str, Layout, Layout]]:
+        """Every read of a weight in the captured pass: its name, and the layouts of the weight and its gradient."""
+        for key, planned in self.planned.calls.items():
+            for call in self._planned_run(key, planned).calls:
+                for t, layout, gradient in zip(call.inputs, call.layouts, call.gradients, strict=True):
+                    if t in planned.weights:
+                        yield planned.weights[t], layout, gradient
+
+    def _planned_run(self, key: Key, planned: PlannedCall) -> Run:
+        if key not in self._plans:
+            self._plans[key] = Run(planned.step, planned.forms, self, self.fuse)
+        return self._plans[key]
 
     def reads(self, x: torch.Tensor) -> dict[Any, Any]:
         """The reshards of a tensor that were made so far."""
@@ -139,9 +166,14 @@ class Engine:
                 return func(*args, **kwargs)
         if getattr(func, "__name__", "") == "backward" and args and isinstance(args[0], torch.Tensor):
             return torch.autograd.backward(*_backward(*args, **kwargs))
+        if func is torch.autograd.grad:
+            return self._gradients(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             if is_plain(func, args):
                 return func(*args, **kwargs)
+            place = self._place(func, args, kwargs, key)
+            if place is not None and (quick := self._quick.get(place[0])) is not None:
+                return quick(place[1])
             call = Call.of(func, args, kwargs)
             planned = self.planned.calls.get(key) if key is not None else None
             if planned is None and not any(isinstance(t, (ShardTensor, DTensor)) for t in call.tensors):
@@ -149,9 +181,50 @@ class Engine:
             for i, t in enumerate(call.tensors):
                 if isinstance(t, ShardTensor) and t._engine is not self:
                     call.tensors[i] = whole(t, t._engine)
-            return self._call(call, planned, key, writes_first(func, kwargs))
+            return self._call(call, planned, key, writes_first(func, kwargs), place)
 
-    def _call(self, call: Call, planned: PlannedCall | None, key: Key | None, writes: bool) -> Any:
+    def _gradients(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """`torch.autograd.grad`. Gradients of activations are found at their shards."""
+        given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        own = [linked(x) if isinstance(x, ShardTensor) else None for x in given]
+        at = [x if shard is None else shard for x, shard in zip(given, own, strict=True)]
+        with torch._C.DisableTorchFunctionSubclass():
+            found = torch.autograd.grad(outputs, at, *args, **kwargs)
+        return tuple(
+            g if g is None or shard is None else gradient_of(x, g) for g, x, shard in zip(found, given, own, strict=True)
+        )
+
+    def _place(self, func: Any, args: Any, kwargs: Any, key: Key | None) -> tuple[Any, list[torch.Tensor]] | None:
+        """What the run of a call depends on, and its distinct tensors; `None` for arguments of other kinds."""
+        parts: list[Any] = [func, key, autocast_state() if torch._C._is_any_autocast_enabled() else None, *kwargs]
+        tensors: list[torch.Tensor] = []
+        for arg in (*args, *kwargs.values()):
+            if not self._describe(arg, parts, tensors):
+                return None
+        return tuple(parts), tensors
+
+    def _describe(self, arg: Any, parts: list[Any], tensors: list[torch.Tensor]) -> bool:
+        kind = type(arg)
+        if isinstance(arg, torch.Tensor):
+            for i, other in enumerate(tensors):
+                if other is arg:
+                    parts.append(("again", i))
+                    return True
+            tensors.append(arg)
+            if kind is ShardTensor:
+                parts.append(sort_of(arg))
+                return arg._engine is self
+            parts += (kind, arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad)
+            return arg.layout is torch.strided
+        if kind in _VALUES:
+            parts += (kind, arg)
+            return True
+        if kind in _LISTS:
+            parts += (kind, len(arg))
+            return all(self._describe(item, parts, tensors) for item in arg)
+        return False
+
+    def _call(self, call: Call, planned: PlannedCall | None, key: Key | None, writes: bool, place: Any) -> Any:
         name = getattr(call.func, "__name__", str(call.func))
         if name in SHAPE_ONLY:
             # Strides are kept, memory is not needed.
@@ -163,7 +236,7 @@ class Engine:
                 return self._written(call, key)
             return self._whole(call)
         if program.mutated is not None:
-            return self._in_place(call, program.mutated[0], key)
+            return self._in_place(call, program, key)
         free = planned.free if planned is not None and len(planned.free) == len(call.tensors) else None
         if free is None:
             free = tuple(
@@ -173,19 +246,43 @@ class Engine:
         run = self._run(call, signature, program, free, planned, key)
         if run is None:
             return self._whole(call)
-        results = run(call.tensors, planned.settle if planned is not None else {})
-        if planned is None:
-            results = [settled(r, self) if isinstance(r, ShardTensor) else r for r in results]
-        if key in self.planned.whole:
-            results = [whole(r, self).clone() if isinstance(r, ShardTensor) else r for r in results]
-        if any(program.aliases):
-            for t in call.tensors:
-                if isinstance(t, ShardTensor):
-                    t._shares = True
+        act = self._action(run, program, planned, key)
+        if place is not None:
+            if len(self._quick) >= _MOST_ACTIONS:
+                self._quick.clear()
+            self._quick[place[0]] = act
+        return act(call.tensors)
+
+    def _action(self, run: Run, program: Any, planned: PlannedCall | None, key: Key | None) -> Callable[[Any], Any]:
+        """What a call does, as a function of its tensors."""
+        settle = planned.settle if planned is not None else {}
+        unplanned, gathered, shares = planned is None, key in self.planned.whole, any(program.aliases)
+        quick = run.quick(settle) if program.spec.is_leaf() and not gathered else None
+        if quick is not None and not shares and not (unplanned and run.partial):
+            return quick
+
+        def act(tensors: Any) -> Any:
+            if shares:
+                for t in tensors:
+                    if isinstance(t, ShardTensor):
+                        t._shares = True
+            if quick is not None:
+                result = quick(tensors)
+                result = settled(result, self) if unplanned else result
+                if shares and isinstance(result, ShardTensor):
+                    result._shares = True
+                return result
+            results = run(tensors, settle)
+            if unplanned:
+                results = [settled(r, self) for r in results]
+            if gathered:
+                results = [whole(r, self).clone() if isinstance(r, ShardTensor) else r for r in results]
             for r, alias in zip(results, program.aliases, strict=True):
                 if alias and isinstance(r, ShardTensor):
                     r._shares = True
-        return pytree.tree_unflatten(results, program.spec)
+            return pytree.tree_unflatten(results, program.spec)
+
+        return act
 
     def _run(
         self, call: Call, signature: Any, program: Any, free: tuple[bool, ...], planned: PlannedCall | None, key: Key | None
@@ -203,13 +300,14 @@ class Engine:
         if forms is None and not any(is_replicated for _, is_replicated in step.opaque):
             forms = followed(step, call.tensors, self)
         run = None
-        if forms is not None:
+        if planned is not None and key is not None and step is planned.step:
+            run = self._planned_run(key, planned)
+        elif forms is not None:
             try:
                 run = Run(step, forms, self, self.fuse)
             except LocalShapeError:
-                # Sizes that the plan does not fit. For those of the plan it is an error of this package.
-                if planned is not None and step is planned.step:
-                    raise
+                # Sizes that the plan does not fit.
+                pass
         self._runs[where] = run
         return run
 
@@ -235,8 +333,9 @@ class Engine:
         target.copy_(copied)
         return target if result is copied else result
 
-    def _in_place(self, call: Call, at: int, key: Key | None) -> Any:
+    def _in_place(self, call: Call, program: Any, key: Key | None) -> Any:
         """An in-place op. It writes into the shard; the other operands take the written tensor's layout."""
+        at, node = program.mutated
         target = call.tensors[at]
         self._check_views(call, target, key)
         if isinstance(target, DTensor):
@@ -244,6 +343,13 @@ class Engine:
                 return call.run([t if i == at else whole(t, self) for i, t in enumerate(call.tensors)])
         if not isinstance(target, ShardTensor):
             return self._whole(call)
+        tags = node.target.tags
+        if torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags and not is_partial(target._layout):
+            alike = all(isinstance(t, ShardTensor) and t._layout == target._layout and t.shape == target.shape for t in call.tensors)
+            shards = [linked(t) for t in call.tensors] if alike else [None]
+            if all(shard is not None for shard in shards) and not (shards[at].is_leaf and shards[at].requires_grad):
+                call.run(shards)
+                return rewritten(target, shards[at])
         return call.run([whole(t, self) if isinstance(t, DTensor) else t for t in call.tensors])
 
 

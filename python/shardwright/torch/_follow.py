@@ -31,6 +31,8 @@ class PlannedCall:
     free: tuple[bool, ...]
     forms: dict[str, Any]
     settle: dict[TensorId, set[Layout]]
+    #: The call's weights, by name.
+    weights: dict[TensorId, str]
 
 
 def matched(step: Translation, planned: PlannedCall) -> Mapping[str, Any] | None:

@@ -65,7 +65,7 @@ class Frames:
         """The key of the next call of a function; `None` outside of all modules."""
         if not self.stack:
             return None
-        frame, name = self.stack[-1], getattr(func, "__name__", str(func))
+        frame, name = self.stack[-1], getattr(func, "__name__", "") or str(func)
         at = frame.counts.get(name, 0)
         frame.counts[name] = at + 1
         return frame.path, frame.invocation, name, at

@@ -22,12 +22,27 @@ SHAPE_ONLY = {
 }  # fmt: skip
 
 
+#: Whether a function runs as it is; `None` where that depends on its arguments.
+_KNOWN: dict[Any, bool | None] = {}
+
+
 def is_plain(func: Any, args: Any) -> bool:
     """Whether the function runs as it is."""
+    try:
+        known = _KNOWN[func]
+    except KeyError:
+        known = _KNOWN[func] = _is_plain(func)
+    except TypeError:
+        known = _is_plain(func)
+    return len(args) == 1 if known is None else known
+
+
+def _is_plain(func: Any) -> bool | None:
     name = getattr(func, "__name__", "")
     if name == "__get__":
         return getattr(getattr(func, "__self__", None), "__name__", "") not in _COMPUTED
-    return name in _PLAIN or (name == "type" and len(args) == 1)
+    # `type` with an argument converts.
+    return None if name == "type" else name in _PLAIN
 
 
 def writes_first(func: Any, kwargs: Any) -> bool:

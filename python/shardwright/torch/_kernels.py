@@ -55,22 +55,44 @@ class LocalShapeError(RuntimeError):
 
 def local_function(call: AtenCall, blocks: Blocks, differentiable: bool = True) -> Callable[[list[Tensor]], Any]:
     """The function that computes a call's local results from the local shards of its inputs."""
-    special = SPECIAL.get(call.target)
+    special, target, kwargs = SPECIAL.get(call.target), call.target, dict(call.kwargs)
+    at = [(i, arg.index) for i, arg in enumerate(call.args) if isinstance(arg, Input)]
+    named = [(name, arg.index) for name, arg in kwargs.items() if isinstance(arg, Input)]
+    nested = any(_holds_input(arg) for arg in (*call.args, *kwargs.values()) if not isinstance(arg, Input))
+
+    def bind(inputs: list[Tensor]) -> tuple[Any, dict[str, Any]]:
+        """The arguments, with shards for inputs."""
+        if nested:
+            return fx.node.map_aggregate((call.args, kwargs), lambda arg: inputs[arg.index] if isinstance(arg, Input) else arg)
+        args = list(call.args)
+        for i, index in at:
+            args[i] = inputs[index]
+        return args, {**kwargs, **{name: inputs[index] for name, index in named}} if named else kwargs
 
     def run(inputs: list[Tensor]) -> Any:
-        def shard(arg: Any) -> Any:
-            return inputs[arg.index] if isinstance(arg, Input) else arg
+        args, options = bind(inputs)
+        return target(*args, **options)
 
-        args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), shard)
-        if special is not None:
-            return special.run(call.target, blocks, *args, **kwargs)
-        return call.target(*args, **kwargs)
+    def run_special(inputs: list[Tensor]) -> Any:
+        args, options = bind(inputs)
+        assert special is not None
+        return special.run(target, blocks, *args, **options)
+
+    chosen = run if special is None else run_special
 
     def run_without_gradient(inputs: list[Tensor]) -> Any:
         with torch.no_grad():
-            return run(inputs)
+            return chosen(inputs)
 
-    return run if differentiable else run_without_gradient
+    return chosen if differentiable else run_without_gradient
+
+
+def _holds_input(arg: Any) -> bool:
+    if isinstance(arg, (list, tuple)):
+        return any(map(_holds_input, arg))
+    if isinstance(arg, dict):
+        return any(map(_holds_input, arg.values()))
+    return isinstance(arg, Input)
 
 
 def check_shapes(call: AtenCall, blocks: Blocks, dtypes: list[torch.dtype]) -> None:

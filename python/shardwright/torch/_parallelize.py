@@ -28,7 +28,6 @@ from ._measure import seconds_of
 from ._planning import arguments, check_plan, priced
 from ._probe import probe
 from ._share import shared
-from ._sums import Sums
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,7 +76,7 @@ class Parallelized(torch.nn.Module):
         self._captured = captured
         object.__setattr__(self, "_loss_fn", loss_fn)
         self._distribute()
-        self._engine = Engine(self._root, captured.planned(layouts["ops"] if plan.axes else {}), mesh)
+        self._engine = Engine(self._root, captured.planned(layouts["ops"] if plan.axes else {}), mesh, module)
         self._batch = batch
         self._batches = Batches(self._engine, batch)
 
@@ -95,11 +94,6 @@ class Parallelized(torch.nn.Module):
                     done[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad)
                 submodule._parameters[name] = done[id(old)]
 
-    @property
-    def sums(self) -> Sums:
-        """Gradients of weights that are being reduced over processes."""
-        return self._engine.sums
-
     def placements(self, parameter: str) -> list[Any]:
         """The stored layout of a weight, between steps."""
         stored = self.layouts["stored"].get(parameter)
@@ -114,19 +108,18 @@ class Parallelized(torch.nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module."""
-        self.sums.clear()
-        self.sums.attach(self.parameters())
+        self._engine.weights.begin()
         args, kwargs = self._batches.take(args, kwargs)
         return self._batches.give(self._root(*args, **kwargs))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes within add to the gradients without communication. The next pass outside reduces the sum."""
-        self.sums.postponed = True
+        self._engine.weights.postponed = True
         try:
             yield
         finally:
-            self.sums.postponed = False
+            self._engine.weights.postponed = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         # An attribute of the module is set there: its code reads it.

@@ -16,7 +16,7 @@ from torch import fx
 from ._graph import AtenCall, Input, Op, TensorId
 from ._kernels import Block, Blocks, check_shapes, local_function
 from ._layout import Layout, dual, is_partial
-from ._tensor import ShardTensor, make, read, whole
+from ._tensor import ShardTensor, linked, make, read, sort_of, whole
 from ._translate import Free, Group, Translation, evaluate
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -89,6 +89,8 @@ class Run:
         for group in step.groups:
             self.calls += self._calls(group)
         self.splits = any(set(at) - {"R"} for call in self.calls for at in (*call.layouts, *(at for _, at in call.outputs)))
+        #: Whether a result may be a partial sum.
+        self.partial = any(is_partial(at) for call in self.calls for _, at in call.outputs)
         #: Layouts that later ops and later calls read.
         self.wanted: dict[TensorId, set[Layout]] = {}
         for call in self.calls:
@@ -210,6 +212,44 @@ class Run:
                 old = free[update.old]
                 old.copy_(update.keep * old + update.take * new)
         return [self._result(r, node, values, free, tensors) for r, node in zip(step.results, step.program.results, strict=True)]
+
+    def quick(self, settle: Mapping[TensorId, set[Layout]]) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+        """The same as one local call on the call's tensors; `None` where there is more to do."""
+        step, engine = self.step, self.engine
+        if len(self.calls) != 1 or step.updates or any(node not in self._inputs for node in step.free):
+            return None
+        (call,), where = self.calls, {t: i for i, t in step.inputs.items()}
+        t, layout = call.outputs[0]
+        wanted = settle.get(t, set()) | self.wanted.get(t, set())
+        reduced = len(wanted) > 1 and is_partial(layout) and _settled(layout, wanted) != layout
+        if call.wide or reduced or step.results != [t] or not all(own in where for own in call.inputs):
+            return None
+        reads = [(where[own], at, g, g == dual(at)) for own, at, g in zip(call.inputs, call.layouts, call.gradients, strict=True)]
+        function, whole_layout = call.function, engine.whole
+        shape, stride = step.graph.tensors[t].shape, tuple(step.program.results[0].meta["val"].stride())
+        sort: list[int | None] = [None]
+
+        def run(tensors: Sequence[torch.Tensor]) -> Any:
+            given = []
+            for i, at, gradient, simple in reads:
+                x = tensors[i]
+                # `read` for tensors that are there already.
+                if simple and type(x) is ShardTensor and x._layout == at and (local := linked(x)) is not None:
+                    given.append(local)
+                else:
+                    given.append(read(x, engine, at, gradient))
+            local = function(given)
+            if type(local) in (tuple, list):
+                local = local[0]
+            if layout == whole_layout:
+                return local
+            made = make(local, layout, engine, shape, stride)
+            if sort[0] is None:
+                sort[0] = sort_of(made)
+            made._sort = sort[0]
+            return made
+
+        return run
 
     def _stride(self, t: TensorId, local: torch.Tensor) -> tuple[int, ...]:
         key = (t, local.stride())

@@ -7,6 +7,7 @@ ops) come to `__torch_dispatch__`.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,12 @@ class ShardTensor(torch.Tensor):
     _reads: dict[Any, Any]
     #: Whether it is a view of another tensor, or another tensor is a view of it.
     _shares: bool
+    #: The shard with its own place in autograd, and the version for which it is valid. Local ops read it directly, so
+    #: that a backward pass stays among local ops where no layout changes.
+    _linked: torch.Tensor | None
+    _made: int
+    #: A number for shape, strides, type and layout, while the version is `_made`.
+    _sort: int | None
 
     @staticmethod
     def __new__(
@@ -39,7 +46,7 @@ class ShardTensor(torch.Tensor):
             cls, shape, strides=stride, dtype=local.dtype, device=local.device, requires_grad=False
         )
         self._local, self._layout, self._engine = local, layout, engine
-        self._reads, self._shares = {}, False
+        self._reads, self._shares, self._linked, self._made, self._sort = {}, False, None, 0, None
         return self
 
     @property
@@ -70,6 +77,34 @@ class ShardTensor(torch.Tensor):
         at = dual(self._layout)
         local = read(self, self._engine, at, at)
         return DTensor.from_local(local, self._grid.mesh, placements(at), run_check=False, shape=self.shape, stride=self.stride())
+
+    def register_hook(self, hook: Any) -> Any:
+        """As `torch.Tensor.register_hook`. The hook gets the gradient as a ShardTensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if (own := linked(self)) is None or not own.requires_grad:
+                return super().register_hook(hook)
+            at = dual(self._layout)
+
+            def on_shard(grad: torch.Tensor) -> Any:
+                changed = hook(gradient_of(self, grad))
+                return None if changed is None else local_of(changed, self._engine, at)
+
+            return own.register_hook(on_shard)
+
+    def retain_grad(self) -> None:
+        """As `torch.Tensor.retain_grad`."""
+        with torch._C.DisableTorchFunctionSubclass():
+            super().retain_grad()
+            if (own := linked(self)) is not None and own.requires_grad:
+                me = weakref.ref(self)
+
+                def keep(grad: torch.Tensor) -> None:
+                    if (tensor := me()) is not None:
+                        earlier, tensor.grad = tensor.grad, gradient_of(tensor, grad)
+                        if earlier is not None:
+                            tensor.grad = earlier + tensor.grad
+
+                own.register_hook(keep)
 
     def __repr__(self, **_: Any) -> str:
         return f"ShardTensor(shape={list(self.shape)}, placements={list(self.placements)}, local={self._local})"
@@ -122,10 +157,6 @@ class _Read(torch.autograd.Function):
         grid = back.engine.grid
         target = dual(back.source)
         if back.weight is not None:
-            # Sums of replicated weights' gradients are left to the end of the pass: they are reduced together.
-            if back.engine.sums.together:
-                pairs = zip(back.gradient, target, strict=True)
-                target = tuple("P" if (g, t) == ("P", "R") else t for g, t in pairs)
             local = grid.reshard(grad, back.shape, back.gradient, target)
             made = DTensor.from_local(
                 local.contiguous(), grid.mesh, placements(target), run_check=False, shape=back.shape, stride=back.stride
@@ -155,9 +186,58 @@ class _Make(torch.autograd.Function):
 
 def make(local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
     """A tensor from this process's shard: distributed, or plain if every process holds it whole."""
-    if set(layout) <= {"R"}:
+    if layout == engine.whole:
         return local
-    return _Make.apply(local, layout, engine, shape, stride)
+    made = _Make.apply(local, layout, engine, shape, stride)
+    if made.requires_grad == local.requires_grad:
+        made._linked = local
+    return made
+
+
+class _Rewrite(torch.autograd.Function):
+    """Gives a distributed tensor the history of its shard, which a local op has written."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
+        ctx.mark_dirty(tensor)
+        ctx.layout, ctx.engine = tensor._layout, tensor._engine
+        tensor._local = local.detach()
+        return tensor
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, local_of(grad, ctx.engine, dual(ctx.layout))
+
+
+def rewritten(x: ShardTensor, local: torch.Tensor) -> ShardTensor:
+    """The tensor after an in-place op on its linked shard."""
+    _Rewrite.apply(x, local)
+    x._linked, x._made, x._reads, x._sort = local, x._version, {}, None
+    return x
+
+
+_SORTS: dict[Any, int] = {}
+
+
+def sort_of(x: ShardTensor) -> int:
+    """A number for what the run of a call depends on: shape, strides, element type, device and layout."""
+    if x._sort is None or x._version != x._made:
+        facts = (x.shape, x.stride(), x.dtype, x.device, x._layout)
+        x._sort = _SORTS.setdefault(facts, len(_SORTS))
+    return x._sort
+
+
+def gradient_of(x: ShardTensor, local: torch.Tensor) -> torch.Tensor:
+    """A gradient of a tensor from that of its shard: in the tensor's layout, replicated where the tensor is partial."""
+    at = dual(x._layout)
+    return local if at == x._engine.whole else ShardTensor(local, at, x._engine, tuple(x.shape), x.stride())
+
+
+def linked(x: ShardTensor) -> torch.Tensor | None:
+    """The shard with its own place in autograd, if it has one."""
+    local = x._linked
+    return local if local is not None and local.requires_grad == x.requires_grad and x._version == x._made else None
 
 
 def _state(x: torch.Tensor, engine: Any) -> tuple[torch.Tensor, Layout, bool]:
@@ -179,23 +259,33 @@ def local_of(x: torch.Tensor, engine: Any, layout: Layout) -> torch.Tensor:
 
 def read(x: torch.Tensor, engine: Any, layout: Layout, gradient: Layout) -> torch.Tensor:
     """A tensor's shard in a layout, with its gradient expected in another. Readers of equal layouts share one reshard."""
-    local, at, plain = _state(x, engine)
     with torch._C.DisableTorchFunctionSubclass():
         needs = x.requires_grad and torch.is_grad_enabled()
-    if plain and layout == at and (not needs or gradient == at):
-        return x
-    key = (layout, gradient if needs else None)
-    cache = engine.reads(x)
-    if key not in cache:
-        data = cache.get(layout)
-        if data is None:
-            data = cache[layout] = local_of(x, engine, layout)
-        if needs:
-            weight = x if isinstance(x, DTensor) else None
-            back = _Back(engine, tuple(x.shape), x.stride(), at, gradient, weight, plain)
-            data = _Read.apply(x, back, [data])
-        cache[key] = data
-    return cache[key]
+        if isinstance(x, DTensor) and (fetched := engine.weights.read(x, layout, gradient, needs)) is not None:
+            return fetched
+        local, at, plain = _state(x, engine)
+        if layout == at:
+            if not needs:
+                return x if plain else local
+            if gradient == dual(at):
+                if plain:
+                    return x
+                if isinstance(x, ShardTensor) and (own := linked(x)) is not None:
+                    return own
+        key = (layout, gradient if needs else None)
+        cache = engine.reads(x)
+        if key not in cache:
+            data = cache.get(layout)
+            if data is None:
+                data = cache[layout] = local_of(x, engine, layout)
+            if needs:
+                source, weight = x, x if isinstance(x, DTensor) else None
+                if isinstance(x, ShardTensor) and (own := linked(x)) is not None:
+                    source, plain = own, True
+                back = _Back(engine, tuple(x.shape), x.stride(), at, gradient, weight, plain)
+                data = _Read.apply(source, back, [data])
+            cache[key] = data
+        return cache[key]
 
 
 def settled(x: torch.Tensor, engine: Any) -> torch.Tensor:
@@ -247,7 +337,7 @@ def _below_autograd(func: Any, args: Any, kwargs: Any) -> Any:
         if lead is not None and lead.shape == shape:
             layout = dual(lead._layout)
             if target is not None and target._layout != layout:
-                target._local, target._layout = local_of(target, engine, layout), layout
+                target._local, target._layout, target._sort = local_of(target, engine, layout), layout, None
             given = [
                 local_of(leaf, engine, _aligned(leaf, shape, layout)) if isinstance(leaf, torch.Tensor) and leaf is not target
                 else target._local if leaf is target and target is not None else leaf
@@ -271,7 +361,7 @@ def _below_autograd(func: Any, args: Any, kwargs: Any) -> Any:
             if at == t._layout:
                 t._local.copy_(block)
             else:
-                t._local, t._layout = block, at
+                t._local, t._layout, t._sort = block, at, None
             t._reads = {}
         back = {id(held[id(t)]): t for t in shards}
         return pytree.tree_map(lambda r: back.get(id(r), r), result)

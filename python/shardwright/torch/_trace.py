@@ -80,7 +80,7 @@ class Call:
 
     def signature(self) -> int | None:
         """A number for what the ops of the call depend on; `None` if that cannot be told."""
-        parts: list[Any] = [self.func, self.spec, _autocast(), tuple(self.at)]
+        parts: list[Any] = [self.func, self.spec, autocast_state(), tuple(self.at)]
         for t in self.tensors:
             if t.layout is not torch.strided:
                 return None
@@ -96,7 +96,8 @@ class Call:
             return None
 
 
-def _autocast() -> Any:
+def autocast_state() -> Any:
+    """Devices for which autocast is on, and their types."""
     return tuple(
         (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
     )

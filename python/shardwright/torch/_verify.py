@@ -47,7 +47,7 @@ class Verification:
         return "\n".join(lines)
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
     """Records every collective that is dispatched."""
 
     def __init__(self) -> None:
@@ -75,12 +75,12 @@ def verify_plan(model: Parallelized, *args: Any, **kwargs: Any) -> Verification:
 
     Weight gradients are reduced one by one here, as they are predicted, and not in batches."""
     before = [p.grad for p in model.parameters()]
-    model.sums.together = False
+    model._engine.weights.together = False
     try:
-        with _Watch() as watch:
+        with Watch() as watch:
             trained(model(*args, **kwargs)).backward()
     finally:
-        model.sums.together = True
+        model._engine.weights.together = True
     for p, grad in zip(model.parameters(), before, strict=True):
         p.grad = grad
     planned = json.loads(model.plan._native.collectives())

@@ -1,0 +1,333 @@
+"""Fetches weights and reduces their gradients, many in one collective.
+
+Weights that are exchanged alike are fetched together before their first use: those that are stored as shards by one
+all-gather, which starts while the ops before them run. Their gradients are reduced together in the backward pass, as soon as
+the last of them is there, by one all-reduce or reduce-scatter. `.grad` has the sums when the pass ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+
+from ._layout import Collective, Layout, layout_of
+
+#: Bytes of whole weights in one batch.
+TOGETHER = 25 << 20
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Member:
+    """A weight of a batch. It is looked up in each pass: it may be replaced."""
+
+    module: torch.nn.Module
+    name: str
+    #: The shape of its shard as stored, and as read.
+    stored: tuple[int, ...]
+    shape: tuple[int, ...]
+    #: The dimension that is gathered.
+    dim: int
+
+    @property
+    def weight(self) -> Any:
+        return self.module._parameters[self.name]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How a weight is fetched and its gradient reduced: mesh axes of the all-gather (and reduce-scatter) and those of the
+    all-reduce."""
+
+    gathered: tuple[int, ...]
+    reduced: tuple[int, ...]
+
+    @staticmethod
+    def of(stored: Layout, read: Layout, gradient: Layout) -> tuple[Exchange, int] | None:
+        """With the gathered dimension; `None` for weights that are exchanged otherwise."""
+        gathered, reduced, dims = [], [], set()
+        for axis, (s, at, g) in enumerate(zip(stored, read, gradient, strict=True)):
+            if s.startswith("S") and (at, g) == ("R", "P"):
+                gathered.append(axis)
+                dims.add(int(s[1:]))
+            elif (s, at, g) == ("R", "R", "P"):
+                reduced.append(axis)
+            elif not s == at == g:
+                return None
+        if len(dims) > 1 or any(stored[axis] == f"S{d}" for d in dims for axis in range(len(stored)) if axis not in gathered):
+            return None
+        return Exchange(tuple(gathered), tuple(reduced)), dims.pop() if dims else 0
+
+
+@dataclass
+class Batch:
+    """Weights that are fetched and reduced together."""
+
+    exchange: Exchange
+    layout: Layout
+    gradient: Layout
+    grid: Any
+    members: list[Member] = field(default_factory=list)
+    bytes: int = 0
+    #: Reads in a pass, after which fetched weights are no longer held.
+    reads: int = 0
+    following: Batch | None = None
+    _started: torch.Tensor | None = None
+
+    def _collective(self, kind: str, axes: tuple[int, ...]) -> Collective:
+        return self.grid.collective(kind, axes)
+
+    @property
+    def _count(self) -> int:
+        return math.prod(self.grid.sizes[axis] for axis in self.exchange.gathered)
+
+    def start(self, weights: Sequence[Any] | None = None) -> None:
+        """Starts the all-gather."""
+        if self.exchange.gathered and self._started is None:
+            with torch.no_grad():
+                locals_ = [w._local_tensor.reshape(-1) for w in weights or [m.weight for m in self.members]]
+                self._started = self._collective("all-gather", self.exchange.gathered).start(torch.cat(locals_))
+
+    def drop(self) -> None:
+        """Forgets an all-gather that was not used."""
+        if self._started is not None:
+            torch.ops._c10d_functional.wait_tensor(self._started)
+            self._started = None
+
+    def fetch(self, weights: Sequence[Any]) -> list[torch.Tensor]:
+        """The local tensors of the weights as they are read."""
+        if not self.exchange.gathered:
+            return [aten._unsafe_view.default(w._local_tensor, w._local_tensor.shape) for w in weights]
+        self.start(weights)
+        assert self._started is not None
+        flat = torch.ops._c10d_functional.wait_tensor(self._started).view(self._count, -1)
+        self._started = None
+        parts = flat.split([math.prod(m.stored) for m in self.members], 1)
+        return [
+            part.reshape(self._count, *m.stored).movedim(0, m.dim).reshape(m.shape)
+            for part, m in zip(parts, self.members, strict=True)
+        ]
+
+    def reduce(self, members: Sequence[Member], grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Starts the reduction of gradients. The result holds the shards, one after the other."""
+        count = self._count
+        if not self.exchange.gathered:
+            flat = torch.cat([g.reshape(-1) for g in grads])
+            return self._collective("all-reduce", self.exchange.reduced).start(flat) if self.exchange.reduced else flat
+        blocks = [
+            g.reshape(*m.shape[: m.dim], count, -1, *m.shape[m.dim + 1 :]).movedim(m.dim, 0).reshape(count, -1)
+            for m, g in zip(members, grads, strict=True)
+        ]
+        flat = self._collective("reduce-scatter", self.exchange.gathered).start(torch.cat(blocks, 1).reshape(-1))
+        if self.exchange.reduced:
+            flat = torch.ops._c10d_functional.wait_tensor(flat)
+            flat = self._collective("all-reduce", self.exchange.reduced).start(flat)
+        return flat
+
+
+def _shards(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tensor]:
+    """The reduced gradients, once they are there."""
+    flat = torch.ops._c10d_functional.wait_tensor(flat)
+    parts = flat.split([math.prod(m.stored) for m in members])
+    return [part.view(m.stored) for part, m in zip(parts, members, strict=True)]
+
+
+class _Fetch(torch.autograd.Function):
+    """Weights as they are read. Their gradients are reduced together."""
+
+    @staticmethod
+    def forward(ctx: Any, owner: Weights, batch: Batch, *weights: Any) -> tuple[torch.Tensor, ...]:
+        ctx.owner, ctx.batch = owner, batch
+        ctx.set_materialize_grads(False)
+        return tuple(batch.fetch(weights))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None, *ctx.owner.reduce(ctx.batch, ctx.next_functions, grads)
+
+
+class Weights:
+    """The weights of a module, and the gradients that a backward pass has collected so far."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        #: Whether weights are exchanged in batches; otherwise each by itself, when it is read.
+        self.together = True
+        #: Whether gradients are kept back, to be added to those of the next pass (`no_sync`).
+        self.postponed = False
+        self.batches: list[Batch] = []
+        self._batch_of: dict[tuple[int, str, Layout, Layout], tuple[Batch, int]] | None = None
+        self._names: dict[int, tuple[int, str]] = {}
+        self._seen: list[tuple[torch.nn.Module, str, Any, Any]] = []
+        self._fetched: dict[int, tuple[list[torch.Tensor], bool, int]] = {}
+        self._kept: dict[tuple[int, str], tuple[Batch, Member, torch.Tensor]] = {}
+        self._sent: list[tuple[list[Member], torch.Tensor]] = []
+        self._awaited = False
+
+    # Batches.
+
+    def plan(self, root: torch.nn.Module, reads: Iterable[tuple[str, Layout, Layout]]) -> None:
+        """Makes batches of weights in the order in which a pass reads them."""
+        counts: dict[tuple[str, Layout, Layout], int] = {}
+        for read in reads:
+            counts[read] = counts.get(read, 0) + 1
+        self._batch_of, grid, last = {}, self.engine.grid, {}
+        self.batches, self._names, self._seen = [], {}, []
+        own = dict(root.named_parameters())
+        for (path, layout, gradient), count in counts.items():
+            owner, _, name = path.rpartition(".")
+            weight = own.get(path)
+            if not isinstance(weight, DTensor):
+                continue
+            module = root.get_submodule(owner)
+            self._seen.append((module, name, weight, _state(weight)))
+            if _state(weight)[1]:
+                # A hook gets its gradient as soon as it is there.
+                continue
+            stored, shape = layout_of(weight), tuple(weight.shape)
+            found = Exchange.of(stored, layout, gradient)
+            whole = tuple(grid.block(shape, layout)[1])
+            if found is None or tuple(grid.block(shape, stored)[1]) != tuple(weight._local_tensor.shape):
+                continue
+            exchange, dim = found
+            if exchange.gathered and shape[dim] % math.prod(grid.sizes[axis] for axis in exchange.gathered):
+                continue
+            key = (exchange, layout, gradient, weight.dtype, weight.device, weight.requires_grad)
+            size = math.prod(whole) * weight.element_size()
+            batch = last.get(key)
+            if batch is None or batch.bytes + size > TOGETHER:
+                batch = Batch(exchange, layout, gradient, grid)
+                self.batches.append(batch)
+                # A large weight is a batch of its own.
+                if size <= TOGETHER:
+                    last[key] = batch
+            self._batch_of[id(module), name, layout, gradient] = (batch, len(batch.members))
+            self._names[id(weight)] = (id(module), name)
+            batch.members.append(Member(module, name, tuple(weight._local_tensor.shape), whole, dim))
+            batch.bytes, batch.reads = batch.bytes + size, batch.reads + count
+        gathered = [batch for batch in self.batches if batch.exchange.gathered]
+        for batch, following in zip(gathered, gathered[1:], strict=False):
+            batch.following = following
+
+    def begin(self) -> None:
+        """Begins a forward pass. What a failed pass has left is dropped. Weights that were replaced are batched again."""
+        if torch._C._current_graph_task_id() == -1:
+            self._sent, self._awaited = [], False
+            self.end()
+        if self._batch_of is None or any(m._parameters[n] is not w or _state(w) != state for m, n, w, state in self._seen):
+            self.plan(self.engine.module, self.engine.reads_of_weights())
+
+    def end(self) -> None:
+        """Ends a pass: fetched weights are no longer held."""
+        self._fetched = {}
+        for batch in self.batches:
+            batch.drop()
+
+    def read(self, weight: Any, layout: Layout, gradient: Layout, needs: bool) -> torch.Tensor | None:
+        """The local tensor of a weight, fetched with its batch; `None` for a weight that is read by itself."""
+        if self._batch_of is None or not self.together:
+            return None
+        place = self._names.get(id(weight))
+        found = self._batch_of.get((*place, layout, gradient)) if place is not None else None
+        if found is None or place is None:
+            return None
+        batch, index = found
+        if batch.members[index].weight is not weight:
+            return None
+        fetched = self._fetched.get(id(batch))
+        if fetched is None or (needs and not fetched[1]):
+            weights = [m.weight for m in batch.members]
+            if any(type(w) is not type(weight) or not isinstance(w, DTensor) or w.requires_grad != weight.requires_grad for w in weights):
+                return None
+            differentiable = needs or (weight.requires_grad and self.engine.differentiable)
+            with torch.set_grad_enabled(differentiable):
+                made = list(_Fetch.apply(self, batch, *weights)) if differentiable else batch.fetch(weights)
+            if batch.following is not None and id(batch.following) not in self._fetched:
+                batch.following.start()
+            fetched = (made, differentiable, batch.reads)
+        local, left = fetched[0][index], fetched[2] - 1
+        if left > 0 or not batch.exchange.gathered:
+            self._fetched[id(batch)] = (fetched[0], fetched[1], left)
+        else:
+            self._fetched.pop(id(batch), None)
+        return local
+
+    # Gradients.
+
+    def reduce(self, batch: Batch, nodes: Any, grads: Sequence[Any]) -> list[Any]:
+        """Reduces the gradients of a batch. Those that nothing but `.grad` waits for arrive when the pass ends."""
+        at = [i for i, g in enumerate(grads) if g is not None]
+        members = [batch.members[i] for i in at]
+        results: list[Any] = [None] * len(grads)
+        if not at:
+            return results
+        stored = _accumulates(nodes, at)
+        given = [grads[i] for i in at]
+        if stored and self.postponed:
+            for m, g in zip(members, given, strict=True):
+                self._keep(batch, m, g)
+            return results
+        given = [self._with_kept(m, g) for m, g in zip(members, given, strict=True)]
+        with torch.no_grad():
+            flat = batch.reduce(members, given)
+        if stored and not any(_state(m.weight)[1] for m in members):
+            self._sent.append((members, flat))
+            self._await()
+            return results
+        for i, m, shard in zip(at, members, _shards(members, flat), strict=True):
+            results[i] = _gradient(m.weight, shard)
+        return results
+
+    def _await(self) -> None:
+        if not self._awaited:
+            self._awaited = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _keep(self, batch: Batch, member: Member, grad: torch.Tensor) -> None:
+        self._kept[id(member.module), member.name] = (batch, member, self._with_kept(member, grad))
+
+    def _with_kept(self, member: Member, grad: torch.Tensor) -> torch.Tensor:
+        earlier = self._kept.pop((id(member.module), member.name), None)
+        return grad if earlier is None else earlier[2] + grad
+
+    def _finish(self) -> None:
+        """Adds the sums to the weights' `.grad`."""
+        self._awaited = False
+        sent, self._sent = self._sent, []
+        with torch.no_grad():
+            if not self.postponed:
+                # Weights that only earlier passes used.
+                sent += [([m], batch.reduce([m], [g])) for batch, m, g in self._kept.values()]
+                self._kept = {}
+            for members, flat in sent:
+                for m, shard in zip(members, _shards(members, flat), strict=True):
+                    weight = m.weight
+                    if weight.grad is None:
+                        weight.grad = _gradient(weight, shard)
+                    else:
+                        weight.grad += _gradient(weight, shard)
+
+
+def _accumulates(nodes: Any, at: Sequence[int]) -> bool:
+    """Whether the pass adds gradients to `.grad`; not so in `torch.autograd.grad`."""
+    try:
+        return all(torch._C._will_engine_execute_node(nodes[i][0]) for i in at)
+    except RuntimeError:
+        return False
+
+
+def _state(weight: Any) -> tuple[bool, bool]:
+    """Whether a weight is trained, and whether it has hooks."""
+    return weight.requires_grad, bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+
+
+def _gradient(weight: Any, shard: torch.Tensor) -> Any:
+    return DTensor(shard, weight._spec, requires_grad=False)
