@@ -56,7 +56,7 @@ fn describe(lowered: &LoweredPlan, instruction: &Instruction, device: DeviceId) 
         written.map_or("", |&v| graph.tensor(program.value(v).tensor).name.as_str())
     };
     match &instruction.work {
-        Work::Compute { op } => {
+        Work::Compute { op, .. } => {
             let node = graph.node(*op);
             let config = lowered.opened.assignment.config(*op).show(&graph.rule(*op), &program.mesh);
             let args = json!({"kind": node.op.kind(), "config": config, "bytes": bytes});

@@ -178,7 +178,7 @@ fn gather_then_slice(goal: &ReshardGoal<'_>, start: Arrangement) -> Vec<ReshardS
         axes.iter().for_each(|axis| after.set(axis, Placement::Replicated));
         after
     };
-    for kind in [Reduction::Sum, Reduction::Max] {
+    for kind in Reduction::ALL {
         let axes = at.layout().axes_where(|p| p == Placement::Partial(kind)).iter();
         let axes: AxisSet = axes.filter(|&axis| target.get(axis) != Placement::Partial(kind)).collect();
         if !axes.is_empty() {

@@ -34,6 +34,7 @@ fn pack(placement: Placement) -> u16 {
         Placement::Replicated => 0,
         Placement::Partial(Reduction::Sum) => 1,
         Placement::Partial(Reduction::Max) => 2,
+        Placement::Partial(Reduction::LogSumExp) => 3,
         Placement::Shard(dim) => SHARD + u16::from(dim),
         Placement::Absent(digit) => ABSENT.saturating_add(digit),
     }
@@ -44,6 +45,7 @@ fn unpack(code: u16) -> Placement {
         0 => Placement::Replicated,
         1 => Placement::Partial(Reduction::Sum),
         2 => Placement::Partial(Reduction::Max),
+        3 => Placement::Partial(Reduction::LogSumExp),
         code if code < ABSENT => Placement::Shard((code - SHARD) as u8),
         code => Placement::Absent(code - ABSENT),
     }
@@ -129,6 +131,7 @@ impl fmt::Debug for Layout {
                 Placement::Replicated => write!(f, "{space}R")?,
                 Placement::Partial(Reduction::Sum) => write!(f, "{space}P+")?,
                 Placement::Partial(Reduction::Max) => write!(f, "{space}P^")?,
+                Placement::Partial(Reduction::LogSumExp) => write!(f, "{space}P~")?,
                 Placement::Shard(dim) => write!(f, "{space}S{dim}")?,
                 Placement::Absent(digit) => write!(f, "{space}@{digit}")?,
             }

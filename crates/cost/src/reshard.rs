@@ -156,12 +156,12 @@ impl Resharder {
 
     /// The graph of all arrangements that reshards from this layout pass through, if it is small enough.
     fn graph(&self, tensor: &ReshardTensor, from: &Layout) -> Option<GraphSlot> {
-        let kinds = |kind| from.axes_where(|p| p == Placement::Partial(kind));
-        let (sums, maxima) = (kinds(Reduction::Sum), kinds(Reduction::Max));
-        if !from.absent().is_empty() || (!sums.is_empty() && !maxima.is_empty()) {
+        let reduced = |kind: &Reduction| !from.axes_where(|p| p == Placement::Partial(*kind)).is_empty();
+        let kinds = Reduction::ALL.iter().filter(|kind| reduced(kind)).count();
+        if !from.absent().is_empty() || kinds > 1 {
             return None;
         }
-        let partial = !sums.union(maxima).is_empty();
+        let partial = kinds > 0;
         let key = DivisorClass::of(&tensor.divisors);
         let known = self.graphs.read().ok().and_then(|map| map.get(&key).cloned());
         let slot = match known {

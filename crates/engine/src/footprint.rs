@@ -18,7 +18,7 @@ fn device_bytes(graph: &Graph, program: &ParallelGraph, device: DeviceId) -> u64
     // A view holds its operand's memory.
     let mut owner: Vec<usize> = (0..program.values.len()).collect();
     for (at, instruction) in program.instructions.iter().enumerate() {
-        if let Work::Compute { op } = instruction.work
+        if let Work::Compute { op, .. } = instruction.work
             && graph.node(op).op.operator().is_view()
         {
             owner[instruction.writes[0].index()] = owner[instruction.reads[0].index()];

@@ -112,7 +112,7 @@ pub fn run_devices(
                 Stop::Failure { device: whose, task, reason } => {
                     let instruction = task_graph.devices[whose as usize].tasks[task as usize].instruction;
                     let op = match program.instruction(instruction).work {
-                        Work::Compute { op } => graph.node(op).name.as_str(),
+                        Work::Compute { op, .. } => graph.node(op).name.as_str(),
                         _ => "communication",
                     };
                     fabric.fail(format!("device {device} failed at `{op}`: {reason}"));

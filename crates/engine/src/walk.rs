@@ -6,6 +6,7 @@
 use half::{bf16, f16};
 use shardwright_cost::Reduction;
 use shardwright_graph::{DType, Dims};
+use shardwright_runtime::kernels::log_add_exp;
 use smallvec::SmallVec;
 
 /// The position of a block in one tensor.
@@ -132,6 +133,8 @@ impl Walk {
             (DType::F32, Reduction::Max) => self.fold::<f32>(target, sources, f32::max),
             (DType::F64, Reduction::Sum) => self.fold::<f64>(target, sources, |a, b| a + b),
             (DType::F64, Reduction::Max) => self.fold::<f64>(target, sources, f64::max),
+            (DType::F32, Reduction::LogSumExp) => self.fold::<f32>(target, sources, log_add_exp),
+            (DType::F64, Reduction::LogSumExp) => self.fold::<f64>(target, sources, log_add_exp),
             (DType::I32, Reduction::Sum) => self.fold(target, sources, i32::wrapping_add),
             (DType::I32, Reduction::Max) => self.fold::<i32>(target, sources, Ord::max),
             (DType::I64, Reduction::Sum) => self.fold(target, sources, i64::wrapping_add),
@@ -142,6 +145,11 @@ impl Walk {
             (DType::Bf16, Reduction::Max) => self.fold_wide::<bf16>(target, sources, f32::max),
             (DType::F16, Reduction::Sum) => self.fold_wide::<f16>(target, sources, |a, b| a + b),
             (DType::F16, Reduction::Max) => self.fold_wide::<f16>(target, sources, f32::max),
+            (DType::Bf16, Reduction::LogSumExp) => self.fold_wide::<bf16>(target, sources, log_add_exp),
+            (DType::F16, Reduction::LogSumExp) => self.fold_wide::<f16>(target, sources, log_add_exp),
+            (DType::I32 | DType::I64, Reduction::LogSumExp) => {
+                debug_assert!(false, "logarithms are no whole numbers");
+            }
         }
     }
 

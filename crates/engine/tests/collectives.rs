@@ -8,7 +8,7 @@ use shardwright_engine::{
     Edge, Exchange, ExchangeRole, Fabric, Member, Pool, ProcessMap, Progress, all_reduce,
 };
 use shardwright_graph::{Block, DType, TensorType, block::extents};
-use shardwright_runtime::{Data, HostTensor};
+use shardwright_runtime::{Data, HostTensor, kernels::log_add_exp};
 use std::sync::Arc;
 
 /// A group of devices and its exchanges, one after the other.
@@ -114,6 +114,7 @@ fn expected(group: &Group, shape: &[u64], step: usize, g: usize, wants: &Block) 
                 let both = |(a, b): (f64, f64)| match (first.dtype, how) {
                     (DType::Bool, _) | (_, Reduction::Max) => a.max(b),
                     (_, Reduction::Sum) => a + b,
+                    (_, Reduction::LogSumExp) => log_add_exp(a, b),
                 };
                 a.into_iter().zip(b).map(both).collect()
             })
@@ -204,7 +205,7 @@ fn all_reduces_of_any_size_equal_the_sum() {
     for n in [1, 2, 5, 8] {
         for elements in [1, 3, 63, 4096, 20_001] {
             for dtype in [DType::F32, DType::Bf16, DType::Bool] {
-                for how in [Reduction::Sum, Reduction::Max] {
+                for how in Reduction::ALL {
                     let stages = all_reduce(dtype, how, elements, n).unwrap();
                     let group = Group { devices: (0..n as u32).collect(), stages };
                     check(n, &[group], &[vec![elements]]);

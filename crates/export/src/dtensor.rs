@@ -74,6 +74,7 @@ fn placements(layout: &Layout, mesh: &Mesh) -> Vec<String> {
     let placement = |placement: &Placement| match placement {
         Placement::Shard(dim) => format!("Shard({dim})"),
         Placement::Partial(Reduction::Max) => "Partial('max')".into(),
+        Placement::Partial(Reduction::LogSumExp) => "Partial('logsumexp')".into(),
         Placement::Partial(Reduction::Sum) => "Partial('sum')".into(),
         // Absent tensors are refused before.
         Placement::Replicated | Placement::Absent(_) => "Replicate()".into(),

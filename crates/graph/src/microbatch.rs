@@ -390,7 +390,7 @@ impl<'g> Rewrite<'g> {
                 match (map.has(factor), map.reduction) {
                     (true, _) => Kind::Samples,
                     (false, Reduction::Sum) => Kind::Sum,
-                    (false, Reduction::Max) => Kind::Statistic,
+                    (false, Reduction::Max | Reduction::LogSumExp) => Kind::Statistic,
                 }
             }
             None if linear => Kind::Sum,
@@ -466,7 +466,7 @@ fn made_role(phase: Phase) -> Role {
 fn terms(rule: &Rule, o: usize) -> u64 {
     let map = &rule.outputs[o];
     let summed = rule.factors.iter().enumerate().filter(|(f, factor)| !factor.whole && !map.has(*f as u8));
-    if map.reduction == Reduction::Max {
+    if map.reduction != Reduction::Sum {
         return 1;
     }
     summed.fold(1u64, |terms, (_, factor)| terms.saturating_mul(factor.size))

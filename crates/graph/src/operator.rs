@@ -128,6 +128,13 @@ pub trait Operator {
         false
     }
 
+    /// The op that completes the first result where a factor is split that the second result is reduced along by
+    /// [`Reduction::LogSumExp`](crate::Reduction::LogSumExp). Operands: the part's first result, the part's second result, and
+    /// the reduced second result. Result: a partial sum of the first result. It depends on no position.
+    fn completion(&self) -> Option<Op> {
+        None
+    }
+
     /// The op that computes `region` from the region's local blocks. Ops whose attributes do not depend on sizes or
     /// positions return a copy of themselves.
     fn localize(&self, region: &Region<'_>) -> Op;

@@ -12,7 +12,7 @@
 //!   one wherever it appears, so that a split tensor is always a block, never a comb.
 //! - A factor appears at most once in a tensor.
 //! - An output that does not run over a factor is, when the factor is split, a partial result that is
-//!   reduced by the output's [`Reduction`].
+//!   reduced by the output's [`Reduction`]. The op itself reduces by [`Reduction::LogSumExp`].
 
 use crate::types::TensorType;
 use serde::{Deserialize, Serialize};
@@ -49,6 +49,14 @@ pub enum Reduction {
     Sum,
     /// Maximum.
     Max,
+    /// Logarithm of the sum of exponentials. Never left to readers: the op reduces such a result itself and completes its
+    /// first result with it ([`crate::Operator::completion`]).
+    LogSumExp,
+}
+
+impl Reduction {
+    /// All reductions.
+    pub const ALL: [Self; 3] = [Self::Sum, Self::Max, Self::LogSumExp];
 }
 
 /// How a dimension that is read through a sliding window follows its factor.
@@ -400,9 +408,11 @@ impl fmt::Display for Rule {
                     f.write_str(", ")?;
                 }
                 self.fmt_map(map, f)?;
-                if map.reduction == Reduction::Max {
-                    f.write_str("max")?;
-                }
+                f.write_str(match map.reduction {
+                    Reduction::Sum => "",
+                    Reduction::Max => "max",
+                    Reduction::LogSumExp => "logsumexp",
+                })?;
                 if let Some(factor) = map.partial {
                     write!(f, "+{}", self.factors[factor as usize].name)?;
                 }

@@ -83,7 +83,7 @@ pub(crate) fn bucket(
 impl BucketPass<'_> {
     fn add(&mut self, instruction: Instruction) {
         let can_wait = match instruction.work {
-            Work::Compute { op } => (self.is_update)(op),
+            Work::Compute { op, .. } => (self.is_update)(op),
             Work::Reshard(_) => true,
             Work::HaloExchange { .. } => false,
         };

@@ -56,13 +56,17 @@ impl SplitOp {
 impl ParallelGraph {
     /// Whether a device computes in an instruction.
     pub fn computes(&self, instruction: &Instruction, device: DeviceId) -> bool {
-        let Work::Compute { op } = instruction.work else { return false };
+        let Work::Compute { op, .. } = instruction.work else { return false };
         self.ops[op.index()].runs_on(&self.mesh, device)
     }
 
     /// The op that a device runs for a compute instruction; none if it does not compute.
     pub fn local_op(&self, instruction: &Instruction, device: DeviceId) -> Option<Op> {
-        let Work::Compute { op } = instruction.work else { return None };
-        self.ops[op.index()].on(&self.mesh, device)
+        let Work::Compute { op, completes } = instruction.work else { return None };
+        let split = &self.ops[op.index()];
+        match completes {
+            true => split.op.operator().completion().filter(|_| split.runs_on(&self.mesh, device)),
+            false => split.on(&self.mesh, device),
+        }
     }
 }

@@ -5,7 +5,8 @@
 //! update, and updated weights on their way to their stored layout, start as soon as they are produced. They move while
 //! other ops compute. Every other tensor moves when it is first needed.
 //!
-//! Partial results stay partial until an op reads them.
+//! Partial results stay partial until an op reads them. An op that reduces a result itself is followed by that reduction and
+//! by its completion.
 
 use crate::{
     blocks::reduces,
@@ -20,7 +21,7 @@ use shardwright_graph::{Graph, OpId, Phase, TensorId};
 use shardwright_machine::{Bytes, DeviceId, Mesh, Seconds};
 use shardwright_space::{
     Assignment, AssignmentError, Config, Endpoint, OpShapes, Pass, Pipeline, Sharing, TensorLayouts,
-    Transfers, UPDATE, assign_layouts, halos, pass_of, window_cuts,
+    Transfers, UPDATE, assign_layouts, completion, halos, pass_of, window_cuts,
 };
 use smallvec::{SmallVec, smallvec};
 use std::rc::Rc;
@@ -375,7 +376,33 @@ impl<'a> Lowering<'a> {
             self.stored[t.index()] = Some(value);
             writes.push(value);
         }
-        self.emit(Work::Compute { op }, reads, writes);
+        self.complete(op, reads, writes)
+    }
+
+    /// Emits an op, the reduction of a result that it reduces itself, and its completion.
+    fn complete(
+        &mut self,
+        op: OpId,
+        reads: SmallVec<[ValueId; 4]>,
+        writes: SmallVec<[ValueId; 2]>,
+    ) -> Result<(), LowerError> {
+        let (shapes, config) = (&self.shapes[op.index()], &self.layouts.configs[op.index()]);
+        let Some(completion) = completion(shapes, config, self.mesh()) else {
+            self.emit(Work::Compute { op, completes: false }, reads, writes);
+            return Ok(());
+        };
+        let own = self.program.values[writes[completion.output].index()].tensor;
+        let path = completion.path(shapes, self.resharder).map_err(|source| self.error(own, source))?;
+        let (completed, part) = (writes[0], writes[completion.output]);
+        self.program.values[part.index()].at = Arrangement::canonical(&completion.from);
+        let first = self.add(self.program.values[completed.index()].clone());
+        let mut parts = writes;
+        parts[0] = first;
+        self.emit(Work::Compute { op, completes: false }, reads, parts);
+        let reduced = self.emit_path(part, &path);
+        self.stored[own.index()] = Some(reduced);
+        let reads = smallvec![first, part, reduced];
+        self.emit(Work::Compute { op, completes: true }, reads, smallvec![completed]);
         Ok(())
     }
 

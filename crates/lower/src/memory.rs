@@ -236,7 +236,7 @@ impl Tasks<'_> {
 
     fn compute(&mut self, id: InstructionId, in_place: &BTreeMap<ValueId, ValueId>) {
         let instruction = self.program.instruction(id);
-        let Work::Compute { op } = instruction.work else { return };
+        let Work::Compute { op, .. } = instruction.work else { return };
         if !self.program.computes(instruction, self.device) {
             return;
         }
@@ -398,7 +398,7 @@ impl ParallelGraph {
             if old.last_read != Some(by) || needed[carry.old.index()] > Some(by) {
                 continue;
             }
-            let Work::Compute { op } = self.instruction(by).work else { continue };
+            let Work::Compute { op, .. } = self.instruction(by).work else { continue };
             let same_place = old.at == new.at && old.cuts.len() == new.cuts.len() && old.ty == new.ty;
             let reads = self.instruction(by).reads.iter().filter(|&&read| read == carry.old).count();
             let output = self.outputs.iter().any(|output| output.value == carry.old);
@@ -440,7 +440,7 @@ impl ParallelGraph {
         // Last instruction first, so that chains add up.
         for instruction in self.instructions.iter().rev() {
             let shares = match &instruction.work {
-                Work::Compute { op } => self.ops[op.index()].op.operator().is_view(),
+                Work::Compute { op, .. } => self.ops[op.index()].op.operator().is_view(),
                 Work::Reshard(step) => step.reduction.is_none(),
                 Work::HaloExchange { .. } => true,
             };

@@ -86,7 +86,7 @@ impl ProgramPipeline {
         let mut passes: Vec<Option<StagePass>> = vec![None; body.len()];
         for (at, instruction) in body.iter().enumerate().rev() {
             let pass = match instruction.work {
-                Work::Compute { op } => {
+                Work::Compute { op, .. } => {
                     let pass = match graph.node(op).phase {
                         Phase::Forward => Pass::Forward,
                         _ if weights[op.index()] => Pass::BackwardWeight,

@@ -85,7 +85,7 @@ impl Value {
 
     /// The axes of partial results and their reduction; none if the value is complete.
     pub fn partial(&self) -> Option<(Reduction, AxisSet)> {
-        [Reduction::Sum, Reduction::Max]
+        Reduction::ALL
             .map(|kind| (kind, self.at.layout().axes_where(|p| p == Placement::Partial(kind))))
             .into_iter()
             .find(|(_, axes)| !axes.is_empty())
@@ -99,6 +99,8 @@ pub enum Work {
     Compute {
         /// The op.
         op: OpId,
+        /// Whether this is the op's completion ([`shardwright_graph::Operator::completion`]), after its parts.
+        completes: bool,
     },
     /// Changes layouts: `reads[i]` becomes `writes[i]`. Only all-reduces have several values.
     Reshard(Reshard),

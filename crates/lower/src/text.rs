@@ -36,9 +36,10 @@ impl Listing<'_> {
 
     fn work(&self, instruction: &Instruction) -> String {
         match &instruction.work {
-            Work::Compute { op } => {
+            Work::Compute { op, completes } => {
                 let node = self.graph.node(*op);
-                format!("{} {}", node.op.kind(), node.name)
+                let completion = if *completes { "completion of " } else { "" };
+                format!("{completion}{} {}", node.op.kind(), node.name)
             }
             Work::Reshard(step) => format!("{} {}", step.action.name(), self.axes(step.axes)),
             Work::HaloExchange { axes, .. } => format!("window {}", self.axes(*axes)),

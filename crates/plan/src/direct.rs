@@ -14,7 +14,7 @@ use shardwright_graph::{
     block::{elements, intersection},
 };
 use shardwright_machine::{DeviceId, Mesh};
-use shardwright_space::{Assignment, Endpoint, Transfer, halos};
+use shardwright_space::{Assignment, Endpoint, Transfer, completion, halos};
 
 /// Bytes that all devices together receive per step, by OptCNN's counting.
 pub fn optcnn_bytes(context: &Context<'_>, assignment: &Assignment) -> u64 {
@@ -26,6 +26,10 @@ pub fn optcnn_bytes(context: &Context<'_>, assignment: &Assignment) -> u64 {
             let exchanged = halos(shapes, input, config, mesh);
             let bytes = exchanged.iter().map(|halo| halo.traffic.total().0.saturating_mul(runs));
             sum = bytes.fold(sum, u64::saturating_add);
+        }
+        let path = completion(shapes, config, mesh).map(|own| own.path(shapes, &context.resharder));
+        if let Some(Ok(path)) = path {
+            sum = sum.saturating_add(path.traffic.total().0.saturating_mul(runs));
         }
     }
     // Deep models repeat the same transfers.

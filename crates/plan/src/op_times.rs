@@ -1,4 +1,4 @@
-//! Times of an op's parts: computing on one device, and halo exchanges.
+//! Times of an op's parts: computing on one device, halo exchanges, and the reduction of a result that the op completes.
 //!
 //! The time depends on the number of parts of each factor, not on the axes that split it. Identical ops, frequent in
 //! deep models, share their times. Where devices differ, an op waits for the slowest device that it runs on: of all
@@ -6,10 +6,10 @@
 
 use crate::fusion::FusedOp;
 use rustc_hash::FxHashMap;
-use shardwright_cost::{Comm, CostFile, Estimate, OperatorTimes, TimeSource};
+use shardwright_cost::{CostFile, Estimate, OperatorTimes, Resharder, TimeSource};
 use shardwright_graph::{Graph, OpId, Region, TensorType, Workload};
 use shardwright_machine::{AxisId, DeviceId, Machine, Mesh, Seconds};
-use shardwright_space::{AxisUse, Config, OpShapes, halos};
+use shardwright_space::{AxisUse, Config, OpShapes, completion, completes, halos};
 use smallvec::SmallVec;
 use std::sync::{Arc, RwLock};
 
@@ -102,7 +102,7 @@ impl<'a> OpTimes<'a> {
         &self.kinds
     }
 
-    /// The time of one device on its part of an op, in picoseconds.
+    /// The time of one device on its part of an op, its completion included, in picoseconds.
     pub fn compute(&self, op: OpId, config: &Config) -> i64 {
         let parts = config.parts(&self.shapes[op.index()].rule, self.mesh);
         self.compute_parts(op, parts, self.units(config))
@@ -118,7 +118,8 @@ impl<'a> OpTimes<'a> {
         if let Some(&time) = self.cache.read().ok().as_ref().and_then(|known| known.get(&key)) {
             return time;
         }
-        let time = picoseconds(self.estimate_parts(op, &key.1, &key.2).1.seconds);
+        let time = picoseconds(self.estimate_parts(op, &key.1, &key.2).1.seconds)
+            + self.completion_parts(op, &key.1, &key.2);
         if let Ok(mut known) = self.cache.write() {
             known.insert(key, time);
         }
@@ -156,13 +157,36 @@ impl<'a> OpTimes<'a> {
         (workload, estimate)
     }
 
-    /// The time of an op's halo exchanges, in picoseconds.
-    pub fn halo(&self, comm: &Comm, op: OpId, config: &Config) -> i64 {
+    /// The time of one device on its part of an op's completion, in picoseconds.
+    pub fn completion(&self, op: OpId, config: &Config) -> i64 {
+        let parts = config.parts(&self.shapes[op.index()].rule, self.mesh);
+        self.completion_parts(op, &parts, &self.units(config))
+    }
+
+    fn completion_parts(&self, op: OpId, parts: &[u64], units: &Units) -> i64 {
         let shapes = &self.shapes[op.index()];
-        (0..shapes.inputs.len())
+        let Some(output) = completes(&shapes.rule, parts) else { return 0 };
+        let Some(completion) = self.graph.node(op).op.operator().completion() else { return 0 };
+        let mut region = Region::whole(&shapes.rule, &shapes.inputs, &shapes.outputs);
+        for (factor, &parts) in parts.iter().enumerate() {
+            region = region.split(factor as u8, 0, parts);
+        }
+        let ty = |o: usize| TensorType { dtype: shapes.outputs[o].dtype, shape: region.output_shape(o) };
+        let workload = completion.workload(&[ty(0), ty(output), ty(output)], &[ty(0)]);
+        picoseconds(self.slowest(|times| times.estimate(&workload), units).seconds)
+    }
+
+    /// The time of an op's own exchanges, in picoseconds: halos of its operands, and the reduction of a result that it
+    /// completes.
+    pub fn exchange(&self, resharder: &Resharder, op: OpId, config: &Config) -> i64 {
+        let shapes = &self.shapes[op.index()];
+        let halos = (0..shapes.inputs.len())
             .flat_map(|i| halos(shapes, i, config, self.mesh))
-            .map(|halo| picoseconds(comm.halo_seconds(halo.axes, halo.down, halo.up)))
-            .sum()
+            .map(|halo| picoseconds(resharder.comm().halo_seconds(halo.axes, halo.down, halo.up)));
+        let path = completion(shapes, config, self.mesh).map(|own| own.path(shapes, resharder));
+        debug_assert!(!matches!(path, Some(Err(_))), "a result that was laid out");
+        let steps = path.and_then(Result::ok).map_or(Vec::new(), |path| path.steps);
+        halos.sum::<i64>() + steps.iter().map(|step| picoseconds(step.seconds)).sum::<i64>()
     }
 }
 

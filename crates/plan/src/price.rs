@@ -115,7 +115,6 @@ impl Context<'_> {
     ) -> Result<LayerCosts, PlanError> {
         let (graph, shapes, mesh) = (self.graph, &self.shapes[..], self.mesh());
         assignment.check(graph, shapes, mesh)?;
-        let comm = self.resharder.comm();
         let times = self.times()?;
         let mut costs = vec![LayerCost::default(); graph.layers.len()];
         let mut sources = TimeSourceCounts::default();
@@ -126,7 +125,7 @@ impl Context<'_> {
                 known.entry((times.kinds()[op.index()], config)).or_insert_with(|| {
                     let (workload, estimate) = times.estimate(op, config);
                     let compute = times.compute(op, config);
-                    (workload, estimate.source, LayerCost { compute, comm: times.halo(comm, op, config) })
+                    (workload, estimate.source, LayerCost { compute, comm: times.exchange(&self.resharder, op, config) })
                 });
             sources.record(workload, *source);
             let layer = &mut costs[graph.node(op).layer.index()];

@@ -131,7 +131,7 @@ impl Pricer<'_> {
         for (&op, config) in self.context.variables.members[variable].ops.iter().zip(&configs) {
             let runs = i64::from(self.context.graph.runs(op));
             compute += runs * self.times.compute(op, config);
-            comm += runs * self.times.halo(self.context.resharder.comm(), op, config);
+            comm += runs * self.times.exchange(&self.context.resharder, op, config);
         }
         for transfer in inside {
             let layout = |end: &Endpoint| {

@@ -3,9 +3,10 @@
 use crate::{context::Context, error::PlanError};
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Layout, TensorShape, Traffic};
-use shardwright_space::{Assignment, Sharing, assign_layouts, halos};
+use shardwright_space::{Assignment, Sharing, assign_layouts, completion, halos};
 
-/// The bytes that a step sends over each axis under an assignment: halo exchanges, and every tensor's reshards. All
+/// The bytes that a step sends over each axis under an assignment: halo exchanges, results that ops
+/// complete, and every tensor's reshards. All
 /// readers of a tensor share a fetch; of a weight, the readers of one pass do.
 ///
 /// # Errors
@@ -17,6 +18,12 @@ pub fn predicted_traffic(context: &Context<'_>, assignment: &Assignment) -> Resu
         let (shapes, runs) = (&shapes[op.index()], graph.runs(op));
         for i in 0..shapes.inputs.len() {
             halos(shapes, i, config, mesh).iter().for_each(|halo| traffic.merge(&halo.traffic.times(runs)));
+        }
+        if let Some(own) = completion(shapes, config, mesh) {
+            let name = || graph.tensor(graph.node(op).outputs[own.output]).name.clone();
+            let path = own.path(shapes, &context.resharder);
+            let path = path.map_err(|source| PlanError::Tensor { tensor: name(), source })?;
+            traffic.merge(&path.traffic.times(runs));
         }
     }
     let layouts = assign_layouts(graph, shapes, &context.transfers, assignment, mesh, Sharing::AcrossLayers);

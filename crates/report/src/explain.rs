@@ -190,7 +190,7 @@ impl<'p> Explainer<'p> {
         let (mut compute_ps, mut inside_ps, mut neighbours_ps) = (0, 0, 0);
         for (&op, config) in groups.members[part].ops.iter().zip(configs) {
             compute_ps += self.times.compute(op, config);
-            inside_ps += self.times.halo(context.resharder.comm(), op, config);
+            inside_ps += self.times.exchange(&context.resharder, op, config);
         }
         for at in 0..self.links[part].len() {
             let Link { transfer, outside } = self.links[part][at];

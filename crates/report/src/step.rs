@@ -295,7 +295,7 @@ fn whats(context: &Context<'_>, program: &ParallelGraph) -> (Vec<i64>, Vec<Move>
     let mut moves = Vec::new();
     for (at, instruction) in program.instructions.iter().enumerate() {
         let (action, axes, seconds) = match &instruction.work {
-            Work::Compute { op } => {
+            Work::Compute { op, .. } => {
                 whats.push(i64::from(op.0));
                 continue;
             }
@@ -327,7 +327,7 @@ fn first_readers(program: &ParallelGraph) -> Vec<Option<OpId>> {
     let mut readers = vec![None; program.instructions.len()];
     for (at, instruction) in program.instructions.iter().enumerate().rev() {
         readers[at] = match instruction.work {
-            Work::Compute { op } => Some(op),
+            Work::Compute { op, .. } => Some(op),
             // Readers come later, so theirs is known.
             _ => instruction.writes.iter().filter_map(|v| readers[of_value[v.index()]?.index()]).min(),
         };
@@ -340,7 +340,7 @@ fn maker(program: &ParallelGraph, instruction: &Instruction) -> Option<OpId> {
     let mut at = instruction;
     loop {
         at = program.instruction(program.value(*at.reads.first()?).made_by?);
-        if let Work::Compute { op } = at.work {
+        if let Work::Compute { op, .. } = at.work {
             return Some(op);
         }
     }

@@ -5,9 +5,9 @@
 
 use crate::{
     init::initial_block,
-    kernels::{Context, KernelError, evaluate},
+    kernels::{Context, KernelError, evaluate, log_add_exp},
     serial::RunError,
-    tensor::HostTensor,
+    tensor::{Data, HostTensor},
 };
 use shardwright_graph::{
     Block, Graph, TensorId, TensorType,
@@ -32,6 +32,11 @@ fn join(reduction: Reduction, a: &HostTensor, b: &HostTensor) -> Result<HostTens
     let f = match reduction {
         Reduction::Sum => BinaryFn::Add,
         Reduction::Max => BinaryFn::Max,
+        Reduction::LogSumExp => {
+            let pairs = a.to_f64_vec().into_iter().zip(b.to_f64_vec());
+            let values: Vec<f64> = pairs.map(|(a, b)| log_add_exp(a, b)).collect();
+            return Ok(HostTensor::new(a.shape().clone(), Data::of_reals(a.ty().dtype, values)));
+        }
     };
     Ok(evaluate(&Binary { f }.into(), &[a, b], &mut Context::default())?.remove(0))
 }
@@ -98,7 +103,7 @@ impl<'p> Reference<'p> {
             self.context.micro_batch = u64::from(self.program.micro_batch_of(InstructionId(at as u32)));
             self.moved[at] = 0;
             match &instruction.work {
-                Work::Compute { op } => {
+                Work::Compute { op, .. } => {
                     let name = &self.graph.node(*op).name;
                     self.compute(instruction)
                         .map_err(|reason| RunError::Kernel { op: name.clone(), reason })?;

@@ -67,7 +67,7 @@ pub fn bands(
     let mut computed: Vec<Band> = Vec::new();
     for task in schedule.tasks.ids() {
         let id = schedule.instructions[task];
-        let Work::Compute { op } = program.instruction(id).work else { continue };
+        let Work::Compute { op, .. } = program.instruction(id).work else { continue };
         let own = |&stream: &u32| schedule.stream(stream) == (class, Stream::Compute);
         if schedule.tasks.duration(task) == 0 || !schedule.tasks.streams(task).iter().any(own) {
             continue;

@@ -96,7 +96,7 @@ fn takes_part(program: &ParallelGraph, instruction: &Instruction, device: Device
 
 impl Schedule {
     /// The tasks of a program for these device classes and links. `compute` returns the picoseconds of an op's local
-    /// part.
+    /// part, or of its completion.
     ///
     /// # Errors
     /// Where there are too many tasks.
@@ -104,7 +104,7 @@ impl Schedule {
         program: &ParallelGraph,
         classes: Classes,
         links: Links,
-        mut compute: impl FnMut(OpId) -> i64,
+        mut compute: impl FnMut(OpId, bool) -> i64,
     ) -> Result<Self, TooManyTasks> {
         let count = program.instructions.len();
         if count.saturating_mul(classes.len()) > MOST_TASKS {
@@ -125,7 +125,7 @@ impl Schedule {
         let mut last_computed = vec![NO_TASK; schedule.classes.len()];
         for (at, instruction) in program.instructions.iter().enumerate() {
             let (picoseconds, axes) = match &instruction.work {
-                Work::Compute { op } => (compute(*op), AxisSet::EMPTY),
+                Work::Compute { op, completes } => (compute(*op, *completes), AxisSet::EMPTY),
                 Work::Reshard(step) => (picoseconds(step.seconds), step.axes),
                 Work::HaloExchange { axes, seconds, .. } => (picoseconds(*seconds), *axes),
             };

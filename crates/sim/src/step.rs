@@ -155,5 +155,9 @@ pub fn schedule(
     // Sums of partial results run under other configs than assigned.
     let (graph, shapes) = (context.graph, &context.shapes);
     let layouts = assign_layouts(graph, shapes, &context.transfers, assignment, context.mesh(), sharing);
-    Ok(Schedule::new(program, classes, links, |op| times.compute(op, &layouts.configs[op.index()]))?)
+    Ok(Schedule::new(program, classes, links, |op, completes| {
+        let config = &layouts.configs[op.index()];
+        let completion = times.completion(op, config);
+        if completes { completion } else { times.compute(op, config) - completion }
+    })?)
 }

@@ -124,7 +124,7 @@ impl Trace<'_> {
         };
         let bytes = || self.program.traffic_of(self.comm, instruction).total().0;
         match &instruction.work {
-            Work::Compute { op } => {
+            Work::Compute { op, .. } => {
                 let node = self.graph.node(*op);
                 let args = json!({
                     "kind": node.op.kind(), "config": (self.config)(*op),

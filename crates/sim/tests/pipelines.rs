@@ -62,7 +62,7 @@ fn tasks(graph: &Graph, program: &mut ParallelGraph, times: &[[i64; 3]]) -> Task
     let weights = weight_gradient_ops(graph);
     // The first product has no gradients of inputs: its sum over micro-batches stands for it.
     let pipeline = program.pipeline.as_ref().unwrap().pipeline.clone();
-    let time = |op: OpId| {
+    let time = |op: OpId, _: bool| {
         let (node, stage) = (graph.node(op), pipeline.stage(graph, op) as usize);
         let is_product = node.op.kind() == "contract";
         match node.phase {

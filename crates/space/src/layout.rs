@@ -36,8 +36,18 @@ pub fn input_layout(shapes: &OpShapes, i: usize, config: &Config, mesh: &Mesh) -
     layout(&shapes.rule, map, ty, config, mesh, Placement::Replicated)
 }
 
-/// The layout in which an op leaves its `o`-th output.
+/// The layout in which an op leaves its `o`-th output. Results that the op reduces itself ([`crate::completion`]) are complete.
 pub fn output_layout(shapes: &OpShapes, o: usize, config: &Config, mesh: &Mesh) -> Layout {
+    let (map, ty) = (&shapes.rule.outputs[o], &shapes.outputs[o]);
+    let without = match map.reduction {
+        Reduction::LogSumExp => Placement::Replicated,
+        kind => Placement::Partial(kind),
+    };
+    layout(&shapes.rule, map, ty, config, mesh, without)
+}
+
+/// The layout of an op's `o`-th output before the op reduces any result itself.
+pub(crate) fn part_layout(shapes: &OpShapes, o: usize, config: &Config, mesh: &Mesh) -> Layout {
     let (map, ty) = (&shapes.rule.outputs[o], &shapes.outputs[o]);
     layout(&shapes.rule, map, ty, config, mesh, Placement::Partial(map.reduction))
 }

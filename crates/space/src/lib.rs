@@ -4,6 +4,7 @@
 //! - [`configs`] lists an op's configs. [`SearchMesh`] is the finest mesh on which they are few enough to search.
 //! - [`LayerSplit`] derives the configs of a layer's backward and update ops from that of its forward op.
 //! - [`input_layout`], [`output_layout`], [`assign_layouts`] and [`halos`] give the layouts of tensors.
+//! - [`completion`] names the result that an op reduces itself.
 //! - An [`Assignment`] holds every choice for a step; [`Transfers`] says which tensors move under it.
 //!
 //! Costs belong to later crates.
@@ -26,6 +27,7 @@
 
 mod assignment;
 mod common_axes;
+mod completion;
 mod config;
 mod layer;
 mod layout;
@@ -37,6 +39,7 @@ mod window;
 
 pub use assignment::{Assignment, AssignmentError};
 pub use common_axes::{common_axes, on_finer_axes};
+pub use completion::{Completion, completes, completion};
 pub use config::{AxisUse, Config, configs, configs_with_pins, count_configs};
 pub use layer::LayerSplit;
 pub use layout::{OpShapes, input_layout, output_layout};

@@ -434,7 +434,7 @@ impl SimulatedPlan<'_> {
                 &self.lowered.opened.inputs.graph.tensor(self.lowered.program.value(value).tensor).name
             };
             let name = match &instruction.work {
-                Work::Compute { op } => self.lowered.opened.inputs.graph.node(*op).name.clone(),
+                Work::Compute { op, .. } => self.lowered.opened.inputs.graph.node(*op).name.clone(),
                 Work::Reshard(r) => format!("{} {}", r.action.name(), tensor(instruction.writes[0])),
                 Work::HaloExchange { .. } => format!("halo exchange {}", tensor(instruction.writes[0])),
             };

@@ -257,6 +257,7 @@ impl<'a> Rows<'a> {
                     Reduction::Sum => x.map(|x| x * scale.0),
                     Reduction::Max if along => [x.iter().copied().fold(f64::NEG_INFINITY, f64::max); WIDTH],
                     Reduction::Max => *x,
+                    Reduction::LogSumExp => return None,
                 }
             }
             _ => return None,

@@ -3,17 +3,19 @@
 //! Dimensions are `[n, q, h, d]` for queries, `[n, k, h, d]` for keys and `[n, k, h, e]` for values, or `[n, h, q, d]` with
 //! [`Attention::heads_first`]. Queries may have `r` times as many heads as keys. Their head dimension is then `h·r`, or two
 //! dimensions `h` and `r`: a split of `h` splits keys too, one of `r` repeats them. A split of `q` needs all keys and
-//! values: context parallelism with gathered keys. The forward op needs `k` whole, since a row's softmax runs along it.
-//! The gradient is given the log-sum-exp, so that there a split of `k` is an ordinary partial sum.
+//! values: context parallelism with gathered keys. A split of `k` needs all queries: context parallelism with partial
+//! results. Each part has the softmax of its own keys. The parts' log-sum-exps are reduced, each part scales its result by
+//! its share ([`AttentionRescale`]), and the results are then an ordinary partial sum. The gradient is given the log-sum-exp,
+//! so that there a split of `k` is an ordinary partial sum too.
 
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
     operator::{OpError, Operator, accepted, same_float, scratch_bytes},
-    ops::{AttentionGrad, Dropout, Op},
+    ops::{AttentionGrad, AttentionRescale, Dropout, Op},
     region::Region,
     require,
-    rule::{DimMap, FactorIndex, Rule, TensorMap},
+    rule::{DimMap, FactorIndex, Reduction, Rule, TensorMap},
     types::{DType, Real, Shape, TensorType},
     workload::{AttentionPass, Gemm, RooflineKind, Workload, WorkloadClass, WorkloadSizes},
 };
@@ -48,6 +50,9 @@ pub struct Attention {
     /// Dropout of the attention weights, over the shape of the scores.
     #[serde(deserialize_with = "Option::deserialize")]
     pub dropout: Option<Dropout>,
+    /// Whether no part may have a share of the keys: for engines whose kernels return no log-sum-exp.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole_keys: bool,
 }
 
 /// Queries and keys of the block of scores that the runtime's kernels hold.
@@ -90,6 +95,7 @@ impl Attention {
             queries: Span { start: 0, whole: queries },
             keys: Span { start: 0, whole: keys },
             dropout: None,
+            whole_keys: false,
         }
     }
 
@@ -216,7 +222,7 @@ impl Attention {
         ])
     }
 
-    /// The op on a part of the whole. A rule without factor `k` splits no keys.
+    /// The op on a part of the whole.
     pub(super) fn part(&self, region: &Region<'_>, sizes: &AttentionSizes) -> Self {
         let part = |name, size| region.part(name, size);
         let (n, q, k) = (part("n", sizes.n), part("q", sizes.q), part("k", sizes.k));
@@ -412,11 +418,11 @@ impl Operator for Attention {
 
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Rule {
         let Some(sizes) = accepted(self.sizes(inputs)) else { return Rule::replicated(inputs, outputs) };
-        let (mut rule, loops) = sizes.rule(self.heads_first, false);
+        let (mut rule, loops) = sizes.rule(self.heads_first, !self.whole_keys);
         rule.inputs.extend([loops.queries(), loops.keys(), loops.values()]);
         let bias = inputs.get(3).map(|ty| loops.bias(&rule, ty));
         rule.inputs.extend(bias);
-        rule.outputs.extend([loops.result(), loops.lse()]);
+        rule.outputs.extend([loops.result(), loops.lse().reduced_by(Reduction::LogSumExp)]);
         rule
     }
 
@@ -461,6 +467,10 @@ impl Operator for Attention {
 
     fn is_random(&self) -> bool {
         self.dropout.is_some()
+    }
+
+    fn completion(&self) -> Option<Op> {
+        Some(AttentionRescale { heads_first: self.heads_first }.into())
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
@@ -511,7 +521,7 @@ pub(super) mod examples {
             Golden::new(
                 Attention::new(0.25, 6, 8).causal(),
                 &["bf16[2,6,12,16]", "bf16[2,8,4,16]", "bf16[2,8,4,24]", "bf16[6,8]"],
-                "([n, q, hr, d], [n, k, h, d], [n, k, h, e], [q, k])->([n, q, hr, e], [n, hr, q]) {n=2, q=6, h=4, r=3, k=8, d=16, e=24} whole={r, k, d, e}",
+                "([n, q, hr, d], [n, k, h, d], [n, k, h, e], [q, k])->([n, q, hr, e], [n, hr, q]logsumexp) {n=2, q=6, h=4, r=3, k=8, d=16, e=24} reduction={k} whole={r, d, e}",
             )
         }
 

@@ -7,6 +7,7 @@
 mod accumulate;
 mod attention;
 mod attention_grad;
+mod attention_rescale;
 mod binary;
 mod broadcast;
 mod cast;
@@ -137,6 +138,8 @@ ops! {
     Attention = "attention" in attention,
     /// Derivatives of fused attention, from scores that are computed again.
     AttentionGrad = "attention_grad" in attention_grad,
+    /// A part of fused attention's result, scaled by its share of the log-sum-exp.
+    AttentionRescale = "attention_rescale" in attention_rescale,
     /// Mean over sliding windows.
     AvgPool = "avg_pool" in pool,
     /// Derivative of average pooling.

@@ -68,6 +68,7 @@ impl Operator for Reduce {
         let x = &inputs[0];
         require!(x.dtype != DType::Bool, "cannot reduce truth values");
         require!(x.dtype.is_float() || self.scale == Real(1.0), "cannot scale {}", x.dtype);
+        require!(self.f != Reduction::LogSumExp, "reduces to sums and maxima only");
         require!(self.f == Reduction::Sum || self.scale == Real(1.0), "a maximum takes no scale");
         check_axes(&self.axes, x)?;
         Ok(vec![TensorType::new(x.dtype, x.shape.without(&self.axes))])
@@ -104,6 +105,7 @@ impl Operator for Reduce {
                 let share = spread(cx, share)?;
                 cx.binary(BinaryFn::Mul, share, ties)?
             }
+            Reduction::LogSumExp => return Err(OpError::new("reduces to sums and maxima only")),
         };
         Ok(vec![Some(grad)])
     }

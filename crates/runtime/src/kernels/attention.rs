@@ -11,7 +11,7 @@ use super::{
     write,
 };
 use crate::tensor::{Float, View, ViewMut};
-use shardwright_graph::ops::{Attention, AttentionGrad, Dropout, KEY_BLOCK, QUERY_BLOCK};
+use shardwright_graph::ops::{Attention, AttentionGrad, AttentionRescale, Dropout, KEY_BLOCK, QUERY_BLOCK};
 use shardwright_simd::vectorised_fn;
 use std::ops::Range;
 
@@ -382,6 +382,38 @@ impl Kernel for AttentionGrad {
                     gemm([columns, sizes.d, rows], (block, at.transposed()), queries, (dk, key), true);
                 }
             }
+        }
+        Ok(())
+    }
+}
+
+/// The logarithm of the sum of two exponentials; minus infinity is the logarithm of nothing.
+pub fn log_add_exp<T: Float>(a: T, b: T) -> T {
+    let most = a.max(b);
+    if most == T::NEG_INFINITY { most } else { most + ((a - most).exp() + (b - most).exp()).ln() }
+}
+
+impl Kernel for AttentionRescale {
+    fn run<T: Float>(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &mut Context) -> Result {
+        let (x, part, all) = (read::<T>(&inputs[0])?, read::<T>(&inputs[1])?, read::<T>(&inputs[2])?);
+        let shape = inputs[0].shape;
+        let size = |d: usize| shape[d] as usize;
+        let (rank, width) = (shape.len(), size(shape.len() - 1));
+        let (positions, first_head) = if self.heads_first { (size(rank - 2), 1) } else { (size(1), 2) };
+        let heads: usize = (first_head..first_head + rank - 3).map(size).product();
+        let y = write::<T>(&mut outputs[0])?;
+        for (row, (y, x)) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).enumerate() {
+            // Rows of the log-sum-exp are in the order of heads first.
+            let at = match self.heads_first {
+                true => row,
+                false => {
+                    let (n, position, head) =
+                        (row / (positions * heads), row / heads % positions, row % heads);
+                    (n * heads + head) * positions + position
+                }
+            };
+            let share = if part[at] == T::NEG_INFINITY { T::ZERO } else { (part[at] - all[at]).exp() };
+            y.iter_mut().zip(x).for_each(|(y, &x)| *y = x * share);
         }
         Ok(())
     }

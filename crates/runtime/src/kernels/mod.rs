@@ -36,6 +36,8 @@ mod unfold;
 mod vector;
 mod window;
 
+pub use attention::log_add_exp;
+
 use crate::tensor::{Element, Elements, ElementsMut, Float, HostTensor, View, ViewMut};
 use half::{bf16, slice::HalfFloatSliceExt};
 use shardwright_graph::{DType, Op, ops};

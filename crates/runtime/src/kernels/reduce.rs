@@ -3,7 +3,7 @@
 //! Neighbouring dimensions that are all kept or all reduced are merged first, so the common cases (last
 //! dimensions, first dimensions) run over long contiguous rows.
 
-use super::{Context, Kernel, Result, read, write};
+use super::{Context, Kernel, KernelError, Result, read, write};
 use crate::tensor::{Element, Float, View, ViewMut};
 use shardwright_graph::{DType, Reduction, ops::Reduce};
 use shardwright_simd::vectorised;
@@ -17,6 +17,9 @@ impl Kernel for Reduce {
             (Reduction::Sum, DType::I64) => reduce(x, y, &self.axes, 0, i64::wrapping_add),
             (Reduction::Max, DType::I32) => reduce(x, y, &self.axes, i32::MIN, i32::max),
             (Reduction::Max, DType::I64) => reduce(x, y, &self.axes, i64::MIN, i64::max),
+            (Reduction::LogSumExp, _) => {
+                Err(KernelError::BadValue("a reduction is a sum or a maximum".into()))
+            }
             (Reduction::Max, _) => reduce(x, y, &self.axes, T::NEG_INFINITY, |a: T, b: T| a.max(b)),
             (Reduction::Sum, _) => {
                 reduce(x, y, &self.axes, T::ZERO, |a: T, b: T| a + b)?;

@@ -1,4 +1,4 @@
-//! Ops under configs: durations, layouts and halo exchanges, computed once per config of equal ops.
+//! Ops under configs: durations, layouts, halo exchanges and completions, computed once per config of equal ops.
 
 use crate::delta::{
     NONE,
@@ -10,7 +10,7 @@ use shardwright_cost::{Arrangement, LayoutError};
 use shardwright_graph::{Op, OpId};
 use shardwright_lower::{Value, Work, halo_exchanges};
 use shardwright_plan::{Context, OpTimes, picoseconds};
-use shardwright_space::{Config, OpShapes, elementwise_config, input_layout, output_layout};
+use shardwright_space::{Config, OpShapes, completion, elementwise_config, input_layout, output_layout};
 use smallvec::SmallVec;
 
 /// An op under a config.
@@ -24,6 +24,20 @@ pub struct ConfiguredOp {
     halo_count: u32,
     /// The device classes that it runs on.
     pub device_classes: u64,
+    /// The tasks after it, if it reduces a result itself.
+    pub completion: Option<CompletionTasks>,
+}
+
+/// The tasks of an op that reduces a result itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompletionTasks {
+    /// Which result.
+    pub output: u32,
+    /// Duration of the completion.
+    pub duration: u64,
+    /// Start of the reduction's steps in [`ConfiguredOps::reductions`], and their number.
+    steps: u32,
+    count: u32,
 }
 
 /// All ops under all requested configs.
@@ -43,6 +57,8 @@ pub struct ConfiguredOps<'p> {
     layouts: Vec<u32>,
     /// Operand and exchange.
     halos: Vec<(u32, ReshardStep)>,
+    /// Steps of the reductions of results that ops complete.
+    reductions: Vec<ReshardStep>,
 }
 
 impl<'p> ConfiguredOps<'p> {
@@ -65,6 +81,7 @@ impl<'p> ConfiguredOps<'p> {
             entries: Vec::new(),
             layouts: Vec::new(),
             halos: Vec::new(),
+            reductions: Vec::new(),
         }
     }
 
@@ -139,12 +156,26 @@ impl<'p> ConfiguredOps<'p> {
             let layout = output_layout(of, o, config, mesh);
             self.layouts.push(reshard_paths.layout(shapes[of.inputs.len() + o], layout));
         }
-        let duration = duration(self.times.compute(OpId::new(op), config));
+        let completed = completion(of, config, mesh);
+        let completing = self.times.completion(OpId::new(op), config);
+        let main = duration(self.times.compute(OpId::new(op), config) - completing);
         let device_classes = reshard_paths.device_classes.of_config(config);
         debug_assert!(device_classes.is_some(), "only configs with supported pins get numbers");
         let device_classes = device_classes.unwrap_or_else(|| reshard_paths.device_classes.all());
         let halo_count = self.halos.len() as u32 - halos;
-        let configured = ConfiguredOp { duration, layouts, halos, halo_count, device_classes };
+        let completion = match completed {
+            None => None,
+            Some(own) => {
+                let shape = shapes[of.inputs.len() + own.output];
+                let [from, to] = [own.from, own.to].map(|layout| reshard_paths.layout(shape, layout));
+                let steps = self.reductions.len() as u32;
+                reshard_paths.steps_between(shape, from, to, &mut self.reductions)?;
+                let count = self.reductions.len() as u32 - steps;
+                Some(CompletionTasks { output: own.output as u32, duration: duration(completing), steps, count })
+            }
+        };
+        let configured =
+            ConfiguredOp { duration: main, layouts, halos, halo_count, device_classes, completion };
         self.indices[kind][number as usize] = self.entries.len() as u32;
         self.entries.push(configured);
         Ok(configured)
@@ -171,7 +202,8 @@ impl<'p> ConfiguredOps<'p> {
         self.layouts.extend(std::iter::repeat_n(layout, shapes.len()));
         let device_classes =
             reshard_paths.device_classes.of_layout(reshard_paths.layout_of(shapes[0], layout));
-        let configured = ConfiguredOp { duration, layouts, halos, halo_count: 0, device_classes };
+        let configured =
+            ConfiguredOp { duration, layouts, halos, halo_count: 0, device_classes, completion: None };
         if self.sums[kind].len() <= layout as usize {
             self.sums[kind].resize(layout as usize + 1, NONE);
         }
@@ -183,6 +215,11 @@ impl<'p> ConfiguredOps<'p> {
     /// The layout of an operand or a result. Results are numbered after operands.
     pub fn layout(&self, configured: &ConfiguredOp, slot: u32) -> u32 {
         self.layouts[(configured.layouts + slot) as usize]
+    }
+
+    /// The steps that reduce the result that it completes.
+    pub fn reduction(&self, completion: &CompletionTasks) -> &[ReshardStep] {
+        &self.reductions[completion.steps as usize..(completion.steps + completion.count) as usize]
     }
 
     /// Its halo exchanges, by operand.

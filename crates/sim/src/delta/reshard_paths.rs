@@ -189,6 +189,20 @@ impl<'a> ReshardPaths<'a> {
         Ok(path)
     }
 
+    /// Appends the steps from one layout to another.
+    pub fn steps_between(
+        &mut self,
+        shape: u32,
+        from: u32,
+        to: u32,
+        out: &mut Vec<ReshardStep>,
+    ) -> Result<(), LayoutError> {
+        let path = self.path(shape, from, to)?;
+        let ReshardPath { first, count, .. } = self.reshard_paths[path as usize];
+        out.extend_from_slice(&self.steps[first as usize..(first + count) as usize]);
+        Ok(())
+    }
+
     /// Reshard paths from one layout to several others: the result of [`Resharder::reshard_many`], from the tables.
     pub fn reshard_many(
         &mut self,

@@ -9,6 +9,8 @@ use smallvec::SmallVec;
 
 /// Ranks within an op: operand fetches, then the op, then eager reshards of its results.
 pub const COMPUTE: u64 = 0xf000_0000;
+/// Ranks within an op after [`COMPUTE`]: the reduction of a result, then the completion.
+pub const COMPLETION: u64 = 0x8000;
 /// Ranks within an operand: reshards, then halo exchanges.
 pub const HALOS: u64 = 0x8000;
 

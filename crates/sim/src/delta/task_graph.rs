@@ -1,7 +1,7 @@
 //! The task graph of a step under the ops' current configs, updated change by change.
 //!
-//! Every op has one task per device class that it runs on, at a fixed place in the arrays. Reshards and halo exchanges
-//! take places behind them, which are reused. The reshards of a tensor form a group. A group is rebuilt when an op that
+//! Every op has one task per device class that it runs on, at a fixed place in the arrays. Reshards, halo exchanges and
+//! completions take places behind them, which are reused. The reshards of a tensor form a group. A group is rebuilt when an op that
 //! produces or reads the tensor changes. A task's rank is its position in the lowered program, so that ties are broken
 //! as there.
 //!
@@ -34,6 +34,8 @@ enum List {
     Reshards(u32),
     /// The halo exchanges of an operand.
     Halos(u32),
+    /// The tasks that complete an op.
+    Completion(u32),
 }
 
 /// An undo log entry: the state before a step of a change.
@@ -79,6 +81,8 @@ pub struct TaskGraph<'p> {
     fetched: Vec<u32>,
     /// Per operand: the tasks of its halo exchanges.
     halos: Vec<Vec<u32>>,
+    /// Per op: the tasks that complete it.
+    completions: Vec<Vec<u32>>,
     /// Per group: its tasks.
     reshards: Vec<Vec<u32>>,
     /// Per op: its config.
@@ -140,6 +144,7 @@ impl<'p> TaskGraph<'p> {
             edges,
             fetched: vec![NONE; operands * count],
             halos: vec![Vec::new(); operands],
+            completions: vec![Vec::new(); ops],
             reshards: vec![Vec::new(); structure.groups.len()],
             chosen: vec![NONE; ops],
             configured: Vec::with_capacity(ops),
@@ -354,6 +359,7 @@ impl<'p> TaskGraph<'p> {
         match list {
             List::Reshards(group) => &mut self.reshards[group as usize],
             List::Halos(operand) => &mut self.halos[operand as usize],
+            List::Completion(op) => &mut self.completions[op as usize],
         }
     }
 

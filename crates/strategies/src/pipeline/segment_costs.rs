@@ -98,7 +98,7 @@ pub(super) fn segment_costs(
         let instruction = program.instruction(id);
         let in_body = marks.in_body(id.index());
         match instruction.work {
-            Work::Compute { op } => {
+            Work::Compute { op, .. } => {
                 let segment = segments.of_op(context, op);
                 let phase = context.graph.node(op).phase;
                 let copy = program.micro_batch_of(id);

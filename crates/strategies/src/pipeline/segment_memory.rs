@@ -39,7 +39,7 @@ pub(super) fn segment_memory(
     let DeviceAccount { account, instructions } = DeviceAccount::of(&program, DeviceId(0));
     let readers = first_readers(context);
     let op_of = |id: InstructionId| match program.instruction(id).work {
-        Work::Compute { op } => Some(op),
+        Work::Compute { op, .. } => Some(op),
         _ => None,
     };
     // The op that an instruction belongs to: its own, or the first that reads what it moves.

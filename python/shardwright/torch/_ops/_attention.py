@@ -86,6 +86,8 @@ def attention(
         "queries": {"start": 0, "whole": queries},
         "keys": {"start": 0, "whole": keys},
         "dropout": None,
+        # ATen's op returns no log-sum-exp, by which results of parts of the keys would be combined.
+        "whole_keys": True,
     }
     return t.emit_several("", "attention", inputs, results, call=call, **attributes)[0]
 

@@ -1,4 +1,4 @@
-//! Builds the tasks of a step: those of ops, of their halo exchanges, and of the reshards of a group.
+//! Builds the tasks of a step: those of ops, of their halo exchanges and completions, and of the reshards of a group.
 //!
 //! Rebuilding after a change reuses the places of the earlier tasks, so that equal tasks are not touched.
 
@@ -8,7 +8,7 @@ use crate::delta::{
     configured_ops::ConfiguredOp,
     device_classes::{CLASS_BITS, MOST_CLASSES, device_classes},
     reshard_paths::{ReshardBranch, ReshardStep},
-    structure::{COMPUTE, HALOS},
+    structure::{COMPLETION, COMPUTE, HALOS},
 };
 use shardwright_cost::LayoutError;
 use shardwright_space::{Endpoint, reduce_partials};
@@ -38,6 +38,63 @@ impl TaskGraph<'_> {
         for i in 0..self.structure.operands(op).len() {
             self.set_halos(op, i);
         }
+        self.set_completion(op, configured);
+    }
+
+    /// The tasks of an op, by class.
+    fn op_tasks(&self, op: usize) -> Availability {
+        let mut tasks = [NONE; MOST_CLASSES];
+        let count = self.device_classes().count();
+        device_classes(self.configured[op].device_classes)
+            .for_each(|class| tasks[class] = (op * count + class) as u32);
+        tasks
+    }
+
+    /// Builds the tasks that complete an op: the reduction of a result, then the completion on every class.
+    fn set_completion(&mut self, op: usize, configured: ConfiguredOp) {
+        let first = ((op as u64) << 32) | COMPUTE;
+        let mut cursor =
+            TaskCursor { list: List::Completion(op as u32), used: 0, nth: 0, rank: first + 1 };
+        if let Some(completion) = configured.completion {
+            let mut available = self.op_tasks(op);
+            for at in 0..self.configured_ops.reduction(&completion).len() {
+                let step = self.configured_ops.reduction(&completion)[at];
+                self.step(step, &mut cursor, &mut available);
+            }
+            let count = self.device_classes().count();
+            for class in device_classes(configured.device_classes) {
+                let task = self.task_at(cursor.list, cursor.used);
+                cursor.used += 1;
+                let streams = u64::from(completion.duration > 0) << (class * self.device_classes().streams);
+                let rank = ((first + COMPLETION) << CLASS_BITS) | class as u64;
+                self.set_task(task, completion.duration, streams, rank);
+                let slot = self.slot(task);
+                for other in 0..count {
+                    self.wait(slot + other as u32, if other == class { available[class] } else { NONE });
+                }
+            }
+        }
+        self.shorten(cursor.list, cursor.used);
+    }
+
+    /// Per class: the task that makes a result of an op available.
+    fn result_tasks(&self, op: usize, result: u32) -> Availability {
+        let mut made = self.op_tasks(op);
+        let Some(completion) = self.configured[op].completion else { return made };
+        let (width, mask) = (self.device_classes().streams, (1 << self.device_classes().streams) - 1);
+        for &place in &self.completions[op] {
+            let task = self.tasks[place as usize];
+            let completes = task.rank >> CLASS_BITS & u64::from(u32::MAX) == COMPUTE + COMPLETION;
+            if completes && result == 0 {
+                made[(task.rank & ((1 << CLASS_BITS) - 1)) as usize] = place;
+            } else if !completes && result == completion.output {
+                let takes_part = |class: &usize| task.streams >> (class * width) & mask != 0;
+                device_classes(self.configured[op].device_classes)
+                    .filter(takes_part)
+                    .for_each(|class| made[class] = place);
+            }
+        }
+        made
     }
 
     /// The task at a position of a list, added if it does not exist yet.
@@ -172,12 +229,10 @@ impl TaskGraph<'_> {
         let mut availabilities = std::mem::take(&mut self.availabilities);
         availabilities.clear();
         availabilities.resize(branches.len(), None);
-        let mut made = [NONE; MOST_CLASSES];
-        if producer != NONE {
-            let count = self.device_classes().count();
-            let there = self.configured[producer as usize].device_classes;
-            device_classes(there).for_each(|class| made[class] = producer * count as u32 + class as u32);
-        }
+        let made = match producer {
+            NONE => [NONE; MOST_CLASSES],
+            op => self.result_tasks(op as usize, source.port - self.structure.operands(op as usize).len() as u32),
+        };
         let mut cursor = TaskCursor { list: List::Reshards(at as u32), used: 0, nth: 0, rank: 0 };
         for need in needs {
             let need = self.structure.needs[need as usize];
