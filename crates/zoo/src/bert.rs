@@ -58,11 +58,12 @@ fn build(b: &mut GraphBuilder, o: &OptionValues) -> LossResult {
         positions: o.count("seq"),
         dropout: o.dropout(),
         fused: o.fused_attention(),
+        next_sentence: true,
     };
     Ok(bert.build(b, o.dtype(), [o.batch(), o.count("seq")])?)
 }
 
-/// BERT with both pre-training heads.
+/// BERT with the masked-language head, and perhaps the next-sentence head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bert {
     pub layers: u64,
@@ -78,6 +79,8 @@ pub(crate) struct Bert {
     pub dropout: f64,
     /// Whether attention is one op.
     pub fused: bool,
+    /// Whether there are a pooler and a next-sentence head.
+    pub next_sentence: bool,
 }
 
 impl Bert {
@@ -118,6 +121,9 @@ impl Bert {
         let labels = ids(b, "mlm.labels", &[samples, tokens], vocab)?;
         let masked = cross_entropy(b, "mlm.loss", logits, labels)?;
 
+        if !self.next_sentence {
+            return Ok(masked);
+        }
         let first = slice(b, "pooler.first", x, 1, 0, 1)?;
         let first = reshape(b, "pooler.flatten", first, &[samples, hidden])?;
         let pooled = linear(b, "pooler.dense", first, hidden, true)?;

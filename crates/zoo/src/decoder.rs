@@ -22,6 +22,8 @@ pub(crate) struct Decoder {
     pub windows: Option<Windows>,
     pub feed_forward: FeedForward,
     pub experts: Option<Experts>,
+    /// Single layers without experts, beside those that [`Experts`] leaves out.
+    pub dense_layers: Vec<u64>,
     /// The order of norms and residuals in a block.
     pub block: BlockForm,
     /// Rows of a table of learned positions.
@@ -54,6 +56,8 @@ pub(crate) enum AttentionKind {
 pub(crate) struct Windows {
     /// Positions that are visible.
     pub size: u64,
+    /// Layers before the first with a window.
+    pub first: u64,
     /// Every so manieth layer sees all positions; `None`: no layer does.
     pub global_every: Option<u64>,
     /// Base of the rotary embedding of layers with a window, where it differs.
@@ -64,8 +68,22 @@ pub(crate) struct Windows {
 pub(crate) struct FeedForward {
     pub inner: u64,
     pub activation: UnaryFn,
-    /// `down(f(gate(x)) * up(x))` without biases; else `fc2(f(fc1(x)))` with biases.
+    /// `down(f(gate(x)) * up(x))`; else `fc2(f(fc1(x)))`.
     pub gated: bool,
+    /// Whether gated products have biases. The others always do.
+    pub bias: bool,
+}
+
+impl FeedForward {
+    /// A gated block without biases.
+    pub fn gated(inner: u64, activation: UnaryFn) -> Self {
+        Self { inner, activation, gated: true, bias: false }
+    }
+
+    /// A plain block.
+    pub fn plain(inner: u64, activation: UnaryFn) -> Self {
+        Self { inner, activation, gated: false, bias: true }
+    }
 }
 
 /// Mixtures of experts in place of feed-forward blocks.
@@ -162,8 +180,10 @@ impl Decoder {
             AttentionKind::Latent(latent) => return latent_attention(b, x, latent),
             AttentionKind::Heads(heads) => *heads,
         };
-        let local =
-            |windows: &&Windows| windows.global_every.is_none_or(|every| !(layer + 1).is_multiple_of(every));
+        let local = |windows: &&Windows| {
+            layer >= windows.first
+                && windows.global_every.is_none_or(|every| !(layer + 1).is_multiple_of(every))
+        };
         if let Some(windows) = self.windows.as_ref().filter(local) {
             cfg.scores.window = Some(windows.size);
             let base = |rotary: Rotary| Rotary { base: windows.base.unwrap_or(rotary.base), ..rotary };
@@ -173,17 +193,18 @@ impl Decoder {
     }
 
     fn feed(&self, b: &mut GraphBuilder, x: TensorId, layer: u64) -> LayerResult {
-        let FeedForward { inner, activation, gated } = self.feed_forward;
-        let Some(experts) = self.experts.filter(|experts| experts.at(layer)) else {
+        let FeedForward { inner, activation, gated, bias } = self.feed_forward;
+        let mixture = |experts: &Experts| experts.at(layer) && !self.dense_layers.contains(&layer);
+        let Some(experts) = self.experts.filter(mixture) else {
             return b.scoped("mlp", |b| match gated {
-                true => gated_with(b, x, inner, activation),
+                true => gated_with(b, x, inner, activation, bias),
                 false => feed_forward(b, x, inner, activation),
             });
         };
         let Experts { routed, shared, shared_gate, .. } = experts;
         let mixed = b.scoped("moe", |b| moe(b, x, &routed))?;
         let Some(inner) = shared else { return Ok(mixed) };
-        let mut fed = b.scoped("shared", |b| gated_with(b, x, inner, activation))?;
+        let mut fed = b.scoped("shared", |b| gated_with(b, x, inner, activation, false))?;
         if shared_gate {
             let gate = linear(b, "shared.gate_weight", x, 1, false)?;
             let gate = unary(b, "shared.sigmoid", UnaryFn::Sigmoid, gate)?;

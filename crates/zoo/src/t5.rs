@@ -88,7 +88,7 @@ impl T5 {
         let y = rms_norm(b, "mlp.norm", x, self.eps)?;
         let y = b.scoped("mlp", |b| {
             if self.gated {
-                return gated_with(b, y, self.inner, self.activation);
+                return gated_with(b, y, self.inner, self.activation, false);
             }
             let y = linear(b, "fc1", y, self.inner, false)?;
             let y = unary(b, "activation", self.activation, y)?;

@@ -23,6 +23,8 @@ pub(super) fn bert(fields: Fields<'_>) -> Result<Config, ZooError> {
         positions,
         dropout: 0.0,
         fused: true,
+        // Transformers' model for masked words alone has no pooler.
+        next_sentence: !fields.names_architecture("BertForMaskedLM"),
     };
     let architecture = Architecture::Bert(bert);
     Ok(Config { architecture, most_positions: Some(positions), positions: Some(positions) })
@@ -74,6 +76,7 @@ pub(super) fn vit(fields: Fields<'_>) -> Result<Config, ZooError> {
     let image = fields.size_or("image_size", 1 << 14, 224)?;
     let patch = fields.size_or("patch_size", 1 << 14, 16)?;
     fields.share(("image_size", image), ("patch_size", patch))?;
+    // Transformers has two labels where a config names none.
     let labels = fields.inside("id2label")?.map(|labels| labels.0.len() as u64).filter(|&labels| labels > 0);
     let vit = Vit {
         layers: fields.size("num_hidden_layers", MOST_LAYERS)?,
@@ -84,7 +87,7 @@ pub(super) fn vit(fields: Fields<'_>) -> Result<Config, ZooError> {
         image,
         patch,
         channels: fields.size_or("num_channels", MOST_HIDDEN, 3)?,
-        classes: fields.size_or("num_labels", 1 << 24, labels.unwrap_or(1000))?,
+        classes: fields.size_or("num_labels", 1 << 24, labels.unwrap_or(2))?,
         eps: fields.number_or("layer_norm_eps", 1e-12)?,
         bias: fields.flag_or("qkv_bias", true)?,
     };

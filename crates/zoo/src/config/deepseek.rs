@@ -62,6 +62,7 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
         value_size: fields.size("v_head_dim", MOST_HIDDEN)?,
         base: fields.number_or("rope_theta", 10_000.0)?,
         eps,
+        bias: fields.flag_or("attention_bias", false)?,
     };
     if !latent.rotary_size.is_multiple_of(2) {
         return Err(bad(
@@ -77,12 +78,9 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
         norm: Norm { centered: false, eps },
         attention: AttentionKind::Latent(latent),
         windows: None,
-        feed_forward: FeedForward {
-            inner: fields.size("intermediate_size", MOST_INNER)?,
-            activation,
-            gated: true,
-        },
+        feed_forward: FeedForward::gated(fields.size("intermediate_size", MOST_INNER)?, activation),
         experts: experts(fields, defaults)?,
+        dense_layers: Vec::new(),
         block: BlockForm::Sequential,
         positions: None,
         scaled_embedding: false,

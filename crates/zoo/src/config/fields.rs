@@ -99,6 +99,20 @@ impl<'f> Fields<'f> {
         Some(list.iter().map(|value| value.as_str() == Some(word)).collect())
     }
 
+    /// A list of positions below `end`; empty where it is not there.
+    pub fn positions(&self, field: &str, end: u64) -> Result<Vec<u64>, ZooError> {
+        let Some(value) = self.given(field) else { return Ok(Vec::new()) };
+        let wrong = || bad(field, format!("{} is not a list of layers below {end}", shown(value)));
+        let list = value.as_array().filter(|list| list.len() as u64 <= end).ok_or_else(wrong)?;
+        let each = list.iter().map(|entry| entry.as_u64().filter(|&at| at < end));
+        each.collect::<Option<Vec<u64>>>().ok_or_else(wrong)
+    }
+
+    /// Whether `architectures` lists a class of Transformers.
+    pub fn names_architecture(&self, class: &str) -> bool {
+        self.words("architectures", class).is_some_and(|each| each.contains(&true))
+    }
+
     /// An activation function by its name in Transformers.
     pub fn activation(&self, field: &str, default: &'f str) -> Result<UnaryFn, ZooError> {
         Ok(match self.word_or(field, default)? {

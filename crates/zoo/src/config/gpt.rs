@@ -9,7 +9,7 @@ use super::{
 use crate::{
     ZooError,
     decoder::{AttentionKind, BlockForm, Decoder, FeedForward, Norm},
-    layers::Attention,
+    layers::{Attention, HeadNorm},
 };
 
 /// Layer norms, biases, no experts, tied logits, no positions: what the families here share.
@@ -28,6 +28,7 @@ fn decoder(
         windows: None,
         feed_forward,
         experts: None,
+        dense_layers: Vec::new(),
         block: BlockForm::Sequential,
         positions: None,
         scaled_embedding: false,
@@ -49,7 +50,7 @@ pub(super) fn gpt2(fields: Fields<'_>) -> Result<Config, ZooError> {
         sizes,
         fields.number_or("layer_norm_epsilon", 1e-5)?,
         Attention::new(heads, head_size).causal(),
-        FeedForward { inner, activation, gated: false },
+        FeedForward::plain(inner, activation),
     );
     let tied = fields.flag_or("tie_word_embeddings", true)?;
     let decoder = Decoder { positions: Some(positions), tied, ..plain };
@@ -74,7 +75,7 @@ pub(super) fn gpt_neox(fields: Fields<'_>) -> Result<Config, ZooError> {
     let inner = fields.size("intermediate_size", MOST_INNER)?;
     let sizes =
         [fields.size("num_hidden_layers", MOST_LAYERS)?, hidden, fields.size("vocab_size", MOST_VOCAB)?];
-    let feed_forward = FeedForward { inner, activation, gated: false };
+    let feed_forward = FeedForward::plain(inner, activation);
     let plain = decoder(sizes, fields.number_or("layer_norm_eps", 1e-5)?, attention, feed_forward);
     let parallel = fields.flag_or("use_parallel_residual", true)?;
     let block = if parallel { BlockForm::Parallel } else { BlockForm::Sequential };
@@ -89,12 +90,15 @@ pub(super) fn phi(fields: Fields<'_>) -> Result<Config, ZooError> {
     let theta = fields.number_or("rope_theta", 10_000.0)?;
     let mut attention = heads(fields, hidden, None, count, kv_heads, theta)?;
     (attention.bias, attention.output_bias) = (true, true);
+    let eps = fields.number_or("layer_norm_eps", 1e-5)?;
+    attention.head_norm =
+        fields.flag_or("qk_layernorm", false)?.then_some(HeadNorm { centered: true, eps });
     let activation = fields.activation("hidden_act", "gelu_new")?;
     let inner = fields.size("intermediate_size", MOST_INNER)?;
     let sizes =
         [fields.size("num_hidden_layers", MOST_LAYERS)?, hidden, fields.size("vocab_size", MOST_VOCAB)?];
-    let feed_forward = FeedForward { inner, activation, gated: false };
-    let plain = decoder(sizes, fields.number_or("layer_norm_eps", 1e-5)?, attention, feed_forward);
+    let feed_forward = FeedForward::plain(inner, activation);
+    let plain = decoder(sizes, eps, attention, feed_forward);
     let tied = fields.flag_or("tie_word_embeddings", false)?;
     rotary_decoder(fields, Decoder { block: BlockForm::ParallelOneNorm, tied, logits_bias: true, ..plain })
 }

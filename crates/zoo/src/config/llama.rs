@@ -8,7 +8,7 @@ use super::{
 use crate::{
     ZooError,
     decoder::{AttentionKind, BlockForm, Decoder, Experts, FeedForward, Norm, Windows},
-    layers::{Attention, Moe, Rotary, Router, Scoring},
+    layers::{Attention, HeadNorm, Moe, Rotary, Router, Scoring},
 };
 
 /// What a family has where its configs say nothing.
@@ -94,11 +94,11 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
         attention: AttentionKind::Heads(attention),
         windows: None,
         feed_forward: FeedForward {
-            inner: fields.size("intermediate_size", MOST_INNER)?,
-            activation,
-            gated: true,
+            bias: fields.flag_or("mlp_bias", false)?,
+            ..FeedForward::gated(fields.size("intermediate_size", MOST_INNER)?, activation)
         },
         experts: None,
+        dense_layers: Vec::new(),
         block: BlockForm::Sequential,
         positions: None,
         scaled_embedding: false,
@@ -111,7 +111,7 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
 /// The same window in every layer, if the config has one.
 fn windows(fields: Fields<'_>) -> Result<Option<Windows>, ZooError> {
     let size = fields.optional("sliding_window", MOST_POSITIONS)?;
-    Ok(size.map(|size| Windows { size, global_every: None, base: None }))
+    Ok(size.map(|size| Windows { size, first: 0, global_every: None, base: None }))
 }
 
 /// Changes the attention of a decoder with heads.
@@ -165,15 +165,16 @@ pub(super) fn mixtral(fields: Fields<'_>) -> Result<Config, ZooError> {
     rotary_decoder(fields, Decoder { windows: windows(fields)?, experts, ..plain })
 }
 
-/// Qwen 2: biases of queries, keys and values only.
-fn qwen2_decoder(fields: Fields<'_>) -> Result<Decoder, ZooError> {
-    let plain = with_heads(decoder(fields, &LLAMA)?, |heads| heads.bias = true);
+/// Qwen 2: biases of queries, keys and values only; windows from some layer on.
+fn qwen2_decoder(fields: Fields<'_>, bias: bool) -> Result<Decoder, ZooError> {
+    let plain = with_heads(decoder(fields, &LLAMA)?, |heads| (heads.bias, heads.output_bias) = (bias, false));
     let windows = if fields.flag_or("use_sliding_window", false)? { windows(fields)? } else { None };
-    Ok(Decoder { windows, ..plain })
+    let first = fields.count_or("max_window_layers", MOST_LAYERS, 28)?;
+    Ok(Decoder { windows: windows.map(|windows| Windows { first, ..windows }), ..plain })
 }
 
 pub(super) fn qwen2(fields: Fields<'_>) -> Result<Config, ZooError> {
-    rotary_decoder(fields, qwen2_decoder(fields)?)
+    rotary_decoder(fields, qwen2_decoder(fields, true)?)
 }
 
 pub(super) fn qwen2_moe(fields: Fields<'_>) -> Result<Config, ZooError> {
@@ -181,36 +182,31 @@ pub(super) fn qwen2_moe(fields: Fields<'_>) -> Result<Config, ZooError> {
     let mut experts = routing(fields, "num_experts", inner, qwen_router(fields)?)?;
     experts.shared = fields.optional("shared_expert_intermediate_size", MOST_INNER)?;
     experts.shared_gate = true;
-    every_layer(fields)?;
-    rotary_decoder(fields, Decoder { experts: Some(experts), ..qwen2_decoder(fields)? })
+    let plain = qwen2_decoder(fields, fields.flag_or("qkv_bias", true)?)?;
+    rotary_decoder(fields, with_experts(fields, experts, plain)?)
 }
 
 /// Qwen 3: norms of query and key heads, no biases.
-fn qwen3_decoder(fields: Fields<'_>) -> Result<Decoder, ZooError> {
-    let plain = decoder(fields, &Defaults { head_size: Some(128), ..LLAMA })?;
-    let eps = plain.norm.eps;
-    Ok(with_heads(plain, |heads| heads.head_norm = Some(eps)))
+fn qwen3_decoder(fields: Fields<'_>, head_size: Option<u64>) -> Result<Decoder, ZooError> {
+    let plain = decoder(fields, &Defaults { head_size, ..LLAMA })?;
+    let norm = HeadNorm { centered: false, eps: plain.norm.eps };
+    Ok(with_heads(plain, |heads| heads.head_norm = Some(norm)))
 }
 
 pub(super) fn qwen3(fields: Fields<'_>) -> Result<Config, ZooError> {
-    rotary_decoder(fields, qwen3_decoder(fields)?)
+    rotary_decoder(fields, qwen3_decoder(fields, Some(128))?)
 }
 
 pub(super) fn qwen3_moe(fields: Fields<'_>) -> Result<Config, ZooError> {
     let inner = fields.size("moe_intermediate_size", MOST_INNER)?;
     let experts = routing(fields, "num_experts", inner, qwen_router(fields)?)?;
-    every_layer(fields)?;
-    rotary_decoder(fields, Decoder { experts: Some(experts), ..qwen3_decoder(fields)? })
+    rotary_decoder(fields, with_experts(fields, experts, qwen3_decoder(fields, None)?)?)
 }
 
-/// Refuses single layers without experts: only a regular pattern is built.
-fn every_layer(fields: Fields<'_>) -> Result<(), ZooError> {
-    match fields.list_len("mlp_only_layers") {
-        0 => Ok(()),
-        layers => {
-            Err(bad("mlp_only_layers", format!("{layers} single layers without experts are not supported")))
-        }
-    }
+/// A decoder with experts, except in the layers that the config lists.
+fn with_experts(fields: Fields<'_>, experts: Experts, plain: Decoder) -> Result<Decoder, ZooError> {
+    let dense_layers = fields.positions("mlp_only_layers", plain.layers)?;
+    Ok(Decoder { experts: Some(experts), dense_layers, ..plain })
 }
 
 pub(super) fn gemma(fields: Fields<'_>) -> Result<Config, ZooError> {
@@ -226,7 +222,7 @@ fn sandwich(fields: Fields<'_>, plain: Decoder, windows: Option<Windows>) -> Res
 
 pub(super) fn gemma2(fields: Fields<'_>) -> Result<Config, ZooError> {
     let size = fields.size_or("sliding_window", MOST_POSITIONS, 4096)?;
-    let windows = Windows { size, global_every: Some(2), base: None };
+    let windows = Windows { size, first: 0, global_every: Some(2), base: None };
     let plain = sandwich(fields, decoder(fields, &GEMMA)?, Some(windows))?;
     let cap = fields.number("attn_logit_softcapping")?;
     let plain = with_heads(plain, |heads| heads.scores.cap = cap);
@@ -246,10 +242,10 @@ pub(super) fn gemma3(fields: Fields<'_>) -> Result<Config, ZooError> {
     };
     let size = fields.size_or("sliding_window", MOST_POSITIONS, 1024)?;
     let base = Some(fields.number_or("rope_local_base_freq", 10_000.0)?);
-    let windows = Windows { size, global_every: Some(every), base };
-    let eps = plain.norm.eps;
+    let windows = Windows { size, first: 0, global_every: Some(every), base };
+    let norm = HeadNorm { centered: false, eps: plain.norm.eps };
     let plain = sandwich(fields, plain, Some(windows))?;
-    rotary_decoder(fields, with_heads(plain, |heads| heads.head_norm = Some(eps)))
+    rotary_decoder(fields, with_heads(plain, |heads| heads.head_norm = Some(norm)))
 }
 
 pub(super) fn phi3(fields: Fields<'_>) -> Result<Config, ZooError> {

@@ -5,7 +5,7 @@
 //! every op of the block, and a config can split them.
 
 use super::{
-    LayerResult, add, concat, dense, dropout, einsum, fill, last_size, rms_norm, rotary, rotary_tables,
+    LayerResult, add, concat, dense, dropout, einsum, fill, last_size, layer_norm, rms_norm, rotary, rotary_tables,
     scale, slice, unary,
 };
 use shardwright_graph::{
@@ -20,6 +20,15 @@ pub struct Rotary {
     pub base: f64,
     /// How many numbers of each head are rotated; an even number, the first ones. The others are left as they are.
     pub width: u64,
+}
+
+/// A norm of each head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadNorm {
+    /// Centred, with a bias; else divided by the root mean square.
+    pub centered: bool,
+    /// Added to the variance.
+    pub eps: f64,
 }
 
 /// Sizes and variants of an attention block.
@@ -37,8 +46,8 @@ pub struct Attention {
     pub output_bias: bool,
     /// The rotary embedding of queries and keys.
     pub rotary: Option<Rotary>,
-    /// RMS norms of every query and key head, with this epsilon.
-    pub head_norm: Option<f64>,
+    /// Norms of every query and key head.
+    pub head_norm: Option<HeadNorm>,
     /// Scores, mask and weights.
     pub scores: Scores,
 }
@@ -150,9 +159,10 @@ pub fn biased_attention(
     let mut query = dense(b, "q", query_spec, x, query_sizes, cfg.bias)?;
     let mut key = dense(b, "k", key_spec, memory, &plain, cfg.bias)?;
     let value = dense(b, "v", key_spec, memory, &plain, cfg.bias)?;
-    if let Some(eps) = cfg.head_norm {
-        query = rms_norm(b, "q.norm", query, eps)?;
-        key = rms_norm(b, "k.norm", key, eps)?;
+    if let Some(HeadNorm { centered, eps }) = cfg.head_norm {
+        let norm = if centered { layer_norm } else { rms_norm };
+        query = norm(b, "q.norm", query, eps)?;
+        key = norm(b, "k.norm", key, eps)?;
     }
     if let Some(rotary) = &cfg.rotary {
         query = turn(b, "q.rotary", query, rotary)?;

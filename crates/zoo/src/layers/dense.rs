@@ -86,18 +86,18 @@ pub fn feed_forward(b: &mut GraphBuilder, x: TensorId, inner: u64, f: UnaryFn) -
 
 /// `down(silu(gate(x)) * up(x))`: the feed-forward block of Llama, without biases.
 pub fn gated_feed_forward(b: &mut GraphBuilder, x: TensorId, inner: u64) -> LayerResult {
-    gated_with(b, x, inner, UnaryFn::Silu)
+    gated_with(b, x, inner, UnaryFn::Silu, false)
 }
 
-/// `down(f(gate(x)) * up(x))`, without biases.
-pub fn gated_with(b: &mut GraphBuilder, x: TensorId, inner: u64, f: UnaryFn) -> LayerResult {
+/// `down(f(gate(x)) * up(x))`, each with a bias or none.
+pub fn gated_with(b: &mut GraphBuilder, x: TensorId, inner: u64, f: UnaryFn, bias: bool) -> LayerResult {
     let outputs = last_size(b, "feed-forward", x)?;
-    let gate = linear(b, "gate", x, inner, false)?;
+    let gate = linear(b, "gate", x, inner, bias)?;
     let name = if f == UnaryFn::Silu { "gate.silu" } else { "gate.activation" };
     let gate = unary(b, name, f, gate)?;
-    let up = linear(b, "up", x, inner, false)?;
+    let up = linear(b, "up", x, inner, bias)?;
     let gated = mul(b, "gated", gate, up)?;
-    linear(b, "down", gated, outputs, false)
+    linear(b, "down", gated, outputs, bias)
 }
 
 /// Sets a fraction `rate` of the elements to zero and scales the rest up. Rate zero adds no op.

@@ -24,6 +24,8 @@ pub struct LatentAttention {
     pub base: f64,
     /// Epsilon of the norms of latent vectors.
     pub eps: f64,
+    /// Whether the projections to latent vectors and of the result have biases.
+    pub bias: bool,
 }
 
 /// Causal latent self-attention of `x` (`[n, s, c]`).
@@ -36,7 +38,7 @@ pub fn latent_attention(b: &mut GraphBuilder, x: TensorId, cfg: &LatentAttention
     let from_latent = "nsl,lhd->nshd";
     let (source, spec) = match cfg.query_rank {
         Some(rank) => {
-            let latent = dense(b, "q.down", "nsc,cl->nsl", x, &[rank], false)?;
+            let latent = dense(b, "q.down", "nsc,cl->nsl", x, &[rank], cfg.bias)?;
             (rms_norm(b, "q.norm", latent, cfg.eps)?, from_latent)
         }
         None => (x, "nsc,chd->nshd"),
@@ -46,11 +48,11 @@ pub fn latent_attention(b: &mut GraphBuilder, x: TensorId, cfg: &LatentAttention
     let turned = turn(b, "q.rotary", turned, &rotary)?;
     let query = concat(b, "q", &[plain, turned], 3)?;
 
-    let latent = dense(b, "kv.down", "nsc,cl->nsl", x, &[cfg.kv_rank], false)?;
+    let latent = dense(b, "kv.down", "nsc,cl->nsl", x, &[cfg.kv_rank], cfg.bias)?;
     let latent = rms_norm(b, "kv.norm", latent, cfg.eps)?;
     let plain = dense(b, "k.plain", from_latent, latent, &[cfg.heads, cfg.plain_size], false)?;
     let value = dense(b, "v", from_latent, latent, &[cfg.heads, cfg.value_size], false)?;
-    let shared = dense(b, "k.turned", "nsc,cd->nsd", x, &[cfg.rotary_size], false)?;
+    let shared = dense(b, "k.turned", "nsc,cd->nsd", x, &[cfg.rotary_size], cfg.bias)?;
     let shared = turn(b, "k.rotary", shared, &rotary)?;
     let shape = Shape::new(&[samples, tokens, cfg.heads, cfg.rotary_size]);
     let turned = b.emit("k.shared", Broadcast { shape, dims: smallvec![0, 1, 3] }, &[shared])?;
@@ -58,5 +60,5 @@ pub fn latent_attention(b: &mut GraphBuilder, x: TensorId, cfg: &LatentAttention
 
     let scores = Scores { causal: true, ..Scores::default() };
     let context = dot_product_attention(b, [query, key, value], &scores, None)?;
-    dense(b, "out", "nshd,hdo->nso", context, &[width], false)
+    dense(b, "out", "nshd,hdo->nso", context, &[width], cfg.bias)
 }

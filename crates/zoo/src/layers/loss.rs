@@ -16,19 +16,20 @@ fn mean(b: &mut GraphBuilder, name: &str, x: TensorId) -> LayerResult {
 /// Mean cross-entropy of logits `[.., classes]` against labels `[..]`.
 ///
 /// Three ops, so that the class dimension may be split: the largest logit, the sum of exponentials, and each part's
-/// contribution to the loss.
+/// contribution to the loss. Logits of 16 bits are widened first, as trainers do: exponentials and means of many losses need
+/// more. So a step holds the logits a second time, in `f32`, and so their gradient.
 pub fn cross_entropy(b: &mut GraphBuilder, name: &str, logits: TensorId, labels: TensorId) -> LayerResult {
     let (Some(axis), Some(&classes)) = (b.ty(logits).rank().checked_sub(1), b.shape(logits).last()) else {
         return Err(BuildError::Model(format!("`{name}`: logits without classes")));
     };
+    let logits = match b.ty(logits).dtype {
+        DType::Bf16 | DType::F16 => b.emit(&format!("{name}.widen"), Cast { dtype: DType::F32 }, &[logits])?,
+        _ => logits,
+    };
     let largest = b.emit(&format!("{name}.max"), Reduce::max(smallvec![axis]), &[logits])?;
     let sum = b.emit(&format!("{name}.sum_exp"), SumExp {}, &[logits, largest])?;
     let op = CrossEntropy { base: 0, classes };
-    let mut each = b.emit(&format!("{name}.cross_entropy"), op, &[logits, labels, largest, sum])?;
-    if matches!(b.ty(each).dtype, DType::Bf16 | DType::F16) {
-        // Sixteen bits are too few for the mean of many losses.
-        each = b.emit(&format!("{name}.widen"), Cast { dtype: DType::F32 }, &[each])?;
-    }
+    let each = b.emit(&format!("{name}.cross_entropy"), op, &[logits, labels, largest, sum])?;
     mean(b, name, each)
 }
 

@@ -45,7 +45,7 @@ mod recurrent;
 
 pub(crate) use attention::turn;
 pub use attention::{
-    Attention, Rotary, Scores, attention, biased_attention, dot_product_attention, soft_cap,
+    Attention, HeadNorm, Rotary, Scores, attention, biased_attention, dot_product_attention, soft_cap,
 };
 pub use conv::{Conv2d, Pool2d, avg_pool2d, conv2d, global_avg_pool, max_pool2d};
 pub(crate) use dense::tied_logits;
