@@ -136,6 +136,28 @@ fn calls_to_cudnn_are_attention() {
     assert!(kernel.contains("Pallas") && kernel.contains("dot_product_attention"), "{kernel}");
 }
 
+/// As `jax.experimental.pallas.ops.tpu.flash_attention` is lowered for TPUs by JAX 0.10, with the kernel's code left out.
+#[test]
+fn attention_kernels_of_pallas_are_known_by_name_and_split_by_rule() {
+    let ty = "tensor<2x4x1024x128xbf16>";
+    let text = format!(
+        "module {{ func.func public @main(%q: {ty}, %k: {ty}, %v: {ty}) -> {ty} {{
+           %0 = stablehlo.custom_call @tpu_custom_call(%q, %k, %v) {{backend_config = \"\", kernel_name = \
+           \"_flash_attention_kernel\"}} : ({ty}, {ty}, {ty}) -> {ty}
+           return %0 : {ty} }} }}"
+    );
+    let error = import(&text, "step", &ImportOptions::default()).unwrap_err().reason;
+    let rule = "b h _ _, b h _ _, b h _ _ -> b h _ _";
+    let remedy = format!("--rule '_flash_attention_kernel={rule}'");
+    assert!(error.contains("attention kernel") && error.contains(&remedy), "{error}");
+    let rules = vec![("_flash_attention_kernel".to_string(), rule.to_string())];
+    let program = import(&text, "step", &ImportOptions { rules, ..ImportOptions::default() }).unwrap();
+    assert_eq!(count(&program, "opaque"), 1);
+    let op = program.graph.op_ids().find(|&op| program.graph.node(op).op.kind() == "opaque").unwrap();
+    let rule = program.graph.rule(op).to_string();
+    assert!(rule.ends_with("{d0=2, d1=4}"), "{rule}");
+}
+
 #[test]
 fn causal_masks_and_windows_are_attributes() {
     let program = read("attention");

@@ -404,7 +404,7 @@ impl<'a> Importer<'a> {
     }
 
     fn custom_call(&mut self, op: &ResolvedOperation<'_, 'a>) -> Result<Vec<SymbolicValue>> {
-        let name = attention::target(op.operation);
+        let name = attention::call_name(op.operation);
         let name = name.ok_or_else(|| op.error("`call_target_name` is missing"))?;
         if let Some(values) = self.attention_call(name, op)? {
             return Ok(values);
