@@ -35,12 +35,17 @@ fn number(text: &str) -> Option<u64> {
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// `8xh100` and `h100x8` as the number and the kind, in lower case.
+/// `8xh100`, `8 x H100`, `8*h100`, `8h100` and `h100x8` as the number and the kind, in lower case.
 fn count_and_kind(name: &str) -> Option<(u64, String)> {
-    let name = name.to_ascii_lowercase();
-    let leading = name.split_once('x').and_then(|(count, kind)| Some((number(count)?, kind)));
-    let (count, kind) =
-        leading.or_else(|| name.rsplit_once('x').and_then(|(kind, count)| Some((number(count)?, kind))))?;
+    let name: String = name.to_ascii_lowercase().replace(['*', '×'], "x").split_whitespace().collect();
+    let leading = || name.split_once('x').and_then(|(count, kind)| Some((number(count)?, kind)));
+    let trailing = || name.rsplit_once('x').and_then(|(kind, count)| Some((number(count)?, kind)));
+    let joined = || {
+        let (count, kind) = name.split_at(name.find(|c: char| !c.is_ascii_digit())?);
+        let known = builtin_names().any(|file| gpu_of(file) == Some(kind));
+        Some((number(count).filter(|_| known)?, kind))
+    };
+    let (count, kind) = leading().or_else(trailing).or_else(joined)?;
     let kind = ALIASES.iter().find(|(alias, _)| *alias == kind).map_or(kind, |(_, kind)| kind);
     Some((count, kind.to_string()))
 }

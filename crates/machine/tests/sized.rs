@@ -26,6 +26,9 @@ fn a_gpu_and_a_number_are_whole_nodes_or_a_part_of_one() {
         ("64x1080ti", 64, &[8, 8]),
         ("8xp100", 8, &[2, 4]),
         ("16xh100:4", 4, &[4]),
+        ("8 x H100", 8, &[8]),
+        ("16*v100", 16, &[2, 8]),
+        ("8h100", 8, &[8]),
     ] {
         assert_eq!(shape(name), (devices, levels.to_vec()), "{name}");
     }

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use shardwright_cost::{CostFile, Estimate, OperatorTimes, Resharder, TimeSource};
 use shardwright_graph::{Graph, OpId, Region, TensorType, Workload};
 use shardwright_machine::{AxisId, DeviceId, Machine, Mesh, Seconds};
-use shardwright_space::{AxisUse, Config, OpShapes, completion, completes, halos};
+use shardwright_space::{AxisUse, Config, OpShapes, completes, completion, halos};
 use smallvec::SmallVec;
 use std::sync::{Arc, RwLock};
 

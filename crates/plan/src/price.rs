@@ -125,7 +125,11 @@ impl Context<'_> {
                 known.entry((times.kinds()[op.index()], config)).or_insert_with(|| {
                     let (workload, estimate) = times.estimate(op, config);
                     let compute = times.compute(op, config);
-                    (workload, estimate.source, LayerCost { compute, comm: times.exchange(&self.resharder, op, config) })
+                    (
+                        workload,
+                        estimate.source,
+                        LayerCost { compute, comm: times.exchange(&self.resharder, op, config) },
+                    )
                 });
             sources.record(workload, *source);
             let layer = &mut costs[graph.node(op).layer.index()];

@@ -1,6 +1,7 @@
 //! The message where no plan fits the memory: what fills it, what needs least, and what would help.
 
 use crate::{
+    clock::WallClock,
     inputs::Inputs,
     request::{MicroBatchChoice, RecomputeChoice},
 };
@@ -9,6 +10,10 @@ use shardwright_machine::{Bytes, show_bytes};
 use shardwright_plan::{MemoryShares, PlanError, memory_shares};
 use shardwright_search::Control;
 use shardwright_strategies::{Planner, PricedRecipe, Strategy, Variant};
+use std::time::Duration;
+
+/// The time after the deadline in which baselines are priced for the message.
+const EXPLAINED: Duration = Duration::from_secs(5);
 
 /// The whole message for a refusal: the search's own words, then the baseline that needs least, its parts, and remedies.
 pub(crate) fn explain(
@@ -19,7 +24,13 @@ pub(crate) fn explain(
     error: &PlanError,
     limit: Bytes,
 ) -> String {
-    let recipes = planner.recipes(&inputs.constraints(), control).unwrap_or_default();
+    let constraints = inputs.constraints();
+    let mut recipes = planner.recipes(&constraints, control).unwrap_or_default();
+    if recipes.is_empty() {
+        // The time is up, but a refusal without reasons is of no use.
+        let more = Control::new().time_limit(WallClock::global(), EXPLAINED);
+        recipes = planner.recipes(&constraints, &more).unwrap_or_default();
+    }
     match recipes.iter().min_by_key(|own| own.costs.peak_memory) {
         Some(least) => {
             let with = match variant {

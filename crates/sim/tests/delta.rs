@@ -29,7 +29,8 @@ fn lowered(context: &Context<'_>, assignment: &Assignment) -> (u64, Vec<u64>) {
     let line = schedule.simulate();
     let mut ends = vec![0; context.graph.ops.len()];
     for task in schedule.tasks.ids() {
-        if let Work::Compute { op, completes: false } = program.instruction(schedule.instructions[task]).work {
+        if let Work::Compute { op, completes: false } = program.instruction(schedule.instructions[task]).work
+        {
             ends[op.index()] = line.end[task].max(ends[op.index()]);
         }
     }

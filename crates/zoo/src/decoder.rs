@@ -141,6 +141,10 @@ impl Decoder {
             true => tied_logits(b, "logits", x, table)?,
             false => linear(b, "logits", x, self.vocab, self.logits_bias)?,
         };
+        if self.tied && self.logits_bias {
+            let bias = parameter(b, "logits.bias", dtype, &[self.vocab], Init::Constant(Real(0.0)))?;
+            logits = add(b, "logits.add_bias", logits, bias)?;
+        }
         if let Some(cap) = self.logit_cap {
             logits = soft_cap(b, "logits", logits, cap)?;
         }

@@ -79,6 +79,7 @@ fn tiny() -> Vec<Value> {
     let none = json!({});
     vec![
         of("llama", json!({"attention_bias": true, "tie_word_embeddings": true})),
+        of("llama", json!({"mlp_bias": true})),
         of("mistral", json!({"sliding_window": 3})),
         of("mixtral", experts.clone()),
         of("qwen2", none.clone()),
@@ -90,6 +91,7 @@ fn tiny() -> Vec<Value> {
         of("gemma3_text", gemma.clone()),
         json!({"model_type": "gemma3", "text_config": of("gemma3_text", gemma)}),
         of("phi", json!({"partial_rotary_factor": 0.5})),
+        of("phi", json!({"partial_rotary_factor": 0.5, "qk_layernorm": true, "tie_word_embeddings": true})),
         of("phi3", none.clone()),
         json!({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 9, "vocab_size": 40}),
         of("gpt_neox", json!({"rotary_pct": 0.5})),
@@ -110,6 +112,54 @@ fn tiny() -> Vec<Value> {
         json!({"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
             "intermediate_size": 24, "image_size": 8, "patch_size": 4, "num_labels": 5}),
     ]
+}
+
+/// Counts of Transformers 5 for configs whose fields change the number of parameters.
+#[test]
+fn fields_that_change_the_parameters_count() {
+    let base = |model_type: &str, hidden: u64, layers: u64, kv_heads: u64, inner: u64, vocab: u64| {
+        json!({"model_type": model_type, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4,
+            "num_key_value_heads": kv_heads, "intermediate_size": inner, "vocab_size": vocab, "max_position_embeddings": 64})
+    };
+    let with = |mut config: Value, more: Value| {
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    let experts = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40});
+    let latent = json!({"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "first_k_dense_replace": 2, "kv_lora_rank": 12, "q_lora_rank": 20,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 4, "topk_group": 2,
+        "attention_bias": true});
+    let qwen2 = with(base("qwen2_moe", 32, 6, 1, 40, 137), experts.clone());
+    let qwen3 = with(base("qwen3_moe", 32, 3, 1, 40, 100), experts);
+    let phi = json!({"partial_rotary_factor": 0.5, "qk_layernorm": true});
+    let vit = json!({"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "intermediate_size": 88, "image_size": 32, "patch_size": 8});
+    for (config, count) in [
+        (with(base("llama", 96, 2, 1, 40, 137), json!({"attention_bias": true, "mlp_bias": true})), 96_736),
+        (with(qwen2, json!({"decoder_sparse_step": 2, "mlp_only_layers": [0], "qkv_bias": false})), 75_712),
+        (with(qwen3, json!({"decoder_sparse_step": 2, "mlp_only_layers": []})), 31_376),
+        (with(base("phi", 32, 1, 1, 88, 100), phi.clone()), 15_052),
+        (with(with(base("phi", 64, 3, 4, 40, 100), phi), json!({"tie_word_embeddings": true})), 72_796),
+        (with(base("deepseek_v3", 32, 1, 4, 88, 100), latent), 21_128),
+        (
+            with(
+                base("bert", 96, 1, 4, 88, 137),
+                json!({"architectures": ["BertForMaskedLM"], "type_vocab_size": 1}),
+            ),
+            83_937,
+        ),
+        (vit, 16_986),
+    ] {
+        assert_eq!(of_config(&config, Some(8)).map(|graph| graph.parameter_count()), Ok(count), "{config}");
+    }
+    let wrong = with(
+        base("qwen2_moe", 32, 6, 1, 40, 137),
+        json!({"mlp_only_layers": [6], "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    );
+    assert!(of_config(&wrong, None).unwrap_err().contains("mlp_only_layers"));
 }
 
 fn of_config(config: &Value, seq: Option<u64>) -> Result<Graph, String> {

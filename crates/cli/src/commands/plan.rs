@@ -116,7 +116,14 @@ pub fn without_plan(error: anyhow::Error) -> anyhow::Result<Verdict> {
         }
         _ => return Err(error),
     };
-    complain(&format_args!("error: {error:#}"));
+    // A message about the memory repeats the error that it explains.
+    let message = error.to_string();
+    let repeats = error.chain().skip(1).all(|cause| message.contains(&cause.to_string()));
+    if repeats {
+        complain(&format_args!("error: {message}"));
+    } else {
+        complain(&format_args!("error: {error:#}"));
+    }
     Ok(verdict)
 }
 

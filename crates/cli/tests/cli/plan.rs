@@ -333,6 +333,7 @@ fn a_memory_limit_is_kept_or_the_answer_says_what_would_do() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    assert_eq!(text.matches("fits into 1.0 kB").count(), 1, "{text}");
 }
 
 /// The limit that `gpt:batch=16` with Adam keeps on 16 P100s as FSDP, but under no other recipe.
@@ -356,6 +357,7 @@ fn what_is_not_found_in_the_time_is_not_called_impossible() {
     };
     let late = ["plan", MODEL, "--machine", "flat:4", "--memory", "1kB", "--time", "0"];
     assert_eq!(status(&late, "did not prove that none does"), Some(3));
+    assert_eq!(status(&late, "Of the baselines"), Some(3));
     assert_eq!(status(&late[..6], "no plan of auto fits into 1.0 kB per device (proved"), Some(1));
     // A plan that is not searched within the limit says so.
     assert_eq!(

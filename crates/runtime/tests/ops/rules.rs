@@ -4,7 +4,10 @@
 
 use crate::case::{Case, Rng, assert_close, values};
 use shardwright_graph::{FactorIndex, Op, Reduction, Region, Rule};
-use shardwright_runtime::{Context, HostTensor as Value, kernels::{evaluate, log_add_exp}};
+use shardwright_runtime::{
+    Context, HostTensor as Value,
+    kernels::{evaluate, log_add_exp},
+};
 
 const CASES_PER_KIND: u64 = 60;
 

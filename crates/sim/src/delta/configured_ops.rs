@@ -171,7 +171,12 @@ impl<'p> ConfiguredOps<'p> {
                 let steps = self.reductions.len() as u32;
                 reshard_paths.steps_between(shape, from, to, &mut self.reductions)?;
                 let count = self.reductions.len() as u32 - steps;
-                Some(CompletionTasks { output: own.output as u32, duration: duration(completing), steps, count })
+                Some(CompletionTasks {
+                    output: own.output as u32,
+                    duration: duration(completing),
+                    steps,
+                    count,
+                })
             }
         };
         let configured =

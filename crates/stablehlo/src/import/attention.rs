@@ -44,9 +44,16 @@ pub(super) fn call_name<'a>(operation: &Operation<'a>) -> Option<&'a str> {
 
 /// Names of attention kernels in JAX's Pallas library: `flash_attention` and `splash_attention` for TPUs, `mha` for GPUs.
 fn is_attention(kernel: &str) -> bool {
-    ["_flash_attention", "flash_attention", "splash_m", "mha_forward", "mha_backward", "ragged_paged_attention"]
-        .iter()
-        .any(|known| kernel.starts_with(known))
+    [
+        "_flash_attention",
+        "flash_attention",
+        "splash_m",
+        "mha_forward",
+        "mha_backward",
+        "ragged_paged_attention",
+    ]
+    .iter()
+    .any(|known| kernel.starts_with(known))
 }
 
 /// The rule of an attention kernel as far as operands show it. Leading dimensions that operands and results share are samples
@@ -96,7 +103,8 @@ impl<'a> Importer<'a> {
         let told = self.options.opaque.iter().any(|known| known == name || known == "*")
             || self.options.rules.iter().any(|(known, _)| known == name)
             || stated_rule(op.operation).is_some();
-        let compiled = target(op.operation).filter(|target| COMPILED.iter().any(|known| target.starts_with(known)));
+        let compiled =
+            target(op.operation).filter(|target| COMPILED.iter().any(|known| target.starts_with(known)));
         if let Some(target) = compiled.filter(|_| !told) {
             let rule = shown_rule(op).unwrap_or_else(|| "b q h _, b k h _, b k h _ -> b q h _".into());
             return Err(op.error(match is_attention(name) {

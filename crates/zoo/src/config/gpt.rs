@@ -91,8 +91,7 @@ pub(super) fn phi(fields: Fields<'_>) -> Result<Config, ZooError> {
     let mut attention = heads(fields, hidden, None, count, kv_heads, theta)?;
     (attention.bias, attention.output_bias) = (true, true);
     let eps = fields.number_or("layer_norm_eps", 1e-5)?;
-    attention.head_norm =
-        fields.flag_or("qk_layernorm", false)?.then_some(HeadNorm { centered: true, eps });
+    attention.head_norm = fields.flag_or("qk_layernorm", false)?.then_some(HeadNorm { centered: true, eps });
     let activation = fields.activation("hidden_act", "gelu_new")?;
     let inner = fields.size("intermediate_size", MOST_INNER)?;
     let sizes =

@@ -5,8 +5,8 @@
 //! every op of the block, and a config can split them.
 
 use super::{
-    LayerResult, add, concat, dense, dropout, einsum, fill, last_size, layer_norm, rms_norm, rotary, rotary_tables,
-    scale, slice, unary,
+    LayerResult, add, concat, dense, dropout, einsum, fill, last_size, layer_norm, rms_norm, rotary,
+    rotary_tables, scale, slice, unary,
 };
 use shardwright_graph::{
     BuildError, DType, GraphBuilder, TensorId, TensorType,

@@ -23,7 +23,9 @@ pub fn cross_entropy(b: &mut GraphBuilder, name: &str, logits: TensorId, labels:
         return Err(BuildError::Model(format!("`{name}`: logits without classes")));
     };
     let logits = match b.ty(logits).dtype {
-        DType::Bf16 | DType::F16 => b.emit(&format!("{name}.widen"), Cast { dtype: DType::F32 }, &[logits])?,
+        DType::Bf16 | DType::F16 => {
+            b.emit(&format!("{name}.widen"), Cast { dtype: DType::F32 }, &[logits])?
+        }
         _ => logits,
     };
     let largest = b.emit(&format!("{name}.max"), Reduce::max(smallvec![axis]), &[logits])?;

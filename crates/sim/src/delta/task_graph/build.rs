@@ -53,8 +53,7 @@ impl TaskGraph<'_> {
     /// Builds the tasks that complete an op: the reduction of a result, then the completion on every class.
     fn set_completion(&mut self, op: usize, configured: ConfiguredOp) {
         let first = ((op as u64) << 32) | COMPUTE;
-        let mut cursor =
-            TaskCursor { list: List::Completion(op as u32), used: 0, nth: 0, rank: first + 1 };
+        let mut cursor = TaskCursor { list: List::Completion(op as u32), used: 0, nth: 0, rank: first + 1 };
         if let Some(completion) = configured.completion {
             let mut available = self.op_tasks(op);
             for at in 0..self.configured_ops.reduction(&completion).len() {
@@ -231,7 +230,8 @@ impl TaskGraph<'_> {
         availabilities.resize(branches.len(), None);
         let made = match producer {
             NONE => [NONE; MOST_CLASSES],
-            op => self.result_tasks(op as usize, source.port - self.structure.operands(op as usize).len() as u32),
+            op => self
+                .result_tasks(op as usize, source.port - self.structure.operands(op as usize).len() as u32),
         };
         let mut cursor = TaskCursor { list: List::Reshards(at as u32), used: 0, nth: 0, rank: 0 };
         for need in needs {
