@@ -15,6 +15,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python" / "tests"))
 
+import foreign_libraries  # noqa: F401
+import foreign_models  # noqa: F401
 import jax
 import numpy as np
 from foreign_steps import FOREIGN

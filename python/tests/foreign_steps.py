@@ -87,7 +87,7 @@ def linen(module, *inputs, loss):
     import optax
 
     variables = module.init(jax.random.key(0), inputs[0])
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
 
     def step(variables, state, *batch):
         def value(params):
@@ -158,7 +158,7 @@ def equinox(module, x, y, apply):
     import equinox as eqx
     import optax
 
-    optimizer = optax.adamw(1e-3)
+    optimizer = optax.adamw(1e-3, eps=1e-3)
 
     def step(model, state, x, y):
         value, grads = eqx.filter_value_and_grad(lambda m: jnp.mean((apply(m, x) - y) ** 2))(model)
@@ -209,7 +209,7 @@ def llama_scan_remat_accumulation():
         x = lax.scan(body, params["embed"][tokens[:, :-1]], params["blocks"])[0]
         return steps.cross_entropy(x @ params["embed"].T, tokens[:, 1:])
 
-    optimizer = optax.adamw(1e-3)
+    optimizer = optax.adamw(1e-3, eps=1e-3)
 
     def step(params, state, tokens):
         def micro(total, part):
@@ -237,7 +237,7 @@ def diffusion():
         h = jax.nn.silu(jnp.concatenate([noised, t], 1) @ params["w1"])
         return jnp.mean((h @ params["w2"] - noise) ** 2)
 
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
     return optax_step(optimizer, loss), (params, optimizer.init(params), steps.normal(64, 16), jax.random.key(1))
 
 
@@ -255,7 +255,7 @@ def state_space_model():
         decay = jnp.broadcast_to(jax.nn.sigmoid(params["a"]), inputs.shape)
         return jnp.mean((lax.associative_scan(combine, (decay, inputs), axis=1)[1] @ params["c"] - y) ** 2)
 
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
     return optax_step(optimizer, loss), (params, optimizer.init(params), steps.normal(16, 8, 16), steps.normal(16, 8, 4))
 
 
@@ -270,7 +270,7 @@ def graph_network():
         h = h + jax.ops.segment_sum(h[senders], receivers, nodes.shape[0])
         return jnp.mean((h @ params["w2"] - y) ** 2)
 
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
     batch = steps.normal(32, 8), steps.ids(32, 128), steps.ids(32, 128), steps.normal(32, 4)
     return optax_step(optimizer, loss), (params, optimizer.init(params), *batch)
 
@@ -293,7 +293,7 @@ def policy_gradient():
         returns = jnp.cumsum(rewards[::-1], 0)[::-1]
         return -jnp.mean(picked * lax.stop_gradient(returns - returns.mean(1, keepdims=True)))
 
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
     return optax_step(optimizer, loss), (params, optimizer.init(params), steps.normal(32, 4), jax.random.key(2))
 
 
@@ -309,7 +309,7 @@ def variational_autoencoder():
         divergence = -0.5 * jnp.sum(1 + log_var - mean**2 - jnp.exp(log_var), -1)
         return jnp.mean(jnp.sum((z @ params["d"] - x) ** 2, -1) + divergence)
 
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
     return optax_step(optimizer, loss), (params, optimizer.init(params), steps.normal(64, 16), jax.random.key(3))
 
 
@@ -324,7 +324,7 @@ def contrastive_pairs():
         a, b = a / jnp.linalg.norm(a, axis=-1, keepdims=True), b / jnp.linalg.norm(b, axis=-1, keepdims=True)
         return steps.cross_entropy(10 * a @ b.T, jnp.arange(a.shape[0]))
 
-    optimizer = optax.adamw(1e-3)
+    optimizer = optax.adamw(1e-3, eps=1e-3)
     return optax_step(optimizer, loss), (params, optimizer.init(params), steps.normal(32, 16), steps.normal(32, 24))
 
 
@@ -338,7 +338,7 @@ def spectral_layer():
         h = jnp.fft.irfft(jnp.fft.rfft(x, axis=-1) * params["w"], n=16, axis=-1)
         return jnp.mean((h @ params["out"] - y) ** 2)
 
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
     return optax_step(optimizer, loss), (params, optimizer.init(params), steps.normal(32, 16), steps.normal(32, 4))
 
 
@@ -355,7 +355,7 @@ def gaussian_process():
         alpha = jax.scipy.linalg.cho_solve((factor, True), y)
         return 0.5 * y @ alpha + jnp.sum(jnp.log(jnp.diag(factor)))
 
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
     return optax_step(optimizer, loss), (params, optimizer.init(params), steps.normal(32, 3), steps.normal(32))
 
 
@@ -369,7 +369,7 @@ def low_rank_adapters():
     def loss(params, x, y):
         return jnp.mean((x @ (frozen + params["a"] @ params["b"]) - y) ** 2)
 
-    optimizer = optax.adam(1e-3)
+    optimizer = optax.adam(1e-3, eps=1e-3)
     return optax_step(optimizer, loss), (params, optimizer.init(params), steps.normal(32, 64), steps.normal(32, 64))
 
 

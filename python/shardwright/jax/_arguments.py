@@ -7,6 +7,7 @@ their state. Two calls of the same structure and types run the same program.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,9 +71,21 @@ def is_array(leaf: Any) -> bool:
     return hasattr(leaf, "__jax_array__") or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
-def fold(tree: Any) -> Any:
-    """The tree with every leaf that is no array in a `Static`."""
-    return jax.tree.map(lambda leaf: leaf if is_array(leaf) else Static(leaf), tree)
+def fold(tree: Any, numbers_are_static: bool = False) -> Any:
+    """The tree with every leaf that is no array in a `Static`. Numbers of Python are static in Equinox modules, which keep
+    flags in them, and where `numbers_are_static`, as under `eqx.filter_jit`."""
+    equinox = sys.modules.get("equinox")
+
+    def folded(node: Any) -> Any:
+        if equinox is not None and isinstance(node, equinox.Module) and not numbers_are_static:
+            return fold(node, numbers_are_static=True)
+        number = numbers_are_static and isinstance(node, (bool, int, float, complex)) and not isinstance(node, np.generic)
+        return node if is_array(node) and not number else Static(node)
+
+    def is_leaf(node: Any) -> bool:
+        return not numbers_are_static and equinox is not None and isinstance(node, equinox.Module)
+
+    return jax.tree.map(folded, tree, is_leaf=is_leaf)
 
 
 def unfold(tree: Any) -> Any:
@@ -146,6 +159,8 @@ class CallForm:
 
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
+    #: Whether numbers of Python are static, as under `eqx.filter_jit`.
+    static_numbers: bool = False
 
     @classmethod
     def of(
@@ -170,12 +185,13 @@ class CallForm:
         numbers = {number % len(parameters) if number < 0 and parameters else number for number in numbers}
         names |= {name for at, name in enumerate(parameters) if at in numbers}
         numbers |= {at for at, name in enumerate(parameters) if name in names}
-        return cls(tuple(sorted(numbers)), tuple(sorted(names)))
+        filtered = type(function).__module__ == "equinox._jit"
+        return cls(tuple(sorted(numbers)), tuple(sorted(names)), filtered)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call with these arguments."""
         fixed_args = tuple(Static(arg) if at in self.static_argnums else arg for at, arg in enumerate(args))
         fixed_kwargs = {name: Static(arg) if name in self.static_argnames else arg for name, arg in kwargs.items()}
         states, named, modules, objects = _nnx.split(fixed_args, fixed_kwargs)
-        leaves, tree = jax.tree.flatten((fold(states), fold(named)))
+        leaves, tree = jax.tree.flatten((fold(states, self.static_numbers), fold(named, self.static_numbers)))
         return Call(leaves, Structure(tree, modules), objects)

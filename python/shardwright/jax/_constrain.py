@@ -30,10 +30,15 @@ class Constraints:
         # Values by id, with their specs, and their reshards so far. The reference keeps the id from being reused.
         self.specs: dict[int, tuple[Any, Spec]] = {}
         self.resharded: dict[tuple[int, str], tuple[Any, Any]] = {}
+        # Per body of a loop: the specs of its arguments, and of its results.
+        self.entered: dict[Path, list[Spec | None]] = {}
+        self.left: dict[Path, list[Spec | None]] = {}
 
     def __call__(
         self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
+        if eqn.primitive.name == "scan":
+            return self.scan(eqn, path, operands, bind)
         site = self.sites.get(show(path))
         if site is None or eqn.primitive.name in _OWN_SPECS:
             return bind(operands)
@@ -47,6 +52,32 @@ class Constraints:
         if len(site["results"]) == len(results):
             results = [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
         return results
+
+    def scan(
+        self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
+    ) -> list[Any]:
+        """A scan. In the plan, the slices of what it reads and stacks are values of their own. XLA has one value for all of
+        them, and would split it as any of its readers: it gets the layout of its slices, inside and outside of the loop."""
+        fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+        body = (*path, 0, 0)
+        specs = [known[1] if (known := self.specs.get(id(x))) is not None else None for x in operands]
+        sliced = [None if spec is None else spec[1:] for spec in specs[fixed + carried :]]
+        self.entered[body] = [*specs[:fixed], *([None] * carried), *sliced]
+        results = bind(operands)
+        left = self.left.get(body, [None] * len(results))
+        return [
+            x if at < carried or spec is None else self.result(x, [[[], *spec]])
+            for at, (x, spec) in enumerate(zip(results, left, strict=True))
+        ]
+
+    def enter_body(self, path: Path, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments of a loop's body in the layouts that they have outside."""
+        specs = self.entered.get(path, [None] * len(args))
+        return [x if spec is None else self.result(x, [spec]) for x, spec in zip(args, specs, strict=True)]
+
+    def leave_body(self, path: Path, results: Sequence[Any]) -> None:
+        """Takes note of the layouts in which a loop's body leaves its results."""
+        self.left[path] = [known[1] if (known := self.specs.get(id(x))) is not None else None for x in results]
 
     def operand(self, x: Any, path: Sequence[Spec] | None) -> Any:
         """The operand in the layout that the operation reads, along its reshard path. Readers share the steps."""

@@ -57,10 +57,12 @@ def _is_graph_node(nnx: Any, node: Any) -> bool:
 
 
 def contains(tree: Any) -> bool:
-    """Whether a tree contains NNX objects."""
-    if "flax.nnx" not in sys.modules:
+    """Whether a tree contains NNX objects. The variables of an `nnx.State` are plain arrays, as under `jax.jit`."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
         return False
-    return any(map(is_module, jax.tree.leaves(tree, is_leaf=is_module)))
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, nnx.State) or is_module(node))
+    return any(is_module(node) for node in nodes if not isinstance(node, nnx.State))
 
 
 def split(

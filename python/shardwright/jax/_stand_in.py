@@ -161,7 +161,7 @@ def _rule(eqn: Any, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]
     letters = string.ascii_lowercase[:common]
 
     def dims(shape: tuple[int, ...]) -> str:
-        return " ".join([*letters[: len(shape)], *("_" for _ in shape[common:])]) if shape else ""
+        return " ".join([*letters[: len(shape)], *("_" for _ in shape[common:])]) if shape else "()"
 
     return f"{', '.join(map(dims, inputs))} -> {', '.join(map(dims, outputs))}"
 

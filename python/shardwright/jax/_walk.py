@@ -7,12 +7,12 @@ position in the function, then in the call or loop body, and so on: `12.0.3`.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -67,10 +67,16 @@ def walk(
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, core.Literal) else env[atom]
 
+    # Equal equations are evaluated once, as the planner reads them: XLA would not merge their collectives.
+    known: dict[Any, list[Any]] = {}
     for at, eqn in enumerate(jaxpr.eqns):
         here = (*path, at)
         operands = [read(atom) for atom in eqn.invars]
         body = INLINED.get(eqn.primitive.name)
+        key = _equal_to(eqn, operands)
+        if key is not None and key in known:
+            env.update(zip(eqn.outvars, known[key], strict=True))
+            continue
         with scope(eqn):
             if eqn.primitive.name in _LAYOUTS:
                 results = operands
@@ -79,8 +85,27 @@ def walk(
                 results = walk(inner, inner_consts, operands, visit, here, replaced)
             else:
                 results = visit(eqn, here, operands, _binding(eqn, visit, here))
+        if key is not None:
+            known[key] = results
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _equal_to(eqn: Any, operands: list[Any]) -> Any:
+    """A key that equations of one function with equal results share; None for those that are evaluated each by itself. `env`
+    holds the operands, so that their ids stay theirs."""
+    if eqn.effects or eqn.primitive.name in INLINED or eqn.primitive.name in KEPT:
+        return None
+    literals = [
+        (np.asarray(atom.val).tobytes(), atom.aval) if isinstance(atom, core.Literal) else id(x)
+        for atom, x in zip(eqn.invars, operands, strict=True)
+    ]
+    key = (eqn.primitive, tuple(literals), tuple(sorted(eqn.params.items())))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def equation(jaxpr: Any, path: Path) -> Any:
@@ -141,20 +166,24 @@ def large_constants(jaxpr: Any, least_bytes: int) -> list[Any]:
 
 
 def _binding(eqn: Any, visit: Visit, path: Path) -> Callable[[list[Any]], list[Any]]:
-    params = dict(eqn.params)
-    for name in ("out_sharding", "sharding"):
-        # Shardings of the step's own mesh, which the plan's replaces.
-        if isinstance(params.get(name), (NamedSharding, PartitionSpec)):
-            params[name] = None
-    for number, name in enumerate(KEPT.get(eqn.primitive.name, ())):
-        bodies = params[name]
-        several = isinstance(bodies, (tuple, list))
-        bodies_walked = [
-            _retrace(body, visit, (*path, number, i)) for i, body in enumerate(bodies if several else [bodies])
-        ]
-        params[name] = tuple(bodies_walked) if several else bodies_walked[0]
+    """The function from the operands of an equation to its results. Bodies are traced again when it is called."""
 
-    return functools.partial(bind, eqn, params)
+    def bound(operands: list[Any]) -> list[Any]:
+        params = dict(eqn.params)
+        for name in ("out_sharding", "sharding"):
+            # Shardings of the step's own mesh, which the plan's replaces.
+            if isinstance(params.get(name), (NamedSharding, PartitionSpec)):
+                params[name] = None
+        for number, name in enumerate(KEPT.get(eqn.primitive.name, ())):
+            bodies = params[name]
+            several = isinstance(bodies, (tuple, list))
+            bodies_walked = [
+                _retrace(body, visit, (*path, number, i)) for i, body in enumerate(bodies if several else [bodies])
+            ]
+            params[name] = tuple(bodies_walked) if several else bodies_walked[0]
+        return bind(eqn, params, operands)
+
+    return bound
 
 
 def bind(eqn: Any, params: dict[str, Any], operands: list[Any]) -> list[Any]:
@@ -182,7 +211,15 @@ def _retrace(body: Any, visit: Visit, path: Path) -> Any:
     jaxpr, consts = parts(body)
     types = getattr(visit, "abstract", abstract)
     operands = [types(var.aval) for var in jaxpr.invars]
-    traced = jax.make_jaxpr(lambda *args: walk(jaxpr, consts, args, visit, path))(*operands)
+
+    def walked(*args: Any) -> list[Any]:
+        enter, leave = getattr(visit, "enter_body", None), getattr(visit, "leave_body", None)
+        results = walk(jaxpr, consts, args if enter is None else enter(path, args), visit, path)
+        if leave is not None:
+            leave(path, results)
+        return results
+
+    traced = jax.make_jaxpr(walked)(*operands)
     if hasattr(body, "consts"):
         return traced
     # A checkpoint's body cannot hold constants: a body that would need some stays as it is.

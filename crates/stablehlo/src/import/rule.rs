@@ -1,7 +1,7 @@
 //! The rule of a call as users write it: `b q h _, b k h _ -> b q h _`.
 //!
 //! One letter or word per dimension, tensors separated by commas. Dimensions of the same name are shared, and the call works on
-//! each block of them separately. `_` is a dimension that the call needs or makes whole.
+//! each block of them separately. `_` is a dimension that the call needs or makes whole, and `()` a scalar.
 
 /// The shared dimension of each dimension, per operand and then per result. A dimension that some result
 /// lacks, or that no operand has, stays whole.
@@ -14,7 +14,10 @@ pub(super) fn parse(text: &str) -> Result<Vec<Vec<Option<u8>>>, String> {
         if side.trim().is_empty() {
             return Vec::new();
         }
-        side.split(',').map(|dims| dims.split_whitespace().map(str::to_string).collect()).collect()
+        let dims = |tensor: &str| {
+            tensor.split_whitespace().filter(|&name| name != "()").map(str::to_string).collect()
+        };
+        side.split(',').map(dims).collect()
     };
     let (operands, results) = (tensors(operands), tensors(results));
     if results.is_empty() {
@@ -54,6 +57,8 @@ mod tests {
         assert_eq!(parse("-> n").unwrap(), [vec![Some(0)]]);
         assert_eq!(parse("n d -> n e").unwrap(), [[Some(0), None], [Some(0), None]]);
         assert_eq!(parse("n, -> n, n m").unwrap()[3], [Some(0), None]);
+        assert_eq!(parse("() -> _").unwrap(), [vec![], vec![None]]);
+        assert_eq!(parse("n -> ()").unwrap(), [vec![None], vec![]]);
         assert!(parse("b q").is_err());
         assert!(parse("b ->").is_err());
     }
