@@ -213,6 +213,7 @@ class SearchOptions(TypedDict, total=False):
     """Options that `parallelize` (JAX and PyTorch) passes to `plan`, which documents them."""
 
     costs: str | None
+    engine: str | None
     untied: bool
     fix: Mapping[str, object] | Iterable[str] | None
     time: float
@@ -278,6 +279,7 @@ def plan(
     costs: str | None = None,
     micro_batches: int | str | None = None,
     untied: bool = False,
+    engine: str | None = None,
     fix: Mapping[str, object] | Iterable[str] | None = None,
     roles: Mapping[str, object] | Iterable[str] | None = None,
     opaque: Iterable[str] = (),
@@ -320,6 +322,8 @@ def plan(
         micro_batches: equal passes over parts of the batch before one update: a divisor of the batch, or `"auto"` for the fastest that fits;
             one by default.
         untied: every op has its own config, so that weights, gradients and optimizer state may be sharded differently.
+        engine: the engine that will run the step, whose kernels and memory are priced: `"xla"`, `"torch-eager"`,
+            `"torch-compile"` or `"embedded"`.
         fix: constraints, op name pattern to config: `{"fc*": "c4"}`.
         roles: roles of a StableHLO program's arguments, by name pattern: `{"params.*": "parameter"}`.
         opaque: targets of custom calls that are pure functions. These calls are replicated.
@@ -372,6 +376,7 @@ def plan(
                 *_option("price", price),
                 *_option("optimizer", optimizer),
                 *_option("costs", costs),
+                *_option("engine", engine),
                 *_option("micro-batches", micro_batches),
                 *_option("untied", untied),
                 *_option("fix", _pairs(fix)),

@@ -4,7 +4,7 @@ use crate::shardings::ExportError;
 use crate::tensor_paths::PlanLayouts;
 use serde::Serialize;
 use shardwright_cost::Resharder;
-use shardwright_graph::Graph;
+use shardwright_graph::{Graph, Tensor};
 use shardwright_machine::AxisSet;
 use shardwright_space::{Assignment, halos};
 
@@ -19,6 +19,8 @@ pub struct Collective {
     pub bytes: u64,
     /// What is exchanged.
     pub tensor: String,
+    /// Bytes of one element.
+    pub element_bytes: u64,
 }
 
 /// The collectives of a step whose ops have these configs, on the mesh of `resharder`. Data that is read in several
@@ -33,17 +35,18 @@ pub fn collectives(
 ) -> Result<Vec<Collective>, ExportError> {
     let known = PlanLayouts::of(graph, resharder, assignment)?;
     let mut found = Vec::new();
-    let mut add = |kind, axes: AxisSet, bytes, tensor: &str| {
+    let mut add = |kind, axes: AxisSet, bytes, tensor: &Tensor| {
         let axes = axes.iter().map(|axis| known.mesh.axis(axis).name.clone()).collect();
-        found.push(Collective { kind, axes, bytes, tensor: tensor.into() });
+        let element_bytes = tensor.ty.dtype.bytes();
+        found.push(Collective { kind, axes, bytes, tensor: tensor.name.clone(), element_bytes });
     };
     for (tensor, paths) in graph.tensors.iter().zip(&known.paths) {
         for &(kind, axes, bytes) in &paths.reduced {
-            add(kind, axes, bytes, &tensor.name);
+            add(kind, axes, bytes, tensor);
         }
         for step in paths.wanted.iter().flat_map(|wanted| &wanted.steps) {
             if let Some(kind) = step.kind {
-                add(kind, step.axes, step.bytes, &tensor.name);
+                add(kind, step.axes, step.bytes, tensor);
             }
         }
     }
@@ -51,7 +54,7 @@ pub fn collectives(
         for (i, &input) in graph.node(op).inputs.iter().enumerate() {
             for halo in halos(&known.shapes[op.index()], i, &known.layouts.configs[op.index()], known.mesh) {
                 for bytes in [halo.down.0, halo.up.0].into_iter().filter(|&bytes| bytes > 0) {
-                    add("collective-permute", halo.axes, bytes, &graph.tensor(input).name);
+                    add("collective-permute", halo.axes, bytes, graph.tensor(input));
                 }
             }
         }

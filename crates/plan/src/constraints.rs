@@ -1,12 +1,14 @@
 //! Constraints that a plan keeps, whatever the cost.
 //!
 //! A config constraint such as `fc*=c4` gives every layer whose name matches `fc*` a config of those degrees. In untied
-//! problems a layer's name means its forward op. Other ops can then be named too (`fc6.w.update=d0=4`).
+//! problems a layer's name means its forward op. Other ops can then be named too (`fc6.w.update=d0=4`). `d0@gpu.0+gpu.1` names
+//! the axes that split a factor in place of its degree.
 
 use crate::{context::Context, error::PlanError, search_problem::SearchProblem};
-use shardwright_graph::OpId;
-use shardwright_machine::Bytes;
-use shardwright_space::Assignment;
+use shardwright_graph::{OpId, Rule};
+use shardwright_machine::{AxisSet, Bytes};
+use shardwright_space::{Assignment, AxisUse, Config};
+use std::collections::BTreeMap;
 
 /// The constraints of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,6 +71,16 @@ impl ConfigConstraint {
         }
     }
 
+    fn allows(&self, context: &Context<'_>, rule: &Rule, config: &Config) -> bool {
+        parts(&self.shown(context, rule, config)) == self.degrees
+    }
+
+    /// A config as the constraint writes configs: with degrees, or with axes.
+    fn shown(&self, context: &Context<'_>, rule: &Rule, config: &Config) -> String {
+        let named = self.degrees.iter().any(|part| part.contains('@'));
+        if named { by_axes(context, rule, config) } else { config.show(rule, context.mesh()) }
+    }
+
     fn error(&self, reason: String) -> PlanError {
         PlanError::ConfigConstraint { constraint: self.text.clone(), reason }
     }
@@ -83,12 +95,9 @@ impl ConfigConstraint {
             let (variable, member) = context.variables.index[op.index()];
             let allowed = &mut allowed[variable as usize];
             let rule = &context.shapes[op.index()].rule;
-            let shown = |c: u32| {
-                let choice = &problem.choices[variable as usize][c as usize];
-                choice.configs[member as usize].show(rule, context.mesh())
-            };
-            let offered: Vec<String> = allowed.iter().map(|&c| shown(c)).collect();
-            allowed.retain(|&c| parts(&shown(c)) == self.degrees);
+            let config = |c: u32| &problem.choices[variable as usize][c as usize].configs[member as usize];
+            let offered: Vec<String> = allowed.iter().map(|&c| self.shown(context, rule, config(c))).collect();
+            allowed.retain(|&c| self.allows(context, rule, config(c)));
             if allowed.is_empty() {
                 let mut distinct = offered;
                 distinct.sort_unstable();
@@ -107,14 +116,38 @@ impl ConfigConstraint {
     /// Where the assignment breaks it.
     pub fn check(&self, context: &Context<'_>, assignment: &Assignment) -> Result<(), PlanError> {
         for op in self.ops(context)? {
-            let shown = assignment.config(op).show(&context.shapes[op.index()].rule, context.mesh());
-            if parts(&shown) != self.degrees {
+            let (config, rule) = (assignment.config(op), &context.shapes[op.index()].rule);
+            if !self.allows(context, rule, config) {
+                let shown = self.shown(context, rule, config);
                 let name = &context.graph.node(op).name;
                 return Err(self.error(format!("this strategy gives `{name}` {shown} and has no choice")));
             }
         }
         Ok(())
     }
+}
+
+/// A config as factors and the machine's axes that split them, `d0@gpu.0+gpu.1·d1@gpu.2`.
+fn by_axes(context: &Context<'_>, rule: &Rule, config: &Config) -> String {
+    let (mesh, primes) = (context.mesh(), context.machine.mesh());
+    let mut split: BTreeMap<&str, AxisSet> = BTreeMap::new();
+    for axis in mesh.all().iter() {
+        match config.get(axis) {
+            AxisUse::Replicate => {}
+            AxisUse::Split(factor) => {
+                let axes = split.entry(rule.factors[usize::from(factor)].name).or_default();
+                *axes = axes.union(mesh.primes(AxisSet::of(axis)));
+            }
+            // A pinned op is on some devices only, which no text of this form says.
+            AxisUse::Pin(_) => return config.show(rule, mesh),
+        }
+    }
+    let names = |axes: AxisSet| {
+        axes.iter().map(|axis| primes.axis(axis).name.as_str()).collect::<Vec<_>>().join("+")
+    };
+    let found: Vec<String> =
+        split.iter().map(|(factor, &axes)| format!("{factor}@{}", names(axes))).collect();
+    if found.is_empty() { WHOLE.into() } else { found.join("·") }
 }
 
 /// The parts of a config, sorted.

@@ -26,5 +26,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(task::plan, module)?)?;
     module.add_function(wrap_pyfunction!(task::load, module)?)?;
     module.add_function(wrap_pyfunction!(task::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(task::axes, module)?)?;
     Ok(())
 }

@@ -144,3 +144,10 @@ pub(crate) fn load(py: Python<'_>, json: &str) -> PyResult<PlanHandle> {
 pub(crate) fn devices(machine: &str) -> PyResult<u32> {
     open_machine(machine).map(|machine| machine.devices()).map_err(|error| wrong(format!("{error:#}")))
 }
+
+/// The names and sizes of a machine's mesh axes, outermost first.
+#[pyfunction]
+pub(crate) fn axes(machine: &str) -> PyResult<Vec<(String, u32)>> {
+    let machine = open_machine(machine).map_err(|error| wrong(format!("{error:#}")))?;
+    Ok(machine.mesh().axes().iter().map(|axis| (axis.name.clone(), axis.size)).collect())
+}

@@ -2,7 +2,8 @@
 //!
 //! - The *source* of a tensor fixes the layout in which it is stored. A tensor that an op produces has the layout in which
 //!   the op leaves it. A weight, or optimizer state, has the layout in which its update reads it; its updated value returns
-//!   there. A weight that is never updated has its first reader's layout.
+//!   there. A weight that is never updated has its first reader's layout. An argument whose layout is constrained is read by
+//!   a view of equal shape first (`constrained_view`), and has the layout of that view.
 //! - Data and constants are *delivered*: every reader gets its own layout at no cost.
 //! - Copies of weights live for one pass (forward, backward, update), as in FSDP: each pass fetches them again. So do
 //!   copies that a micro-batch makes of a tensor from outside: every micro-batch fetches them again.
@@ -98,9 +99,19 @@ pub fn pass_of(graph: &Graph, tensor: TensorId, reader: OpId) -> Option<Pass> {
     let node = graph.node(reader);
     let outside = match graph.tensor(tensor).producer {
         None => true,
+        Some(producer) if constrained_view(graph, producer) => true,
         Some(producer) => graph.micro_batches.get() > 1 && !graph.node(producer).repeated,
     };
     outside.then_some(Pass { phase: node.phase, repeated: node.repeated })
+}
+
+/// Whether an op constrains the layout of an argument: it is a view of an argument, of equal shape. Importers write one for each
+/// argument whose sharding the user gives, and everything else reads its result.
+fn constrained_view(graph: &Graph, op: OpId) -> bool {
+    let node = graph.node(op);
+    let ([input], [output]) = (&node.inputs[..], &node.outputs[..]) else { return false };
+    let (from, to) = (graph.tensor(*input), graph.tensor(*output));
+    from.producer.is_none() && from.ty == to.ty && node.op.operator().is_view()
 }
 
 /// The readers of a tensor that share a reshard tree under [`Sharing::AcrossLayers`].
@@ -247,6 +258,9 @@ fn sources(graph: &Graph, readers: &[Vec<Endpoint>]) -> Vec<Option<Endpoint>> {
     let source = |t: TensorId| {
         produced_at(graph, t).or_else(|| {
             let (readers, update) = (&readers[t.index()], updates[t.index()]);
+            if let Some(&view) = readers.iter().find(|end| constrained_view(graph, end.op)) {
+                return Some(view);
+            }
             // An update that does not read the old value (it rounds a master copy) decides by the layout that it leaves.
             let rewritten = update.is_some_and(|op| graph.node(op).phase == Phase::Update);
             let first = readers.first().filter(|_| !rewritten);

@@ -21,6 +21,7 @@ import numpy as np
 from .._native import PlanError
 from . import _nnx
 from ._arguments import Call, LeafType, Structure, fold, is_key, show_type, unfold
+from ._pins import Pin, pinned
 from ._stand_in import PREFIX, PlannedProgram, planned_type
 from ._walk import Visit, large_constants, walk
 
@@ -49,6 +50,8 @@ class StepCapture:
     changed: tuple[int, ...]
     #: Large constants of closures.
     constants: tuple[Any, ...]
+    #: Per leaf of the arguments: its constraint; empty if there are none.
+    pins: tuple[Pin | None, ...] = ()
 
     @property
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
@@ -210,7 +213,11 @@ def _lower(step: StepCapture, program: PlannedProgram) -> str:
 
     def tagged(closure: Any, *args: Any, **kwargs: Any) -> list[Any]:
         replaced = {id(old): new for old, new in zip(step.constants, closure, strict=True)}
-        return walk(step.jaxpr.jaxpr, step.jaxpr.consts, jax.tree.leaves((args, kwargs)), program, constants=replaced)
+        leaves = jax.tree.leaves((args, kwargs))
+        for at, pin in enumerate(step.pins):
+            if pin is not None:
+                leaves[at] = pinned(at, leaves[at])
+        return walk(step.jaxpr.jaxpr, step.jaxpr.consts, leaves, program, constants=replaced)
 
     tagged.__name__ = getattr(step.function, "__name__", "step")
     signature = _signature(step.function)

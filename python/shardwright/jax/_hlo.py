@@ -39,6 +39,8 @@ class Collective:
     count: int
     #: XLA's `op_name`, or the planner's tensor.
     source: str = ""
+    #: Bytes of one element, where that is known.
+    element_bytes: int | None = None
 
 
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
@@ -160,6 +162,6 @@ def _axes(pairs: list[tuple[int, int]], mesh: Mapping[str, int]) -> tuple[str, .
 def predicted(text: str) -> list[Collective]:
     """The collectives that the planner predicts."""
     return [
-        Collective(entry["kind"], tuple(entry["axes"]), entry["bytes"], 1, entry["tensor"])
+        Collective(entry["kind"], tuple(entry["axes"]), entry["bytes"], 1, entry["tensor"], entry["element_bytes"])
         for entry in json.loads(text)
     ]

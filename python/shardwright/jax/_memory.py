@@ -13,13 +13,16 @@ from ._sharded_step import ShardedStep
 
 # Plans that are compiled before the limit is refused.
 _MOST_PLANS = 4
+# Predictions of XLA's memory are rarely off by more than this share.
+_NEAR = 0.7
 
 
 def fitted(planned: Callable[[str | float | None], ShardedStep], memory: str | float | None) -> ShardedStep:
-    """The step that `planned` gives for a limit, such that XLA's program keeps the limit `memory`."""
+    """The step that `planned` gives for a limit, such that XLA's program keeps the limit `memory`. Without one, the limit is the
+    memory of the machine's devices; the step is compiled to check it only where it is predicted to come near."""
     step = planned(memory)
     limit = step.plan.memory_limit_bytes
-    if memory is None or limit is None:
+    if limit is None or (memory is None and step.predicted_bytes() < _NEAR * limit):
         return step
     lowered = limit
     needs: list[int] = []

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from .._native import DoesNotFit, PlanError
+from .._native import axes as axes_of
 from .._native import devices as devices_of
 from .._plan import Plan, SearchOptions
 from .._trial import candidates, fastest, show_measured
@@ -20,6 +21,7 @@ from ._arguments import Call, CallForm, unfold
 from ._capture import Donations
 from ._measure import seconds_of
 from ._memory import fitted
+from ._pins import in_shardings_of
 from ._planning import StepPlanner, stand_in_lines
 from ._processes import text_of
 from ._sharded_step import ShardedStep
@@ -150,6 +152,7 @@ def parallelize(
     micro_batches: int | str = 1,
     recompute: str | None = None,
     batch_argnums: int | Sequence[int] | None = None,
+    in_shardings: Any = None,
     **options: Unpack[SearchOptions],
 ) -> Parallelized:
     """Plans a training step for a machine, and returns the step, sharded by the plan.
@@ -179,6 +182,9 @@ def parallelize(
             (all but products with weights), or a name of `jax.checkpoint_policies`.
         batch_argnums: positions of the arguments that hold the batch, for `micro_batches`; by default those that do not come
             back as results.
+        in_shardings: shardings of arguments that the plan keeps, a prefix of the arguments' tree as of `jax.jit`; None where the plan
+            may choose. `NamedSharding`s of any mesh of the devices, or `PartitionSpec`s of the machine's axes. By default those
+            of a jitted `step_fn`.
 
     The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `roles`, `opaque`, `rules`, `time`, ...). Sharding
     constraints inside `step_fn` are removed: the plan replaces them.
@@ -191,9 +197,10 @@ def parallelize(
         if devices is not None or count > len(chosen):
             raise PlanError(f"machine {name} has {count} devices, but there are {len(chosen)} to run on")
         chosen = chosen[:count]
+    form = CallForm.of(step_fn, static_argnums, static_argnames)
     planner = StepPlanner(
         step_fn,
-        CallForm.of(step_fn, static_argnums, static_argnames),
+        form,
         Donations.of(step_fn, donate_argnums),
         roles,
         list(opaque),
@@ -201,6 +208,9 @@ def parallelize(
         plain_attention,
         recompute,
         _positions(batch_argnums),
+        in_shardings_of(step_fn, in_shardings, form.static_argnums),
+        dict(axes_of(name)),
+        chosen,
     )
     times: dict[str, float] = {}
 
@@ -266,6 +276,7 @@ def plan(
     micro_batches: int = 1,
     recompute: str | None = None,
     batch_argnums: int | Sequence[int] | None = None,
+    in_shardings: Any = None,
     **options: Unpack[SearchOptions],
 ) -> Plan:
     """Plans a training step for a machine that need not be there. `parallelize(step_fn, ..., plan=...)` runs it by the plan.
@@ -279,7 +290,18 @@ def plan(
     form = CallForm.of(step_fn, static_argnums, static_argnames)
     donations = Donations.of(step_fn, donate_argnums)
     batch = _positions(batch_argnums)
-    planner = StepPlanner(step_fn, form, donations, roles, list(opaque), rules, recompute=recompute, batch_argnums=batch)
+    planner = StepPlanner(
+        step_fn,
+        form,
+        donations,
+        roles,
+        list(opaque),
+        rules,
+        recompute=recompute,
+        batch_argnums=batch,
+        in_shardings=in_shardings,
+        axes=dict(axes_of(machine)),
+    )
     step = planner.capture(form.call(example_args, dict(kwargs or {})), micro_batches)
     return planner.plan(step, machine, solver, options, memory)[0]
 

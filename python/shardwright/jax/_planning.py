@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._native import DoesNotFit, PlanError
-from .._plan import Plan, SearchOptions, plan
+from .._plan import Plan, SearchOptions, _pairs, plan
 from ._arguments import Call, CallForm
 from ._capture import Donations, PlannedText, StepCapture, capture, lower, path_of
 from ._micro_batches import batch_leaves, divided
+from ._pins import constraints, pins_of
 from ._processes import planned_once
 from ._recompute import recomputing
-from ._walk import equation, source_line
+from ._walk import equation, has_line, source_line
 
 # The most equations of a step that are replaced one after the other.
 _MOST_REPLACED = 64
@@ -40,12 +41,22 @@ class StepPlanner:
     recompute: str | None = None
     #: The arguments that hold the batch; by default those that do not come back as results.
     batch_argnums: tuple[int, ...] | None = None
+    #: Shardings of arguments that plans keep, a prefix of the arguments' tree.
+    in_shardings: Any = None
+    #: The axes of the machine, and the devices in its order, where they are there.
+    axes: Mapping[str, int] = field(default_factory=dict)
+    devices: Sequence[Any] | None = None
 
     def capture(self, call: Call, micro_batches: int = 1) -> StepCapture:
         """The step for a call, in micro-batches."""
         function = recomputing(self.function, self.recompute)
         step = capture(function, call, self.donations.leaves(call.structure))
-        return step if micro_batches == 1 else divided(step, function, call, micro_batches, self.batch_argnums)
+        if micro_batches != 1:
+            step = divided(step, function, call, micro_batches, self.batch_argnums)
+        if self.in_shardings is None:
+            return step
+        pins = pins_of(self.in_shardings, call.structure, call.leaves, self.axes, self.devices)
+        return replace(step, pins=pins)
 
     def micro_batches(self, call: Call, wanted: int | str) -> list[int]:
         """Numbers of micro-batches to try, in this order. `auto` are all divisors of the batch."""
@@ -68,6 +79,8 @@ class StepPlanner:
     ) -> tuple[Plan, PlannedText]:
         """The plan of a captured step, and its text. Of several processes, the first one plans."""
 
+        constrained: SearchOptions = {"engine": default_engine(machine), **options, "fix": [*_pairs(options.get("fix")), *constraints(step.pins)]}
+
         def plan_text(text: str) -> Plan:
             return plan(
                 text,
@@ -78,10 +91,19 @@ class StepPlanner:
                 opaque=self.opaque,
                 rules=self.rules,
                 plain_attention=self.plain_attention,
-                **options,
+                **constrained,
             )
 
         return planned_once(step, lambda: plan_captured(step, plan_text, planned))
+
+
+def default_engine(machine: str) -> str | None:
+    """XLA's fusions, except on machines of which its table knows nothing: host devices, flat ones, and machine files.
+
+    >>> default_engine("h100x64"), default_engine("cpu:8"), default_engine("mine.toml")
+    ('xla', None, None)
+    """
+    return None if machine.startswith(("cpu", "flat")) or machine.endswith(".toml") else "xla"
 
 
 def _roles(given: Mapping[str, object] | Iterable[str] | None, constants: int) -> list[str]:
@@ -113,11 +135,12 @@ def plan_captured(
 
 
 def source_of(step: StepCapture, path: str) -> str:
-    """The line of the user's code that an equation comes from, `train.py:12 (loss)`."""
-    eqn = equation(step.jaxpr, tuple(map(int, path.split("."))))
-    if eqn is None:
-        return f"equation {path}"
-    return source_line(eqn, f"equation {path}")
+    """The line of the user's code that an equation comes from, `train.py:12 (loss)`. Bodies of JAX's own functions have none: then
+    it is the line of the loop or call around them."""
+    numbers = tuple(map(int, path.split(".")))
+    around = (equation(step.jaxpr, numbers[:length]) for length in range(len(numbers), 0, -1))
+    found = [eqn for eqn in around if eqn is not None]
+    return source_line(next(filter(has_line, found), found[0]), f"equation {path}") if found else f"equation {path}"
 
 
 def stand_in_lines(step: StepCapture, planned: PlannedText) -> list[str]:

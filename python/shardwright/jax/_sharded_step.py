@@ -141,11 +141,15 @@ class ShardedStep:
         with without_mesh():
             return jitted.lower(constants, *self.step.shapes)
 
-    def compiled_bytes(self) -> int:
-        """Bytes of XLA's program on one device. The program is kept, and runs the steps."""
+    def compiled(self) -> Any:
+        """XLA's program. It is kept, and runs the steps."""
         if self._compiled is None:
             self._compiled = self.lower().compile()
-        return used_bytes(self._compiled)
+        return self._compiled
+
+    def compiled_bytes(self) -> int:
+        """Bytes of XLA's program on one device."""
+        return used_bytes(self.compiled())
 
     def predicted_bytes(self) -> int:
         """The predicted memory of XLA's program on one device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from ._sharded_step import used_bytes
 
 # Kind, axes and bytes: collectives are equal if these are.
 Key = tuple[str, tuple[str, ...], int]
+_MATCHES = {"equal": "equal", "reduced": "reduce-scatter as all-reduce", "widened": "widened", "permuted": "permuted"}
 
 
 @dataclass
@@ -29,23 +30,76 @@ class Verification:
     propagated_peak_bytes: int
     #: Origins of collectives: tensors of predicted ones, operations of compiled ones.
     sources: dict[Key, set[str]] = field(default_factory=dict)
+    #: Predicted collectives of 16-bit elements.
+    narrow: set[Key] = field(default_factory=set)
+
+    @property
+    def matches(self) -> dict[str, Counter[Key]]:
+        """Predicted collectives that XLA runs, by how the two relate.
+
+        `equal`: kind, axes and bytes are equal. `reduce-scatter as all-reduce`: XLA on CPUs has no reduce-scatter, it slices after
+        an all-reduce of the same bytes. `widened`: XLA on CPUs computes and sends 16-bit numbers in 32 bits. `permuted`: a
+        permutation of blocks of equal bytes, of which we name all axes of the mesh that change, and XLA pairs of devices."""
+        return self._matched()[0]
+
+    def _matched(self) -> tuple[dict[str, Counter[Key]], Counter[Key]]:
+        """Predicted collectives that XLA runs, and those of XLA that are left. Bytes of narrow elements may equal those of others
+        that are widened: the order with the larger agreement holds."""
+        orders = [self._matched_in(["equal", "reduced", "widened", "permuted"])]
+        if self.narrow:
+            orders.append(self._matched_in(["widened", "equal", "reduced", "permuted"]))
+        return max(orders, key=self._agreement)
+
+    def _matched_in(self, order: Sequence[str]) -> tuple[dict[str, Counter[Key]], Counter[Key]]:
+        left, spare = Counter(self.predicted), Counter(self.compiled)
+        found: dict[str, Counter[Key]] = {}
+
+        def match(name: str, candidates: Callable[[Key], Iterable[Key]]) -> None:
+            for key in list(left):
+                for other in candidates(key):
+                    count = min(left[key], spare[other])
+                    if count > 0:
+                        left[key] -= count
+                        spare[other] -= count
+                        found.setdefault(name, Counter())[key] += count
+
+        def reduced(key: Key) -> list[Key]:
+            return [("all-reduce", *key[1:])] if key[0] == "reduce-scatter" else []
+
+        def widened(key: Key) -> list[Key]:
+            kind, axes, size = key
+            if key not in self.narrow:
+                return []
+            return [(name, axes, 2 * size) for name in ({kind, "all-reduce"} if kind == "reduce-scatter" else {kind})]
+
+        def permuted(key: Key) -> list[Key]:
+            return [other for other in spare if key[0] == other[0] == "collective-permute" and key[2] == other[2]]
+
+        rules = {"equal": lambda key: [key], "reduced": reduced, "widened": widened, "permuted": permuted}
+        for name in order:
+            match(_MATCHES[name], rules[name])
+        return found, +spare
 
     @property
     def agreed(self) -> Counter[Key]:
-        """Collectives both predicted and compiled. An all-reduce counts for a predicted reduce-scatter of the same bytes:
-        XLA on CPUs has no reduce-scatter."""
-        agreed = self.predicted & self.compiled
-        left, spare = self.predicted - agreed, self.compiled - agreed
-        for (kind, axes, size), count in left.items():
-            if kind == "reduce-scatter":
-                agreed[kind, axes, size] += min(count, spare["all-reduce", axes, size])
-        return +agreed
+        """Predicted collectives that XLA runs."""
+        return sum(self.matches.values(), Counter())
+
+    @property
+    def unpredicted(self) -> Counter[Key]:
+        """Collectives of XLA that were not predicted."""
+        return self._matched()[1]
 
     @property
     def agreement(self) -> float:
-        """Bytes both predicted and sent, relative to all bytes predicted or sent."""
-        sums = [_sum(self.predicted), _sum(self.compiled), _sum(self.agreed)]
-        return sums[2] / max(sums[0] + sums[1] - sums[2], 1) if sums[0] or sums[1] else 1.0
+        """Bytes both predicted and sent, relative to all bytes predicted or sent. Widened elements count with the bytes of the step's own type."""
+        return self._agreement(self._matched())
+
+    def _agreement(self, matched: tuple[dict[str, Counter[Key]], Counter[Key]]) -> float:
+        found, spare = matched
+        agreed = sum(map(_sum, found.values()))
+        every = _sum(self.predicted) + _sum(spare)
+        return agreed / every if every else 1.0
 
     @property
     def share_predicted(self) -> float:
@@ -64,6 +118,7 @@ class Verification:
         other = sum(count for key, count in self.propagated.items() if key not in keys)
         if other:
             lines.append(f"{'others':<16} {'':<28} {'':>12} {'':>9} {'':>6} {other:>12}")
+        lines += [f"{name}: {_sum(keys)} bytes" for name, keys in self.matches.items() if name != "equal"]
         lines.append(
             f"bytes of messages: {_sum(self.predicted)} predicted, {_sum(self.compiled)} by XLA, "
             f"{_sum(self.propagated)} from inputs alone; {self.agreement:.1%} agree"
@@ -78,19 +133,20 @@ class Verification:
         return self.table()
 
 
-def verify_plan(step: Parallelized, *args: Any, **kwargs: Any) -> Verification:
+def verify_plan(step: Parallelized, *args: Any, propagated: bool = True, **kwargs: Any) -> Verification:
     """Compiles a sharded step and compares its collectives and its memory with the plan's.
 
-    `args` are arguments of the step, or their shapes; without any, those that were planned first. For comparison, the step is also compiled with the shardings of its
-    arguments only, from which XLA's propagation (Shardy) derives the others.
+    `args` are arguments of the step, or their shapes; without any, those that were planned first. For comparison, the step is
+    also compiled with the shardings of its arguments only, from which XLA's propagation (Shardy) derives the others;
+    `propagated=False` leaves that out.
     """
     sharded = step.first if not args and not kwargs else step.sharded(*args, **kwargs)
-    compiled = sharded.lower().compile()
-    propagated = sharded.lower_propagated().compile()
+    compiled = sharded.compiled()
+    alone = sharded.lower_propagated().compile() if propagated else None
     lists = [
         predicted(sharded.plan._native.collectives()),
         collectives(compiled.as_text() or "", sharded.mesh.shape),
-        collectives(propagated.as_text() or "", sharded.mesh.shape),
+        [] if alone is None else collectives(alone.as_text() or "", sharded.mesh.shape),
     ]
     sources: dict[Key, set[str]] = {}
     for entry in (entry for entries in lists for entry in entries):
@@ -101,8 +157,9 @@ def verify_plan(step: Parallelized, *args: Any, **kwargs: Any) -> Verification:
         propagated=_count(lists[2]),
         predicted_peak_bytes=sharded.predicted_bytes(),
         compiled_peak_bytes=used_bytes(compiled),
-        propagated_peak_bytes=used_bytes(propagated),
+        propagated_peak_bytes=0 if alone is None else used_bytes(alone),
         sources=sources,
+        narrow={(entry.kind, entry.axes, entry.bytes) for entry in lists[0] if entry.element_bytes == 2},
     )
 
 

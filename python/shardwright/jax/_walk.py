@@ -119,6 +119,8 @@ def equation(jaxpr: Any, path: Path) -> Any:
     inner = INLINED.get(eqn.primitive.name)
     if inner is not None and inner in eqn.params:
         return equation(eqn.params[inner], rest)
+    if len(rest) < 2:
+        return None
     bodies = eqn.params[KEPT[eqn.primitive.name][rest[0]]]
     return equation(bodies[rest[1]] if isinstance(bodies, (tuple, list)) else bodies, rest[2:])
 

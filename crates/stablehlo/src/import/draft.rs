@@ -147,11 +147,17 @@ impl DraftGraph {
         Ok(self.add(op, inputs)?[0])
     }
 
+    /// A view of equal shape, whose config constrains the layout of an argument.
+    pub fn constrained(&mut self, slot: Slot) -> Result<Slot> {
+        self.one(Reshape { shape: self.ty(slot).shape.clone() }, &[slot])
+    }
+
     /// The same elements in another shape. A reshape of a reshape reads the original.
     pub fn reshape(&mut self, slot: Slot, shape: &Shape) -> Result<Slot> {
         let mut from = slot;
         while let Some(op) = self.producer(from)
             && let Op::Reshape(_) = op.op
+            && self.ty(op.inputs[0]).shape != self.ty(from).shape
         {
             from = op.inputs[0];
         }

@@ -418,6 +418,12 @@ impl<'a> Importer<'a> {
                 Err(op.error("the program is parallel already; lower it without `shard_map` and meshes"))
             };
         }
+        if name == "shardwright.pin"
+            && let [value] = op.operands
+        {
+            let slot = value.slot(&mut self.draft)?;
+            return Ok(vec![SymbolicValue::Tensor(self.draft.constrained(slot)?)]);
+        }
         let given =
             self.options.rules.iter().find(|(target, _)| target == name).map(|(_, rule)| rule.as_str());
         if let Some(text) = given.or_else(|| stated_rule(op.operation)) {

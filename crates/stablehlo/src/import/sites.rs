@@ -13,7 +13,7 @@ use super::{
     value::SymbolicValue,
 };
 use rustc_hash::FxHashMap;
-use shardwright_graph::{Graph, Op, OpId, TensorId, ops::Transpose};
+use shardwright_graph::{Graph, Op, OpId, TensorId, ops::{Reshape, Transpose}};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -134,16 +134,33 @@ impl SiteRecorder {
     }
 }
 
-/// The tensor as a view of a value: the value's own view, or a transpose of it.
+/// The tensor as a view of a value: the value's own view, or a transpose or reshape of it. Dimensions that a reshape merges or
+/// splits are left open.
 fn transposed_view(graph: &Graph, tensor: TensorId, view: &TensorView) -> Option<TensorView> {
     if tensor == view.tensor {
         return Some(view.clone());
     }
     let node = graph.node(graph.tensor(tensor).producer?);
-    let Op::Transpose(Transpose { perm }) = &node.op else { return None };
-    let inner = transposed_view(graph, node.inputs[0], view)?;
-    let to = |dim: &Option<usize>| dim.and_then(|dim| perm.iter().position(|&from| from == dim));
-    Some(TensorView { tensor, dims: inner.dims.iter().map(to).collect() })
+    let inner = |graph| transposed_view(graph, node.inputs[0], view);
+    match &node.op {
+        Op::Transpose(Transpose { perm }) => {
+            let to = |dim: &Option<usize>| dim.and_then(|dim| perm.iter().position(|&from| from == dim));
+            Some(TensorView { tensor, dims: inner(graph)?.dims.iter().map(to).collect() })
+        }
+        Op::Reshape(Reshape { shape }) => {
+            let from = &graph.tensor(node.inputs[0]).ty.shape;
+            let to = |dim: &Option<usize>| dim.and_then(|dim| kept_dim(from, shape, dim));
+            Some(TensorView { tensor, dims: inner(graph)?.dims.iter().map(to).collect() })
+        }
+        _ => None,
+    }
+}
+
+/// The dimension that a reshape keeps: of equal size, with equally many elements before it.
+fn kept_dim(from: &[u64], to: &[u64], dim: usize) -> Option<usize> {
+    let size = *from.get(dim)?;
+    let before: u64 = from[..dim].iter().product();
+    (0..to.len()).find(|&at| size > 1 && to[at] == size && to[..at].iter().product::<u64>() == before)
 }
 
 /// The view of a result before trailing transposes, down to a tensor that one of the operation's ops produces.
