@@ -67,13 +67,19 @@ def shard_mapped(x, w):
     return mean(x @ w).sum()
 
 
+def shard_mapped_by_samples(x, w):
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(4, 2), ("x", "y"))
+    product = jax.shard_map(lambda h, w: jnp.tanh(h @ w), mesh=mesh, in_specs=(P("x"), P(None, "y")), out_specs=P("x", "y"))
+    return product(x, w).sum()
+
+
 def pmapped(x, w):
     return jax.pmap(lambda h: jnp.tanh(h @ w))(x.reshape(8, 2, 32)).sum()
 
 
 STEPS = [
     fft, fft_2d, gamma, linear_algebra, batched_linear_algebra, callback, data_dependent_loop, associative, small_integers,
-    eight_bit_floats, shard_mapped, pmapped,
+    eight_bit_floats, shard_mapped, shard_mapped_by_samples, pmapped,
 ]  # fmt: skip
 
 
@@ -195,3 +201,9 @@ def test_refusals_inside_functions_of_the_text_are_replaced_too():
 
     args = steps.normal(16, 16), steps.normal(16, 16, scale=0.1)
     assert_close(parallelize(step, *args, machine="cpu:8")(*args), jax.jit(step)(*args))
+
+
+def test_the_specs_of_a_shard_map_are_kept_by_the_plan():
+    fast = parallelize(shard_mapped_by_samples, steps.normal(64, 32), steps.normal(32, 32), machine="cpu:8")
+    configs = [config for name, config in fast.plan.configs().items() if "specs" in name]
+    assert configs == ["d0=4·d1=2"], fast.plan.configs()

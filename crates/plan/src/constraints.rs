@@ -96,7 +96,8 @@ impl ConfigConstraint {
             let allowed = &mut allowed[variable as usize];
             let rule = &context.shapes[op.index()].rule;
             let config = |c: u32| &problem.choices[variable as usize][c as usize].configs[member as usize];
-            let offered: Vec<String> = allowed.iter().map(|&c| self.shown(context, rule, config(c))).collect();
+            let offered: Vec<String> =
+                allowed.iter().map(|&c| self.shown(context, rule, config(c))).collect();
             allowed.retain(|&c| self.allows(context, rule, config(c)));
             if allowed.is_empty() {
                 let mut distinct = offered;
@@ -142,9 +143,8 @@ fn by_axes(context: &Context<'_>, rule: &Rule, config: &Config) -> String {
             AxisUse::Pin(_) => return config.show(rule, mesh),
         }
     }
-    let names = |axes: AxisSet| {
-        axes.iter().map(|axis| primes.axis(axis).name.as_str()).collect::<Vec<_>>().join("+")
-    };
+    let names =
+        |axes: AxisSet| axes.iter().map(|axis| primes.axis(axis).name.as_str()).collect::<Vec<_>>().join("+");
     let found: Vec<String> =
         split.iter().map(|(factor, &axes)| format!("{factor}@{}", names(axes))).collect();
     if found.is_empty() { WHOLE.into() } else { found.join("·") }

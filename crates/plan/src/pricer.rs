@@ -15,8 +15,12 @@ use crate::{
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Layout, TensorShape};
+use shardwright_graph::{OpId, Rule};
+use shardwright_machine::Mesh;
 use shardwright_search::{Control, Interval, Network, NetworkBuilder, SharedTable, VarId, is_forbidden};
-use shardwright_space::{Config, Endpoint, LayerSplit, Transfer, configs};
+use shardwright_space::{
+    Config, Endpoint, LayerSplit, Transfer, configs, configs_in_any_order, constrained_view,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -297,6 +301,31 @@ fn sum(
         }
     }
     table
+}
+
+/// Per op: the configs that views of constrained arguments have beside their list, ascending. A user's sharding may have its axes
+/// in any order. Empty where no argument is constrained.
+pub(crate) fn constrained_configs(context: &Context<'_>) -> Vec<Arc<BTreeSet<Config>>> {
+    let (graph, mesh) = (context.graph, context.mesh());
+    let more = |op: OpId| -> BTreeSet<Config> {
+        let rule = &context.shapes[op.index()].rule;
+        if !constrained_view(graph, op) || count_in_any_order(rule, mesh) > MOST_IN_ANY_ORDER {
+            return BTreeSet::new();
+        }
+        let unlisted = |config: &Config| !config.is_listed(rule, mesh);
+        configs_in_any_order(rule, mesh).into_iter().filter(unlisted).collect()
+    };
+    if !graph.op_ids().any(|op| constrained_view(graph, op)) {
+        return Vec::new();
+    }
+    graph.op_ids().map(|op| Arc::new(more(op))).collect()
+}
+
+/// The most configs of a constrained argument; beyond, only those of [`configs`] can be asked for.
+const MOST_IN_ANY_ORDER: usize = 4096;
+
+fn count_in_any_order(rule: &Rule, mesh: &Mesh) -> usize {
+    (rule.factors.len() + 1).saturating_pow(mesh.len() as u32)
 }
 
 /// Per op: the configs that it has in a tied layer and that its own list lacks, ascending.

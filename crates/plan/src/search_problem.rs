@@ -11,7 +11,7 @@
 use crate::{
     context::Context,
     error::PlanError,
-    pricer::{Pricer, tied_configs},
+    pricer::{Pricer, constrained_configs, tied_configs},
     transfer_times::TransferTimes,
 };
 use rustc_hash::FxHashSet;
@@ -144,6 +144,8 @@ impl<'a> SearchProblem<'a> {
             let times = context.times_on_slowest(context.mesh())?;
             let tied = if context.untied && candidates.is_none() {
                 tied_configs(&context, times.kinds())
+            } else if candidates.is_none() {
+                constrained_configs(&context)
             } else {
                 Vec::new()
             };

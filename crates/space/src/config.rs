@@ -209,6 +209,23 @@ impl Config {
     }
 }
 
+/// All configs of an op without pins, also those that [`configs`] leaves out because axes are interchangeable.
+pub fn configs_in_any_order(rule: &Rule, mesh: &Mesh) -> Vec<Config> {
+    let mut found: Vec<SmallVec<[AxisUse; 8]>> = vec![SmallVec::new()];
+    for _ in mesh.axes() {
+        let uses = |config: SmallVec<[AxisUse; 8]>| {
+            let splits = (0..rule.factors.len() as FactorIndex).map(AxisUse::Split);
+            splits.chain([AxisUse::Replicate]).map(move |used| {
+                let mut longer = config.clone();
+                longer.push(used);
+                longer
+            })
+        };
+        found = found.into_iter().flat_map(uses).collect();
+    }
+    found.into_iter().map(Config::new).filter(|config| config.check(rule, mesh).is_ok()).collect()
+}
+
 /// All configs of an op without pins, splits first.
 pub fn configs(rule: &Rule, mesh: &Mesh) -> Vec<Config> {
     list(rule, mesh, false)

@@ -40,13 +40,14 @@ mod window;
 pub use assignment::{Assignment, AssignmentError};
 pub use common_axes::{common_axes, on_finer_axes};
 pub use completion::{Completion, completes, completion};
-pub use config::{AxisUse, Config, configs, configs_with_pins, count_configs};
+pub use config::{AxisUse, Config, configs, configs_in_any_order, configs_with_pins, count_configs};
 pub use layer::LayerSplit;
 pub use layout::{OpShapes, input_layout, output_layout};
 pub use pipeline::{Pipeline, reads_data};
 pub use search_mesh::SearchMesh;
 pub use tensor_layouts::{Fetch, TensorLayout, TensorLayouts, assign_layouts, elementwise_config};
 pub use transfers::{
-    Endpoint, FetchGroup, Pass, Sharing, Transfer, Transfers, UPDATE, pass_of, reduce_partials,
+    Endpoint, FetchGroup, Pass, Sharing, Transfer, Transfers, UPDATE, constrained_view, pass_of,
+    reduce_partials,
 };
 pub use window::{Halo, WindowCut, halos, window_cuts};

@@ -3,7 +3,7 @@
 //! - The *source* of a tensor fixes the layout in which it is stored. A tensor that an op produces has the layout in which
 //!   the op leaves it. A weight, or optimizer state, has the layout in which its update reads it; its updated value returns
 //!   there. A weight that is never updated has its first reader's layout. An argument whose layout is constrained is read by
-//!   a view of equal shape first (`constrained_view`), and has the layout of that view.
+//!   a view of equal shape first ([`constrained_view`]), and has the layout of that view.
 //! - Data and constants are *delivered*: every reader gets its own layout at no cost.
 //! - Copies of weights live for one pass (forward, backward, update), as in FSDP: each pass fetches them again. So do
 //!   copies that a micro-batch makes of a tensor from outside: every micro-batch fetches them again.
@@ -107,7 +107,7 @@ pub fn pass_of(graph: &Graph, tensor: TensorId, reader: OpId) -> Option<Pass> {
 
 /// Whether an op constrains the layout of an argument: it is a view of an argument, of equal shape. Importers write one for each
 /// argument whose sharding the user gives, and everything else reads its result.
-fn constrained_view(graph: &Graph, op: OpId) -> bool {
+pub fn constrained_view(graph: &Graph, op: OpId) -> bool {
     let node = graph.node(op);
     let ([input], [output]) = (&node.inputs[..], &node.outputs[..]) else { return false };
     let (from, to) = (graph.tensor(*input), graph.tensor(*output));

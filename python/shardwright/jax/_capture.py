@@ -120,7 +120,7 @@ def lower(step: StepCapture, replaced: frozenset[str] = frozenset()) -> PlannedT
     program = PlannedProgram(replaced)
     with without_mesh():
         text = _lower(step, program)
-    return PlannedText(text, frozenset(program.stand_ins))
+    return PlannedText(text, frozenset(program.stand_ins), tuple(program.constraints))
 
 
 @contextlib.contextmanager
@@ -162,6 +162,8 @@ class PlannedText:
     text: str
     #: Paths of the equations with stand-ins.
     stand_ins: frozenset[str]
+    #: Constraints on the configs of calls that have specs of their own.
+    constraints: tuple[str, ...] = ()
 
 
 class _FlatStep:

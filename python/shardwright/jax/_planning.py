@@ -79,11 +79,13 @@ class StepPlanner:
     ) -> tuple[Plan, PlannedText]:
         """The plan of a captured step, and its text. Of several processes, the first one plans."""
 
-        constrained: SearchOptions = {"engine": default_engine(machine), **options, "fix": [*_pairs(options.get("fix")), *constraints(step.pins)]}
-
-        def plan_text(text: str) -> Plan:
+        def plan_text(planned: PlannedText) -> Plan:
+            # Recipes leave no choice: there, calls with specs of their own are planned by their rules alone.
+            own = planned.constraints if solver in ("auto", "exact") else ()
+            fixed = [*_pairs(options.get("fix")), *constraints(step.pins), *own]
+            constrained: SearchOptions = {"engine": default_engine(machine), **options, "fix": fixed}
             return plan(
-                text,
+                planned.text,
                 machine=machine,
                 memory=memory,
                 solver=solver,
@@ -114,14 +116,14 @@ def _roles(given: Mapping[str, object] | Iterable[str] | None, constants: int) -
 
 
 def plan_captured(
-    step: StepCapture, plan_text: Callable[[str], Plan], planned: PlannedText | None = None
+    step: StepCapture, plan_text: Callable[[PlannedText], Plan], planned: PlannedText | None = None
 ) -> tuple[Plan, PlannedText]:
     """The plan of a step, and the text that was planned. `planned` is a text of the step that the planner has read before."""
     replaced: frozenset[str] = frozenset()
     while True:
         planned = planned or lower(step, replaced)
         try:
-            return plan_text(planned.text), planned
+            return plan_text(planned), planned
         except DoesNotFit:
             raise
         except PlanError as error:

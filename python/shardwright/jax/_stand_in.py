@@ -7,6 +7,7 @@ and an empty dimension has size one.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,8 @@ class PlannedProgram:
         self.replaced = replaced
         #: Paths of all stand-ins.
         self.stand_ins: set[str] = set()
+        #: Constraints on the configs of calls that have specs of their own, `PATTERN=CONFIG`.
+        self.constraints: list[str] = []
 
     def __call__(
         self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
@@ -57,6 +60,13 @@ class PlannedProgram:
             if name == "concatenate" and show(path) not in self.replaced:
                 return [_concatenate(eqn, operands)]
             self.stand_ins.add(show(path))
+            ways = _own_ways(eqn)
+            if ways:
+                degrees = "·".join(f"d{dim}={count}" for dim, count in enumerate(ways) if count > 1)
+                scope = f"own{len(self.constraints)}specs"
+                self.constraints.append(f"*{scope}*={degrees}")
+                with jax.named_scope(scope):
+                    return _stand_in(eqn, operands)
             return _stand_in(eqn, operands)
 
     def abstract(self, aval: Any) -> jax.ShapeDtypeStruct:
@@ -135,12 +145,52 @@ def _keyed(x: Any, aval: Any) -> Any:
     return jax.random.wrap_key_data(x, impl=aval.dtype._impl.name) if _is_key(aval) else x
 
 
+def _own_names(eqn: Any) -> list[list[str]] | None:
+    """The dimensions of operands and results of a `shard_map` by its own specs: those that the same mesh axes split everywhere have one
+    name. None for other equations, and where some dimension has no name in all results."""
+    if eqn.primitive.name != "shard_map":
+        return None
+    specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
+    names: list[list[str]] = []
+    for spec, var in zip(specs, (*eqn.invars, *eqn.outvars), strict=True):
+        entries = [*spec, *([None] * (len(var.aval.shape) - len(spec)))]
+        names.append([_spec_name(entry) for entry in entries])
+    sizes: dict[str, int] = {}
+    for dims, var in zip(names, (*eqn.invars, *eqn.outvars), strict=True):
+        for name, size in zip(dims, var.aval.shape, strict=True):
+            if name != "_" and sizes.setdefault(name, size) != size:
+                return None
+    return names
+
+
+def _spec_name(entry: Any) -> str:
+    axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
+    return "".join(f"s{axis}" for axis in axes if axis.isidentifier()) or "_"
+
+
+def _own_ways(eqn: Any) -> list[int]:
+    """The ways in which a `shard_map` on all devices splits each dimension that all its results share; empty for other equations."""
+    names = _own_names(eqn)
+    if names is None:
+        return []
+    mesh, count = eqn.params["mesh"], len(eqn.invars)
+    shared = [name for name in dict.fromkeys(sum(names[count:], [])) if name != "_"]
+    shared = [name for name in shared if all(name in dims for dims in names[count:]) and any(name in dims for dims in names[:count])]
+    specs = [entry for spec in (*eqn.params["in_specs"], *eqn.params["out_specs"]) for entry in spec]
+    axes = {_spec_name(entry): (entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in specs}
+    ways = [math.prod(mesh.shape[axis] for axis in axes[name]) for name in shared]
+    return ways if mesh.size == jax.device_count() else []
+
+
 def _rule(eqn: Any, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]]) -> str:
     """The rule of a stand-in: shared dimensions have the same letter, `_` stays whole.
 
     Leading dimensions are shared as far as all tensors of more than one element agree."""
     name = eqn.primitive.name
     tensors = [shape for shape in (*inputs, *outputs) if shape]
+    if (names := _own_names(eqn)) is not None:
+        shown = [" ".join(dims) or "()" for dims in names]
+        return f"{', '.join(shown[: len(inputs)])} -> {', '.join(shown[len(inputs) :])}"
     if name in _REPLICATED or not tensors or not all(outputs):
         shared = 0
     elif name in _BATCHED:

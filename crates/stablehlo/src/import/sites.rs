@@ -13,7 +13,10 @@ use super::{
     value::SymbolicValue,
 };
 use rustc_hash::FxHashMap;
-use shardwright_graph::{Graph, Op, OpId, TensorId, ops::{Reshape, Transpose}};
+use shardwright_graph::{
+    Graph, Op, OpId, TensorId,
+    ops::{Reshape, Transpose},
+};
 use smallvec::SmallVec;
 use std::ops::Range;
 
