@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._capture import path_of
-from ._walk import Path, show
+from ._walk import Path, scan_counts, show
 
 # Per dimension: the names of the mesh axes that split it, or None if XLA may choose.
 Spec = Sequence[Sequence[str] | None]
@@ -58,7 +58,7 @@ class Constraints:
     ) -> list[Any]:
         """A scan. In the plan, the slices of what it reads and stacks are values of their own. XLA has one value for all of
         them, and would split it as any of its readers: it gets the layout of its slices, inside and outside of the loop."""
-        fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+        fixed, carried = scan_counts(eqn)
         body = (*path, 0, 0)
         specs = [known[1] if (known := self.specs.get(id(x))) is not None else None for x in operands]
         sliced = [None if spec is None else spec[1:] for spec in specs[fixed + carried :]]

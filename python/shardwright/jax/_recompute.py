@@ -17,7 +17,7 @@ from jax.extend import core
 
 from .._native import PlanError
 from ._batch_rules import PRODUCTS
-from ._walk import INLINED, bind, parts, scope
+from ._walk import INLINED, bind, parts, scan_counts, scope
 
 # Policies of our own, and their names under JAX. `selective` keeps products with weights, and computes attention scores and
 # element-wise functions again.
@@ -145,7 +145,7 @@ class _Blocks:
     def _scan(self, eqn: Any, operands: list[Any]) -> list[Any]:
         params = eqn.params
         body, consts = parts(params["jaxpr"])
-        fixed, carried = params["num_consts"], params["num_carry"]
+        fixed, carried = scan_counts(eqn)
 
         # Whatever the policy keeps, the loop keeps for every iteration; without common subexpressions nothing else is.
         @functools.partial(jax.checkpoint, policy=self.policy, prevent_cse=False)

@@ -12,7 +12,7 @@ from jax.extend import core
 
 from .._native import PlanError
 from ._batch_rules import added_up, one_by_one, sample_dims
-from ._walk import INLINED, KEPT, parts, source_line
+from ._walk import INLINED, KEPT, parts, scan_counts, source_line
 
 
 class Kind(enum.Enum):
@@ -50,9 +50,9 @@ def same_form(full: Any, part: Any) -> None:
     """Refuses equations that differ in more than the sizes of the batch."""
     if full.primitive is not part.primitive or len(full.outvars) != len(part.outvars) or len(full.invars) != len(part.invars):
         raise refuse(full, "the step computes something else with a smaller batch")
-    for name in ("length", "num_carry", "num_consts", "reverse"):
-        if full.params.get(name) != part.params.get(name):
-            raise refuse(full, "a loop runs over the samples of the batch")
+    loops = full.primitive.name == "scan" and scan_counts(full) != scan_counts(part)
+    if loops or any(full.params.get(name) != part.params.get(name) for name in ("length", "reverse")):
+        raise refuse(full, "a loop runs over the samples of the batch")
 
 
 def same_bodies(full: Any, part: Any) -> None:
@@ -171,7 +171,7 @@ class SampleFlow:
     def _of_bodies(self, full: Any, part: Any, names: Sequence[str], kinds: list[Kind]) -> list[Kind]:
         name = full.primitive.name
         if name == "scan":
-            consts, carried = full.params["num_consts"], full.params["num_carry"]
+            consts, carried = scan_counts(full)
             return self._loop(full, part, "jaxpr", kinds[:consts], kinds[consts : consts + carried], kinds[consts + carried :])
         if name == "while":
             tests, consts = full.params["cond_nconsts"], full.params["body_nconsts"]

@@ -51,6 +51,20 @@ def show(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """The number of constant operands of a scan, and the number of carried ones.
+
+    >>> loop = jax.make_jaxpr(lambda w, x: jax.lax.scan(lambda c, y: (c * w + y, c), x[0], x))(jnp.ones(3), jnp.ones((4, 3)))
+    >>> [scan_counts(eqn) for eqn in loop.eqns if eqn.primitive.name == "scan"]
+    [(1, 1)]
+    """
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    # JAX 0.11 and later keep the operands' structure instead.
+    consts, carry, _ = eqn.params["ft_in"].update(range(len(eqn.invars))).unpack()
+    return len(list(consts)), len(list(carry))
+
+
 def walk(
     jaxpr: Any,
     consts: Sequence[Any],
