@@ -218,7 +218,7 @@ def _rule(eqn: Any, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]
 
 _POINTWISE = {
     "add", "sub", "mul", "div", "neg", "exp", "log", "abs", "sign", "sqrt", "rsqrt", "pow", "integer_pow", "select_n", "eq", "ne",
-    "convert_element_type", "copy", "copy_p", "square", "tanh", "sin", "cos", "real", "imag", "conj", "complex", "mul_add",
+    "convert_element_type", "copy", "copy_p", "square", "tanh", "one_minus_square", "sin", "cos", "real", "imag", "conj", "complex", "mul_add",
 }  # fmt: skip
 
 
