@@ -48,6 +48,7 @@ mod cost_file;
 mod directed_search;
 mod engine;
 pub mod layout;
+mod layout_patterns;
 mod memory;
 mod merged_axes;
 mod operator_time;
@@ -64,6 +65,7 @@ pub use collective::{Algorithm, Collective, Comm, Traffic, parameter_server_traf
 pub use cost_file::{CostFile, CostFileError, CostTable, Mode, TableText};
 pub use engine::{Engine, KernelKind, MixedRules};
 pub use layout::{Arrangement, Layout, LayoutError, MAX_DIMS, Placement, Reduction, TensorShape};
+pub use layout_patterns::{PatternResharder, PatternTensor};
 pub use memory::Lifetimes;
 pub use operator_time::{Estimate, OperatorTimes, TimeSource, TimeSourceCounts, WrongDevice};
 pub use reshard::{ReshardPath, ReshardTensor, ReshardTimes, Resharder};

@@ -38,6 +38,7 @@ mod memory_shares;
 mod min_memory;
 mod op_times;
 mod parallelism;
+mod pattern_bound;
 mod plan;
 mod price;
 mod pricer;
@@ -62,6 +63,7 @@ pub use memory_shares::{MemoryShares, memory_shares};
 pub use min_memory::{MinMemory, min_memory, tighten};
 pub use op_times::{OpTimes, picoseconds};
 pub use parallelism::{AxisRole, AxisRoles, Parallelism, RoleShare};
+pub use pattern_bound::{PatternBound, is_on_prime_axes, pattern_bound};
 pub use plan::{
     BaselineCost, CoarseSpace, CostSource, FORMAT_VERSION, LevelTraffic, MoveCount, Optimised, OverlapBound,
     PlacementRow, Plan, PlanAxis, PlanDegrees, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation,

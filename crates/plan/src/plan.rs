@@ -286,6 +286,9 @@ pub struct StageTimes {
     pub build_seconds: f64,
     /// Searching, including the baselines.
     pub solve_seconds: f64,
+    /// Bounding the objective on prime axes, where the first search was on merged axes.
+    #[serde(default)]
+    pub bound_seconds: f64,
     /// Refining on finer axes, where the first search was on merged axes.
     pub refine_seconds: f64,
     /// Pricing the plan and the baselines in detail.
@@ -303,6 +306,7 @@ impl StageTimes {
         Self {
             build_seconds: round(self.build_seconds),
             solve_seconds: round(self.solve_seconds),
+            bound_seconds: round(self.bound_seconds),
             refine_seconds: round(self.refine_seconds),
             describe_seconds: round(self.describe_seconds),
             polish_seconds: round(self.polish_seconds),

@@ -22,11 +22,15 @@ use shardwright_search::{Control, LogEntry, Progress};
 use shardwright_sim::{Delta, DeltaError};
 use shardwright_space::Assignment;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A step longer by this share is taken with probability 1/e.
 const TOLERANCE: f64 = 0.002;
 /// How many proposals between two looks at the clock; of a very large program one takes milliseconds.
 const PATIENCE: u64 = 16;
+/// A walk ends when it has found nothing better for this part of its time, and for so many seconds.
+const IDLE_SHARE: u32 = 2;
+const LEAST_IDLE: Duration = Duration::from_secs(1);
 /// How many proposals between two looks at the critical path.
 const REFRESH: u64 = 256;
 /// A chain goes back to its best after this part of its budget, and not before so many proposals.
@@ -47,6 +51,8 @@ pub struct Limits {
     /// A step longer by this share is taken with probability 1/e right after a chain went back to its best; then ever less, down to the share that
     /// FlexFlow's walk always takes. None: always that one.
     pub heat: Option<f64>,
+    /// Whether a chain ends before its budget and its time when it has found nothing better for long.
+    pub ends_idle: bool,
 }
 
 /// The best assignment of a chain.
@@ -98,6 +104,8 @@ pub fn run_chains(
             best_makespan: u64::MAX,
             proposals: 0,
             locally_optimal: false,
+            began: control.clock.now(),
+            improved: control.clock.now(),
         };
         chain.note_best();
         chain.walk()?;
@@ -129,6 +137,9 @@ struct Chain<'p> {
     best_makespan: u64,
     proposals: u64,
     locally_optimal: bool,
+    /// When the chain began, and when it last found something better.
+    began: Duration,
+    improved: Duration,
 }
 
 impl Chain<'_> {
@@ -158,7 +169,14 @@ impl Chain<'_> {
     }
 
     fn out_of_time(&self) -> bool {
-        self.proposals.is_multiple_of(PATIENCE) && self.control.stop(0).is_some()
+        self.proposals.is_multiple_of(PATIENCE) && (self.control.stop(0).is_some() || self.is_idle())
+    }
+
+    /// Whether the last improvement is long ago.
+    fn is_idle(&self) -> bool {
+        let now = self.control.clock.now();
+        let idle = now.saturating_sub(self.improved);
+        self.limits.ends_idle && idle > LEAST_IDLE.max(now.saturating_sub(self.began) / IDLE_SHARE)
     }
 
     /// Whether what is proposed keeps the memory limit.
@@ -168,6 +186,7 @@ impl Chain<'_> {
 
     fn note_best(&mut self) {
         self.best_makespan = self.delta.makespan();
+        self.improved = self.control.clock.now();
         self.delta.numbers(&mut self.best);
         if self.shared.fetch_min(self.best_makespan, Ordering::Relaxed) > self.best_makespan
             && let Some(listener) = self.control.progress

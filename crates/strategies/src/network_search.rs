@@ -8,8 +8,8 @@ use crate::{
 };
 use shardwright_graph::{FactorIndex, FactorKind, factor_kinds};
 use shardwright_plan::{
-    CoarseSpace, Constraints, MinMemory, Optimised, PlanError, SearchProblem, compute_lower_bound, limited,
-    min_memory, peak, tighten,
+    CoarseSpace, Constraints, MinMemory, Optimised, PatternBound, PlanError, SearchProblem,
+    compute_lower_bound, is_on_prime_axes, limited, min_memory, pattern_bound, peak, tighten,
 };
 use shardwright_search::{Control, Network, NetworkBuilder, Outcome, Solver, StopReason, VarId, gap};
 use shardwright_space::{Assignment, AxisUse};
@@ -17,6 +17,9 @@ use std::sync::Arc;
 
 /// Most searches with a tighter limit of the network, where the program holds more than the network counts.
 const TIGHTER_LIMITS: usize = 8;
+
+/// The bound on prime axes may take one in so many parts of the time.
+const PRIME_BOUND_SHARE: u32 = 4;
 
 /// The choices that a strategy searches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,14 +99,23 @@ impl NetworkSearch<'_> {
         let build_seconds = clock();
         let answer = first(problem, constraints)?;
         let solve_seconds = clock() - build_seconds;
-        let Refinement { best, meshes, cut_short } = refine(problem, self, constraints, &answer, control);
+        let PatternBound { bound: prime_bound, candidates } =
+            self.prime_bound(problem, constraints, &answer, control)?;
+        let bound_seconds = clock() - build_seconds - solve_seconds;
+        let Refinement { best, meshes, cut_short } =
+            refine(problem, self, constraints, &answer, prime_bound, &candidates, control);
         let mut solution = match best {
-            Some((finer, better)) => refined(problem, &answer, &finer, better)?,
+            Some((finer, better)) => refined(problem, &answer, &finer, better, prime_bound)?,
             None => answer.clone().solution(problem)?,
         };
+        solution.prime_bound = prime_bound;
+        if solution.coarse.is_none() && prime_bound > 0 {
+            solution = on_prime_axes(solution)?;
+        }
         solution.stages.build_seconds = build_seconds;
         solution.stages.solve_seconds = solve_seconds;
-        solution.stages.refine_seconds = clock() - build_seconds - solve_seconds;
+        solution.stages.bound_seconds = bound_seconds;
+        solution.stages.refine_seconds = clock() - build_seconds - solve_seconds - bound_seconds;
         if let Some(reason) = cut_short {
             solution.notes.push(format!(
                 "refinement on finer axes was cut short ({reason:?}, {meshes} meshes searched): more time (--time) may find \
@@ -120,6 +132,21 @@ impl NetworkSearch<'_> {
             ));
         }
         Ok(solution)
+    }
+
+    /// A bound that holds on the machine's prime axes, where the problem is on merged ones; else nothing.
+    fn prime_bound(
+        &self,
+        problem: &SearchProblem<'_>,
+        constraints: &Constraints,
+        answer: &NetworkAnswer,
+        control: &Control<'_>,
+    ) -> Result<PatternBound, PlanError> {
+        let free = self.space == Space::All && constraints.configs.is_empty() && self.keeps_limits;
+        if problem.context.search_mesh.prime || !free || control.stop(0).is_some() {
+            return Ok(PatternBound { bound: 0, candidates: Vec::new() });
+        }
+        pattern_bound(&problem.context, answer.objective, &control.share(PRIME_BOUND_SHARE))
     }
 
     /// Searches; only assignments that keep the constraints count.
@@ -328,19 +355,37 @@ fn refined<'a>(
     coarse: &NetworkAnswer,
     finer: &SearchProblem<'a>,
     better: NetworkAnswer,
+    prime_bound: i64,
 ) -> Result<Solution<'a>, StrategyError> {
     let mut solution = better.solution(finer)?;
-    solution.lower_bound = Some(compute_lower_bound(&problem.context)?);
+    let computing = compute_lower_bound(&problem.context)?;
+    let holds = is_on_prime_axes(&problem.context, finer.context.mesh(), &solution.assignment);
+    let prime_bound = if holds { prime_bound } else { 0 };
+    solution.lower_bound = Some(computing.max(prime_bound));
+    let what = match prime_bound > computing {
+        true => "holds on prime axes",
+        false => "is the computing time that no plan on any axes avoids",
+    };
     let axes = problem.context.search_mesh.describe();
     let gap = gap(coarse.objective, coarse.bound);
     solution.notes.push(format!(
-        "refined from {axes}, where the best plan takes {:.3} ms{}; lower_bound is the computing time that no plan on any \
-         axes avoids",
+        "refined from {axes}, where the best plan takes {:.3} ms{}; lower_bound {what}",
         milliseconds(coarse.objective),
         gap.map_or(String::new(), |gap| format!(" with a gap of {:.2}%", gap * 100.0))
     ));
     let (objective, lower_bound) = (coarse.objective, coarse.bound);
     solution.coarse = Some(CoarseSpace { axes, objective, lower_bound, gap });
+    Ok(solution)
+}
+
+/// A solution on merged axes with the bound that holds on prime axes.
+fn on_prime_axes(mut solution: Solution<'_>) -> Result<Solution<'_>, StrategyError> {
+    let bound = solution.bound_on(&solution.context, &solution.assignment);
+    let bound = bound.max(compute_lower_bound(&solution.context)?);
+    let (objective, lower_bound) = (solution.objective(), solution.lower_bound.unwrap_or(0));
+    let (axes, gap) = (solution.context.search_mesh.describe(), gap(objective, lower_bound));
+    solution.coarse = Some(CoarseSpace { axes, objective, lower_bound, gap });
+    solution.lower_bound = Some(bound);
     Ok(solution)
 }
 

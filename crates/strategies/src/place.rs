@@ -231,6 +231,7 @@ impl<'p> Placing<'p> {
             fixed: Vec::new(),
             pins: self.context.mesh().all(),
             heat: (wanted <= LEAST_PROPOSALS).then_some(HEAT),
+            ends_idle: false,
         };
         let chains = match run_chains(self.context, &self.moves, &starts, &limits, control) {
             // More device classes than delta simulation supports.

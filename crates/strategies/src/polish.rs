@@ -41,10 +41,12 @@ pub fn polish(
         Some(problem) if Arc::ptr_eq(&start.context, &problem.context) => &problem.choices,
         _ => &[],
     };
-    // No walk shortens a step below the computing that every assignment has to do. Where nothing overlaps, the step is the
+    // No walk shortens a step below the computing that every assignment has to do; a step within the gap asked for is short
+    // enough. Where nothing overlaps, the step is the
     // sum, which has been searched already.
-    let hopeless = Links::of(context.machine) == Links::Core
-        || u64::try_from(compute_lower_bound(context)?).is_ok_and(|bound| bound > least);
+    let bound = compute_lower_bound(context)?;
+    let near = i64::try_from(least).is_ok_and(|least| bound > least || control.is_near(least, bound));
+    let hopeless = Links::of(context.machine) == Links::Core || near;
     // Layers side by side on parts of a small machine: no bound is known there.
     let small = pinned_axes(context.mesh()).0 == context.mesh().all();
     if hopeless && !small {
@@ -55,6 +57,7 @@ pub fn polish(
         proposals: (PER_CHOICE * moves.total() as u64).min(MOST_PROPOSALS),
         memory: constraints.memory,
         fixed: fixed_variables(context, constraints)?,
+        ends_idle: true,
         ..Limits::default()
     };
     let starts = if hopeless { Vec::new() } else { vec![assignment.clone()] };

@@ -20,6 +20,8 @@ use std::collections::BTreeSet;
 const MOST_FINER_AXES: usize = MOST_AXES + 1;
 /// Ops with at most so many configs on a finer mesh have them all.
 const FEW_CONFIGS: usize = MOST_CONFIGS / 2;
+/// The search among candidates of the bound may take one in so many parts of the time.
+const AMONG_SHARE: u32 = 3;
 /// A finer mesh that gains less than this part of the step ends the refinement.
 const LEAST_GAIN: f64 = 1e-4;
 
@@ -35,12 +37,15 @@ pub struct Refinement<'a> {
     pub cut_short: Option<StopReason>,
 }
 
-/// Improves an answer on finer meshes, unless its mesh is the finest already.
+/// Improves an answer on finer meshes, unless its mesh is the finest already. It ends at the gap asked for to `bound`, which
+/// holds on the prime axes. `candidates` are configs on the prime axes, per variable, that are tried first.
 pub fn refine<'a>(
     problem: &SearchProblem<'a>,
     search: &NetworkSearch<'_>,
     constraints: &Constraints,
     coarse: &NetworkAnswer,
+    bound: i64,
+    candidates: &[Vec<Config>],
     control: &Control<'_>,
 ) -> Refinement<'a> {
     let free = constraints.configs.is_empty() && !coarse.assignment.has_pins();
@@ -48,10 +53,50 @@ pub fn refine<'a>(
     if problem.context.search_mesh.prime || search.space != Space::All || !free {
         return refinement;
     }
-    while let Some(better) = improve(problem, search, constraints, coarse, control, &mut refinement) {
+    let mut objective = coarse.objective;
+    if !candidates.is_empty() && !control.is_near(objective, bound) {
+        refinement.best = among(problem, search, constraints, coarse, candidates, control);
+        objective = refinement.best.as_ref().map_or(objective, |(_, found)| found.objective);
+    }
+    while !control.is_near(objective, bound)
+        && let Some(better) = improve(problem, search, constraints, coarse, control, &mut refinement)
+    {
+        objective = better.1.objective;
         refinement.best = Some(better);
     }
     refinement
+}
+
+/// The best answer among some configs on prime axes and those of an answer on coarse ones, if it gains. Axes are merged on which
+/// all of them agree.
+fn among<'a>(
+    problem: &SearchProblem<'a>,
+    search: &NetworkSearch<'_>,
+    constraints: &Constraints,
+    coarse: &NetworkAnswer,
+    candidates: &[Vec<Config>],
+    control: &Control<'_>,
+) -> Option<(SearchProblem<'a>, NetworkAnswer)> {
+    let context = &*problem.context;
+    let prime = context.machine.mesh();
+    let mut configs: Vec<Vec<Config>> = candidates.to_vec();
+    for (own, split) in configs.iter_mut().zip(&context.variables.members) {
+        let known = coarse.assignment.config(split.forward()).on_primes(context.mesh());
+        if !own.contains(&known) {
+            own.push(known);
+        }
+    }
+    let all: Vec<Config> = configs.iter().flatten().cloned().collect();
+    let mesh = prime.merge_axes(&agreed(prime, &all)).ok()?;
+    let merged = |config: &Config| {
+        let first = |axis: &shardwright_machine::Axis| axis.primes.iter().next();
+        Config::new(mesh.axes().iter().filter_map(first).map(|prime| config.get(prime)))
+    };
+    let configs = configs.iter().map(|own| own.iter().map(merged).collect()).collect();
+    let control = &control.share(AMONG_SHARE);
+    let near = SearchProblem::among(context, Candidates { mesh, configs }, control).ok()?;
+    let found = search.run(&near, constraints, control).ok()?;
+    (found.objective < coarse.objective).then_some((near, NetworkAnswer { bound: 0, ..found }))
 }
 
 /// An answer on a mesh finer than that of the best so far, if one of them gains.
@@ -258,7 +303,7 @@ mod tests {
             assert!(!problem.context.search_mesh.prime, "{model} is searched on merged axes");
             let coarse = EXACT.run(&problem, &Constraints::default(), &control).unwrap();
             let best = exact_on_primes(&problem.context);
-            let refined = refine(&problem, &EXACT, &Constraints::default(), &coarse, &control).best;
+            let refined = refine(&problem, &EXACT, &Constraints::default(), &coarse, 0, &[], &control).best;
             let objective = refined.as_ref().map_or(coarse.objective, |(_, found)| found.objective);
             assert!(objective <= coarse.objective, "{model}: {objective}");
             assert!(best.bound <= objective, "{model}: {objective} below {}", best.bound);
@@ -286,7 +331,7 @@ mod tests {
             let peak = problem.context.price(&free.assignment).unwrap().peak_memory;
             for memory in [None, limited.then_some(peak)] {
                 let constraints = Constraints { memory, ..Constraints::default() };
-                let Some((finer, refined)) = refine(&problem, &EXACT, &constraints, &free, &control).best
+                let Some((finer, refined)) = refine(&problem, &EXACT, &constraints, &free, 0, &[], &control).best
                 else {
                     continue;
                 };
@@ -316,7 +361,7 @@ mod tests {
             let configs = near(context, context.mesh(), &coarse.assignment.configs, &mesh);
             let stopped = SearchProblem::among(context, Candidates { mesh, configs }, &control).err();
             assert_eq!(stopped, Some(PlanError::Stopped(reason.clone())));
-            let refinement = refine(&problem, &EXACT, &Constraints::default(), &coarse, &control);
+            let refinement = refine(&problem, &EXACT, &Constraints::default(), &coarse, 0, &[], &control);
             assert!(refinement.best.is_none() && refinement.meshes == 0);
             assert_eq!(refinement.cut_short, Some(reason));
         }

@@ -3,7 +3,7 @@
 use crate::error::StrategyError;
 use shardwright_plan::{
     CoarseSpace, Constraints, Context, Costs, MoveCount, Optimised, PlacementRow, PlanError, SearchProblem,
-    StageTimes, compute_lower_bound,
+    StageTimes, compute_lower_bound, is_on_prime_axes,
 };
 use shardwright_search::{StopReason, gap};
 use shardwright_sim::SimulatedStep;
@@ -21,6 +21,8 @@ pub struct Solution<'a> {
     pub costs: Costs,
     /// Where the network was searched: no assignment of the space costs less. Zero: nothing is known.
     pub lower_bound: Option<i64>,
+    /// No assignment of the searched variables on the machine's prime axes costs less. Zero: nothing is known.
+    pub prime_bound: i64,
     /// Why the search stopped.
     pub stop_reason: StopReason,
     /// The quantity that was minimised.
@@ -67,6 +69,7 @@ impl<'a> Solution<'a> {
             assignment,
             costs,
             lower_bound: None,
+            prime_bound: 0,
             stop_reason: StopReason::Exhausted,
             optimised,
             choices: 0,
@@ -108,10 +111,19 @@ impl<'a> Solution<'a> {
             if coarse.is_none() && other.context.mesh().axes() != self.context.mesh().axes() {
                 coarse = Some(self.as_coarse());
             }
-            lower_bound = Some(compute_lower_bound(&other.context)?);
+            let computing = compute_lower_bound(&other.context)?;
+            lower_bound = Some(computing.max(self.bound_on(&other.context, &other.assignment)));
         }
         let Solution { context, assignment, costs, optimised, step, .. } = other;
         Ok(Self { context, assignment, costs, optimised, step, lower_bound, coarse, ..self })
+    }
+
+    /// The bound on prime axes, if it holds for an assignment; else zero.
+    pub(crate) fn bound_on(&self, context: &Context<'_>, assignment: &Assignment) -> i64 {
+        match self.prime_bound > 0 && is_on_prime_axes(&self.context, context.mesh(), assignment) {
+            true => self.prime_bound,
+            false => 0,
+        }
     }
 
     /// The answer as one on coarser axes than those of another answer.
