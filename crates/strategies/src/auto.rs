@@ -13,7 +13,7 @@ use crate::{
     Planner, Solution, Strategy,
     baselines::{PricedRecipe, baseline},
     error::StrategyError,
-    exact::Exact,
+    exact::{Exact, untied_on_prime_axes},
     mcmc::Mcmc,
     network_search::milliseconds,
     optcnn::OptCnn,
@@ -23,7 +23,7 @@ use crate::{
     recipes::RECIPES,
     soybean::{SOYBEAN, SOYBEAN_TIME},
 };
-use shardwright_plan::{Constraints, Optimised, PlanError};
+use shardwright_plan::{Constraints, Optimised, PlanError, compute_lower_bound};
 use shardwright_search::{Control, StopReason};
 use shardwright_sim::simulate_step;
 
@@ -90,6 +90,19 @@ impl Strategy for Auto {
             }
         }
         candidates.run_others(control)?;
+        // Where no plan per layer fits, plans per op are searched, as recipes that shard weights are.
+        let searched = match searched {
+            Err(error) if !planner.is_untied() => {
+                match untied_on_prime_axes(planner, constraints, &candidates.solutions(), &control.all_but(4))? {
+                    Some(mut untied) if candidates.add(Exact.name(), untied.clone())? => {
+                        untied.notes.push(error.to_string());
+                        Ok(untied)
+                    }
+                    _ => Err(error),
+                }
+            }
+            searched => searched,
+        };
         let proof = searched.as_ref().ok().cloned();
         let Fastest { mut solution, name, note } = candidates.fastest(searched, control)?;
         // A note on the fastest candidate is no longer of the plan that a walk leads to.
@@ -129,6 +142,11 @@ impl<'a> Candidates<'_, 'a> {
         }
         self.all.push((name, answer));
         Ok(true)
+    }
+
+    /// The answers.
+    fn solutions(&self) -> Vec<&Solution<'a>> {
+        self.all.iter().map(|(_, answer)| answer).collect()
     }
 
     /// The answer with the shortest step; the first of equals.
@@ -221,7 +239,9 @@ impl<'a> Candidates<'_, 'a> {
                 let stop_reason = control.stop(0).unwrap_or(StopReason::Exhausted);
                 let note = format!("the plan is that of {name}");
                 let (moves, placements) = (None, Vec::new());
-                let mut solution = Solution { lower_bound: Some(0), stop_reason, moves, placements, ..best };
+                let computing = compute_lower_bound(&best.context)?;
+                let lower_bound = Some(computing);
+                let mut solution = Solution { lower_bound, stop_reason, moves, placements, ..best };
                 solution.notes.push(error.to_string());
                 (solution, note)
             }

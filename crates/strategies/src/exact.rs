@@ -8,8 +8,9 @@ use crate::{
     baselines::PricedRecipe,
     error::StrategyError,
     network_search::{NetworkAnswer, NetworkSearch, Space},
+    prime_search::search_prime,
 };
-use shardwright_plan::{Constraints, Optimised, PlanError, SearchProblem};
+use shardwright_plan::{Constraints, MOST_AXES, Optimised, PlanError, SearchProblem};
 use shardwright_search::{Control, StopReason};
 
 /// The strategy `exact`.
@@ -50,6 +51,15 @@ impl Strategy for Exact {
         let recipes = planner.recipes(constraints, control)?;
         let kept = recipes.iter().filter(in_space).filter(|own| own.keeps(constraints));
         let recipe = kept.min_by_key(|own| own.costs.objective());
+        // The untied problem of a large machine takes long. Its relaxation on prime axes does not, and often suffices.
+        let early = match planner.is_untied() {
+            true => untied_on_prime_axes(planner, constraints, &[], &control.share(2))?,
+            false => None,
+        };
+        let is_near = |own: &Solution<'_>| control.is_near(own.objective(), own.prime_bound);
+        if let Some(near) = early.as_ref().filter(|own| is_near(own)) {
+            return Ok(near.clone());
+        }
         let first = |problem: &SearchProblem<'a>, constraints: &Constraints| {
             if problem.context.untied {
                 untied_or_tied(planner, problem, constraints, control)
@@ -57,7 +67,8 @@ impl Strategy for Exact {
                 Ok(SEARCH.run(problem, constraints, control)?)
             }
         };
-        match (SEARCH.solve_with(planner, constraints, control, &first), recipe) {
+        let searched = SEARCH.solve_with(planner, constraints, control, &first);
+        match (better(searched, early, planner)?, recipe) {
             (Ok(found), Some(recipe)) if recipe.costs.objective() < found.objective() => {
                 let answer = Solution { optimised: Optimised::Sum, ..recipe.solution() };
                 let mut solution = found.with_answer_of(answer, planner.problem_if_built())?;
@@ -90,6 +101,53 @@ impl Strategy for Exact {
             (found, _) => found,
         }
     }
+}
+
+/// The cheaper of an answer of the full search and one on prime axes that was found before, with the bounds of both.
+fn better<'a>(
+    searched: Result<Solution<'a>, StrategyError>,
+    early: Option<Solution<'a>>,
+    planner: &Planner<'a>,
+) -> Result<Result<Solution<'a>, StrategyError>, StrategyError> {
+    let Some(early) = early else { return Ok(searched) };
+    let Ok(mut searched) = searched else { return Ok(Ok(early)) };
+    searched.prime_bound = searched.prime_bound.max(early.prime_bound);
+    if early.objective() < searched.objective() {
+        return Ok(Ok(searched.with_answer_of(early, planner.problem_if_built())?));
+    }
+    searched.lower_bound = searched.lower_bound.max(Some(searched.prime_bound));
+    Ok(Ok(searched))
+}
+
+/// The untied answer on prime axes: a plan that chooses per op, with a bound that holds for all plans without pins. None on
+/// machines whose prime axes are searched anyway, and where nothing is found. The configs of the recipes and of `others` are
+/// among its choices.
+///
+/// # Errors
+/// Where an answer cannot be priced.
+pub fn untied_on_prime_axes<'a>(
+    planner: &Planner<'a>,
+    constraints: &Constraints,
+    others: &[&Solution<'a>],
+    control: &Control<'_>,
+) -> Result<Option<Solution<'a>>, StrategyError> {
+    let free = constraints.configs.is_empty() && planner.machine().mesh().len() > MOST_AXES;
+    if !free || control.is_over() {
+        return Ok(None);
+    }
+    let recipes = planner.recipes(constraints, control)?;
+    let others = others.iter().map(|own| (own.context.mesh(), &own.assignment));
+    let known: Vec<_> =
+        recipes.iter().map(|own| (own.context.mesh(), &own.assignment)).chain(others).collect();
+    let context = planner.untied_prime()?;
+    let fitting = recipes.iter().filter(|own| own.keeps(constraints));
+    let target = fitting.map(|own| own.costs.objective()).min().unwrap_or(i64::MAX);
+    let Some(found) = search_prime(context, &SEARCH, constraints, &known, target, control)? else {
+        return Ok(None);
+    };
+    let mut solution = found.answer.solution(&found.problem)?;
+    (solution.prime_bound, solution.lower_bound) = (found.bound, Some(found.bound));
+    Ok(Some(solution))
 }
 
 /// The note on a recipe that is the answer.

@@ -52,6 +52,7 @@ pub mod pipeline;
 mod place;
 mod planner;
 mod polish;
+mod prime_search;
 pub mod recipes;
 mod refine;
 mod solution;

@@ -8,7 +8,10 @@
 //! any time, and never worse than the start. Nothing is proved about the finer space. So finer problems are not solved to the
 //! end: a mesh is left as soon as its bound rules out a gain, or once further gains are too small.
 
-use crate::network_search::{NetworkAnswer, NetworkSearch, Space};
+use crate::{
+    network_search::{NetworkAnswer, NetworkSearch, Space},
+    prime_search::among,
+};
 use shardwright_graph::{FactorIndex, Rule};
 use shardwright_machine::{AxisId, AxisSet, Mesh};
 use shardwright_plan::{Candidates, Constraints, Context, MOST_AXES, MOST_CONFIGS, PlanError, SearchProblem};
@@ -53,9 +56,11 @@ pub fn refine<'a>(
     if problem.context.search_mesh.prime || search.space != Space::All || !free {
         return refinement;
     }
-    let mut objective = coarse.objective;
+    let (context, mut objective) = (&*problem.context, coarse.objective);
     if !candidates.is_empty() && !control.is_near(objective, bound) {
-        refinement.best = among(problem, search, constraints, coarse, candidates, control);
+        let known = [(context.mesh(), &coarse.assignment)];
+        let found = among(context, search, constraints, candidates, &known, &control.share(AMONG_SHARE));
+        refinement.best = found.filter(|(_, found)| found.objective < coarse.objective);
         objective = refinement.best.as_ref().map_or(objective, |(_, found)| found.objective);
     }
     while !control.is_near(objective, bound)
@@ -65,38 +70,6 @@ pub fn refine<'a>(
         refinement.best = Some(better);
     }
     refinement
-}
-
-/// The best answer among some configs on prime axes and those of an answer on coarse ones, if it gains. Axes are merged on which
-/// all of them agree.
-fn among<'a>(
-    problem: &SearchProblem<'a>,
-    search: &NetworkSearch<'_>,
-    constraints: &Constraints,
-    coarse: &NetworkAnswer,
-    candidates: &[Vec<Config>],
-    control: &Control<'_>,
-) -> Option<(SearchProblem<'a>, NetworkAnswer)> {
-    let context = &*problem.context;
-    let prime = context.machine.mesh();
-    let mut configs: Vec<Vec<Config>> = candidates.to_vec();
-    for (own, split) in configs.iter_mut().zip(&context.variables.members) {
-        let known = coarse.assignment.config(split.forward()).on_primes(context.mesh());
-        if !own.contains(&known) {
-            own.push(known);
-        }
-    }
-    let all: Vec<Config> = configs.iter().flatten().cloned().collect();
-    let mesh = prime.merge_axes(&agreed(prime, &all)).ok()?;
-    let merged = |config: &Config| {
-        let first = |axis: &shardwright_machine::Axis| axis.primes.iter().next();
-        Config::new(mesh.axes().iter().filter_map(first).map(|prime| config.get(prime)))
-    };
-    let configs = configs.iter().map(|own| own.iter().map(merged).collect()).collect();
-    let control = &control.share(AMONG_SHARE);
-    let near = SearchProblem::among(context, Candidates { mesh, configs }, control).ok()?;
-    let found = search.run(&near, constraints, control).ok()?;
-    (found.objective < coarse.objective).then_some((near, NetworkAnswer { bound: 0, ..found }))
 }
 
 /// An answer on a mesh finer than that of the best so far, if one of them gains.
