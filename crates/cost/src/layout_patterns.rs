@@ -38,6 +38,9 @@ type Counts = SmallVec<[u8; 24]>;
 /// The number of axes of each class that a step uses.
 type Used = SmallVec<[u8; 4]>;
 
+/// A graph, or `None` if it would have too many patterns.
+type GraphSlot = Option<Arc<PatternGraph>>;
+
 /// Bounds reshard times on a machine's prime axes.
 #[derive(Debug)]
 pub struct PatternResharder {
@@ -45,7 +48,7 @@ pub struct PatternResharder {
     classes: Arc<[AxisClass]>,
     /// All sets of axes, by their counts per class.
     sets: FxHashMap<Used, Vec<AxisSet>>,
-    graphs: RwLock<FxHashMap<(DivisorClass, bool), Option<Arc<PatternGraph>>>>,
+    graphs: RwLock<FxHashMap<(DivisorClass, bool), GraphSlot>>,
 }
 
 /// A class of interchangeable axes.

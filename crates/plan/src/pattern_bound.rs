@@ -14,12 +14,7 @@
 //! Configs on merged axes are configs on prime axes too, except that ops which follow a layer's forward op may then
 //! follow it otherwise ([`is_on_prime_axes`]).
 
-use crate::{
-    context::Context,
-    error::PlanError,
-    variable_classes::VariableClasses,
-    variables::Variables,
-};
+use crate::{context::Context, error::PlanError, variable_classes::VariableClasses, variables::Variables};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use shardwright_cost::{Comm, Layout, PatternResharder, PatternTensor, Placement, TensorShape};
@@ -169,6 +164,9 @@ impl Group {
     }
 }
 
+/// The kinds of the transfers between two variables; true: from the lower to the higher one.
+type Between = Vec<(u32, bool)>;
+
 /// The problem on prime axes, relaxed to groups of configs.
 struct Relaxation {
     classes: Vec<ClassConfigs>,
@@ -177,8 +175,8 @@ struct Relaxation {
     ends: Vec<End>,
     tensors: Vec<PatternTensor>,
     kinds: Vec<TransferKind>,
-    /// Pairs of variables, with the kinds of the transfers between them; true: from the lower to the higher one.
-    pairs: Vec<((u32, u32), Vec<(u32, bool)>)>,
+    /// Pairs of variables, with the transfers between them.
+    pairs: Vec<((u32, u32), Between)>,
     /// Times from sets of patterns of a tensor, which endpoints share.
     times: FxHashMap<(u32, Vec<u32>), Arc<[f64]>>,
 }
@@ -256,7 +254,7 @@ impl Relaxation {
         let mut tensor_ids: FxHashMap<TensorShape, u32> = FxHashMap::default();
         let mut kind_ids: FxHashMap<(u32, u32, u32), u32> = FxHashMap::default();
         let mut kinds: Vec<TransferKind> = Vec::new();
-        let mut pairs: BTreeMap<(u32, u32), Vec<(u32, bool)>> = BTreeMap::new();
+        let mut pairs: BTreeMap<(u32, u32), Between> = BTreeMap::new();
         let mut shapes: Vec<TensorShape> = Vec::new();
         for transfer in &context.transfers.pairs {
             let (from_variable, to_variable) = ends_of(transfer);
@@ -303,8 +301,11 @@ impl Relaxation {
             partial[*tensor as usize] |= layouts.iter().any(has);
         }
         let resharder = PatternResharder::new(context.machine);
-        let tensors: Option<Vec<PatternTensor>> =
-            shapes.par_iter().zip(&partial).map(|(shape, &partial)| resharder.tensor(shape, partial)).collect();
+        let tensors: Option<Vec<PatternTensor>> = shapes
+            .par_iter()
+            .zip(&partial)
+            .map(|(shape, &partial)| resharder.tensor(shape, partial))
+            .collect();
         let Some(tensors) = tensors else { return Ok(None) };
         let ends: Option<Vec<End>> = end_examples
             .par_iter()
@@ -357,7 +358,8 @@ impl Relaxation {
         let classes = &self.classes;
         self.kinds.par_iter_mut().for_each(|kind| {
             let (from, to) = (&ends[kind.from as usize], &ends[kind.to as usize]);
-            let (sources, readers) = (&classes[from.class as usize].groups, &classes[to.class as usize].groups);
+            let (sources, readers) =
+                (&classes[from.class as usize].groups, &classes[to.class as usize].groups);
             let mut table = Vec::with_capacity(sources.len() * readers.len());
             for (row, source) in sources.iter().enumerate() {
                 for (column, reader) in readers.iter().enumerate() {
@@ -392,7 +394,8 @@ impl Relaxation {
         }
         missing.sort_unstable();
         missing.dedup();
-        let jobs: Vec<&[(u32, Vec<u32>)]> = missing.chunk_by(|a, b| a.0 == b.0).flat_map(|own| own.chunks(8)).collect();
+        let jobs: Vec<&[(u32, Vec<u32>)]> =
+            missing.chunk_by(|a, b| a.0 == b.0).flat_map(|own| own.chunks(8)).collect();
         let run = |job: &&[(u32, Vec<u32>)]| {
             if control.stop_by_time().is_some() {
                 return None;
@@ -423,7 +426,8 @@ impl Relaxation {
         }
         let mut builder = NetworkBuilder::new();
         for &class in &self.of {
-            let costs: Vec<i64> = self.classes[class as usize].groups.iter().map(|group| group.cost).collect();
+            let costs: Vec<i64> =
+                self.classes[class as usize].groups.iter().map(|group| group.cost).collect();
             builder.variable(&costs, &[], Interval::default())?;
         }
         let mut shared: FxHashMap<&[(u32, bool)], SharedTable> = FxHashMap::default();
@@ -501,9 +505,9 @@ impl Relaxation {
                 }
                 // By the uses of the first class of axes in which the configs differ.
                 let differ = |at: &usize| {
-                    members.iter().any(|&m| {
-                        class.features[m as usize][*at] != class.features[members[0] as usize][*at]
-                    })
+                    members
+                        .iter()
+                        .any(|&m| class.features[m as usize][*at] != class.features[members[0] as usize][*at])
                 };
                 let axes = class.features[members[0] as usize].len();
                 let Some(at) = (0..axes).find(differ) else { continue };

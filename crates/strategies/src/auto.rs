@@ -93,7 +93,12 @@ impl Strategy for Auto {
         // Where no plan per layer fits, plans per op are searched, as recipes that shard weights are.
         let searched = match searched {
             Err(error) if !planner.is_untied() => {
-                match untied_on_prime_axes(planner, constraints, &candidates.solutions(), &control.all_but(4))? {
+                match untied_on_prime_axes(
+                    planner,
+                    constraints,
+                    &candidates.solutions(),
+                    &control.all_but(4),
+                )? {
                     Some(mut untied) if candidates.add(Exact.name(), untied.clone())? => {
                         untied.notes.push(error.to_string());
                         Ok(untied)

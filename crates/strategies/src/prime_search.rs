@@ -70,9 +70,8 @@ pub fn among<'a>(
     let all: Vec<Config> = configs.iter().flatten().cloned().collect();
     let mesh = prime.merge_axes(&agreed(prime, &all)).ok()?;
     let first = |axis: &Axis| axis.primes.iter().next();
-    let merged = |config: &Config| {
-        Config::new(mesh.axes().iter().filter_map(first).map(|prime| config.get(prime)))
-    };
+    let merged =
+        |config: &Config| Config::new(mesh.axes().iter().filter_map(first).map(|prime| config.get(prime)));
     let configs = configs.iter().map(|own| own.iter().map(merged).collect()).collect();
     let near = SearchProblem::among(context, Candidates { mesh, configs }, control).ok()?;
     let found = search.run(&near, constraints, control).ok()?;

@@ -304,7 +304,8 @@ mod tests {
             let peak = problem.context.price(&free.assignment).unwrap().peak_memory;
             for memory in [None, limited.then_some(peak)] {
                 let constraints = Constraints { memory, ..Constraints::default() };
-                let Some((finer, refined)) = refine(&problem, &EXACT, &constraints, &free, 0, &[], &control).best
+                let Some((finer, refined)) =
+                    refine(&problem, &EXACT, &constraints, &free, 0, &[], &control).best
                 else {
                     continue;
                 };
