@@ -6,7 +6,7 @@
 
 use crate::fusion::FusedOp;
 use rustc_hash::FxHashMap;
-use shardwright_cost::{CostFile, Estimate, OperatorTimes, Resharder, TimeSource};
+use shardwright_cost::{Comm, CostFile, Estimate, OperatorTimes, Resharder, TimeSource};
 use shardwright_graph::{Graph, OpId, Region, TensorType, Workload};
 use shardwright_machine::{AxisId, DeviceId, Machine, Mesh, Seconds};
 use shardwright_space::{AxisUse, Config, OpShapes, completes, completion, halos};
@@ -176,17 +176,24 @@ impl<'a> OpTimes<'a> {
         picoseconds(self.slowest(|times| times.estimate(&workload), units).seconds)
     }
 
+    /// The time of the halo exchanges of an op's operands, in picoseconds.
+    pub(crate) fn halo(&self, comm: &Comm, op: OpId, config: &Config) -> i64 {
+        let shapes = &self.shapes[op.index()];
+        (0..shapes.inputs.len())
+            .flat_map(|i| halos(shapes, i, config, self.mesh))
+            .map(|halo| picoseconds(comm.halo_seconds(halo.axes, halo.down, halo.up)))
+            .sum()
+    }
+
     /// The time of an op's own exchanges, in picoseconds: halos of its operands, and the reduction of a result that it
     /// completes.
     pub fn exchange(&self, resharder: &Resharder, op: OpId, config: &Config) -> i64 {
         let shapes = &self.shapes[op.index()];
-        let halos = (0..shapes.inputs.len())
-            .flat_map(|i| halos(shapes, i, config, self.mesh))
-            .map(|halo| picoseconds(resharder.comm().halo_seconds(halo.axes, halo.down, halo.up)));
         let path = completion(shapes, config, self.mesh).map(|own| own.path(shapes, resharder));
         debug_assert!(!matches!(path, Some(Err(_))), "a result that was laid out");
         let steps = path.and_then(Result::ok).map_or(Vec::new(), |path| path.steps);
-        halos.sum::<i64>() + steps.iter().map(|step| picoseconds(step.seconds)).sum::<i64>()
+        self.halo(resharder.comm(), op, config)
+            + steps.iter().map(|step| picoseconds(step.seconds)).sum::<i64>()
     }
 }
 

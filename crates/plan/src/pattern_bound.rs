@@ -232,7 +232,8 @@ impl Relaxation {
                 let forward = variables.index[split.forward().index()].1 as usize;
                 let cost = |configs: &Vec<Config>| -> i64 {
                     let own = split.ops.iter().zip(configs).map(|(&op, config)| {
-                        // On a torus, halo exchanges depend on the order of axes.
+                        // On a torus, halo exchanges depend on the order of axes. Reductions of results that ops complete
+                        // count as free.
                         let halo = if symmetric { times.halo(&comm, op, config) } else { 0 };
                         i64::from(context.graph.runs(op)).saturating_mul(times.compute(op, config) + halo)
                     });
