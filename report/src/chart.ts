@@ -69,23 +69,24 @@ export function chart({ label, lines, limits, end, floor = 0, value }: Chart): H
   for (const mark of marks) {
     drawing.append(svg("text", { x: x(mark), y: height - 8, "text-anchor": "middle" }, show.tickSeconds(mark, marks.length > 1 ? marks[1]! - marks[0]! : end)));
   }
-  for (const limit of limits) {
-    drawing.append(svg("line", { class: "limit", x1: LEFT, x2: width - RIGHT, y1: y(limit.value), y2: y(limit.value) }),
-      svg("text", { class: "limit-text", x: width - RIGHT, y: y(limit.value) - 5, "text-anchor": "end" }, limit.text));
-  }
   for (const line of lines) {
     const points = thinned(line, end, width);
     let path = "";
     points.forEach(([time, own], i) => (path += i === 0 ? `M${x(time).toFixed(1)} ${y(own).toFixed(1)}` : `H${x(time).toFixed(1)}V${y(own).toFixed(1)}`));
     if (points.length) drawing.append(svg("path", { d: `${path}H${x(line.until).toFixed(1)}`, stroke: line.colour, "stroke-dasharray": line.dash }));
   }
+  // The highest limit's name is above its line, those of the others below theirs; names lie over all lines.
+  [...limits].sort((a, b) => b.value - a.value).forEach((limit, at) => {
+    drawing.append(svg("line", { class: "limit", x1: LEFT, x2: width - RIGHT, y1: y(limit.value), y2: y(limit.value) }),
+      svg("text", { class: "limit-text", x: width - RIGHT, y: at === 0 ? y(limit.value) - 5 : y(limit.value) + 14, "text-anchor": "end" }, limit.text));
+  });
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();
     const time = (((event.clientX - box.left) / box.width) * width - LEFT) * (end / (width - LEFT - RIGHT));
     if (time < 0 || time > end) return hideTip();
-    const texts = lines.map((line) => [line.text, at(line, time)] as const);
+    const texts = lines.filter((line) => line.text && time <= line.until).map((line) => [line.text, at(line, time)] as const);
     showTip(event.clientX, event.clientY, show.seconds(time), ...texts.map(([text, own]) => `${text}: ${own === null ? "-" : value(own)}`));
   });
   drawing.addEventListener("pointerleave", hideTip);
-  return el("div", {}, drawing, legend(lines));
+  return el("div", {}, drawing, legend(lines.filter((line) => line.text)));
 }

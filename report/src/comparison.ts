@@ -4,13 +4,13 @@ import { bars, BarRow, tile } from "./bars";
 import { COMPUTING, MOVE } from "./colours";
 import { el, figures, panel } from "./dom";
 import * as show from "./format";
-import { Comparison, ComparisonRow, PageContent, MemoryLimitRow, PanelSpec } from "./model";
+import { Comparison, Row, PageContent, MemoryLimitRow, PanelSpec } from "./model";
 import { even, plot, powersOfTwo, Series } from "./plot";
 
 /** A row that has a plan. */
-type PlannedRow = ComparisonRow & { step_seconds: number; objective: number; peak_memory_bytes: number; traffic_bytes: number };
+type PlannedRow = Row & { step_seconds: number; objective: number; peak_memory_bytes: number; traffic_bytes: number };
 
-function planned<R extends ComparisonRow>(rows: R[]): (R & PlannedRow)[] {
+function planned<R extends Row>(rows: R[]): (R & PlannedRow)[] {
   return rows.filter((row): row is R & PlannedRow => row.step_seconds !== null);
 }
 
@@ -44,7 +44,7 @@ function solvers(data: Comparison): HTMLElement {
     ...failed.map(failure));
 }
 
-function failure(row: ComparisonRow): HTMLElement {
+function failure(row: Row): HTMLElement {
   return el("p", { class: "about" }, `${row.solver}: ${row.failure ?? "no result"}`);
 }
 
@@ -78,7 +78,7 @@ function scaling(data: Comparison): HTMLElement {
     return row ? show.seconds(row.step_seconds) : "-";
   };
   return panel("scaling", "Device counts",
-    `${about} ${grows ? "The batch grows with the devices; speedup is in samples per second." : "The batch is the same for all."} Baseline of the speedup: the best plan on ${many}.`,
+    `${about} ${grows ? "The batch grows with the devices; speedup is in samples per second." : "The batch is the same for all."} BaselineCost of the speedup: the best plan on ${many}.`,
     el("div", { class: "columns" },
       plot("speedup by device count", x, powersOfTwo("speedup", [...values(speeds), 1, last / first.devices], (own) => `${Number(own.toPrecision(3))}x`), speeds, ideal),
       plot("memory per device by device count", x, powersOfTwo("memory per device", values(held), (own) => show.tickBytes(own, own / 10), 1e9), held)),

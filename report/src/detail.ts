@@ -4,10 +4,12 @@ import { colourOf, splitKindOf } from "./colours";
 import { el } from "./dom";
 import { explainer } from "./explain";
 import * as show from "./format";
-import { Move, OpCost, Report } from "./model";
+import { Move, OpCost, Page } from "./model";
 import { tiles, tilesText } from "./tiles";
 
 const MOST = 8;
+/** What addresses of ops begin with. */
+const ADDRESS = "#op=";
 
 function moves(title: string, own: Move[], other: (move: Move) => string): HTMLElement | null {
   if (!own.length) return null;
@@ -18,7 +20,7 @@ function moves(title: string, own: Move[], other: (move: Move) => string): HTMLE
 }
 
 /** The drawer at the side of the page, and the function that opens it. */
-export function detail(report: Report, costs: OpCost[]): { drawer: HTMLElement; select: (op: number) => void } {
+export function detail(report: Page, costs: OpCost[]): { drawer: HTMLElement; select: (op: number) => void; fromAddress: () => void } {
   const body = el("div");
   const explain = explainer(report);
   const close = el("button", { type: "button", "aria-label": "close", class: "close", click: () => hide() }, "×");
@@ -28,6 +30,7 @@ export function detail(report: Report, costs: OpCost[]): { drawer: HTMLElement; 
 
   function hide(): void {
     drawer.hidden = true;
+    if (location.hash.startsWith(ADDRESS)) history.replaceState(null, "", location.pathname + location.search);
     if (before instanceof HTMLElement && before.isConnected) before.focus();
   }
   addEventListener("keydown", (event) => {
@@ -60,6 +63,16 @@ export function detail(report: Report, costs: OpCost[]): { drawer: HTMLElement; 
     );
     drawer.hidden = false;
     close.focus();
+    history.replaceState(null, "", ADDRESS + encodeURIComponent(planned.name));
   }
-  return { drawer, select };
+
+  /** Opens the op that the page's address names. */
+  function fromAddress(): void {
+    if (!location.hash.startsWith(ADDRESS)) return;
+    const name = decodeURIComponent(location.hash.slice(ADDRESS.length));
+    const op = report.plan.ops.findIndex((own) => own.name === name);
+    if (op >= 0) select(op);
+  }
+  addEventListener("hashchange", fromAddress);
+  return { drawer, select, fromAddress };
 }

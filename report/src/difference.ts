@@ -4,13 +4,14 @@ import { bars, tile } from "./bars";
 import { COMPUTING, MOVE } from "./colours";
 import { el, panel } from "./dom";
 import * as show from "./format";
-import { Change, Difference, Report } from "./model";
+import { Change, Difference, Page } from "./model";
 
 /** The most changes that are listed. */
 const MOST = 300;
 
 /** A difference in seconds, with its sign. */
-function signed(seconds: number): string {
+function signed(seconds: number | null): string {
+  if (seconds === null) return "-";
   return seconds === 0 ? "0" : `${seconds > 0 ? "+" : "−"}${show.seconds(Math.abs(seconds))}`;
 }
 
@@ -21,10 +22,11 @@ function percent([before, after]: [number, number]): string {
 
 function table(changes: Change[], select: (op: number) => void): HTMLElement {
   const shown = changes.slice(0, MOST);
-  const most = Math.max(...shown.map((own) => Math.abs(own.alone_seconds)), Number.MIN_VALUE);
+  const most = Math.max(...shown.map((own) => Math.abs(own.alone_seconds ?? 0)), Number.MIN_VALUE);
   const row = (own: Change) => {
-    const wide = (50 * Math.abs(own.alone_seconds)) / most;
-    const style = own.alone_seconds < 0 ? `right:50%;width:${wide}%;background:${COMPUTING.colour}` : `left:50%;width:${wide}%;background:#d55e00`;
+    const alone = own.alone_seconds ?? 0;
+    const wide = (50 * Math.abs(alone)) / most;
+    const style = alone < 0 ? `right:50%;width:${wide}%;background:${COMPUTING.colour}` : `left:50%;width:${wide}%;background:#d55e00`;
     return el("tr", {},
       el("th", { scope: "row" }, el("button", { type: "button", class: "link", click: () => select(own.index) }, own.op)),
       el("td", {}, own.before), el("td", {}, own.after), el("td", { class: "number" }, String(own.ops)),
@@ -40,7 +42,7 @@ function table(changes: Change[], select: (op: number) => void): HTMLElement {
     changes.length > MOST ? el("p", { class: "about" }, `and ${changes.length - MOST} more: \`diff --json\` lists all`) : null);
 }
 
-export function difference(report: Report, own: Difference, select: (op: number) => void): HTMLElement {
+export function difference(report: Page, own: Difference, select: (op: number) => void): HTMLElement {
   const { solvers, changes } = own;
   const names = solvers.map((solver, at) => `${at === 0 ? "first" : "second"} plan (${solver})`);
   const sums = own.objective.map((ps) => ps / 1e12) as [number, number];
@@ -48,7 +50,7 @@ export function difference(report: Report, own: Difference, select: (op: number)
     tile(title, text(values[1]), `${percent(values)}; first plan: ${text(values[0])}`);
   const chart = (caption: string, colour: string, values: [number, number], text: (value: number) => string) =>
     bars(caption, values.map((value, at) => ({ name: names[at]!, own: at === 1, parts: [{ value, colour, text: text(value) }], text: text(value) })));
-  const alone = changes.reduce((sum, change) => sum + change.alone_seconds, 0);
+  const alone = changes.reduce((sum, change) => sum + (change.alone_seconds ?? 0), 0);
   const unit = report.plan.space.untied ? "op" : "layer";
   return panel("difference", "Difference",
     changes.length ? `${show.count(changes.length, unit)} of ${report.explanations.length} have another config.` : "All configs are equal.",

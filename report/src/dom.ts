@@ -25,7 +25,7 @@ export function svg<K extends keyof SVGElementTagNameMap>(name: K, attributes: A
 
 /** A panel of the page, with a heading and an anchor for the menu. */
 export function panel(id: string, title: string, about: string, ...children: Child[]): HTMLElement {
-  return el("section", { id, "aria-labelledby": `${id}-title` },
+  return el("section", { id, tabindex: -1, "aria-labelledby": `${id}-title` },
     el("h2", { id: `${id}-title` }, title), about ? el("p", { class: "about" }, about) : null, ...children);
 }
 
@@ -47,4 +47,30 @@ export function figures(caption: string, head: string[], rows: { own?: boolean; 
     el("tbody", {}, ...rows.map((row) => el("tr", row.own ? { class: "own" } : {}, ...row.cells.map((text, at) =>
       at ? el("td", { class: "number" }, text) : el("th", { scope: "row" }, text))))));
   return el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": caption }, table);
+}
+
+/**
+ * Makes a list of buttons one stop of the Tab key: arrow keys move among them. Only the first, or the one that has the focus, can be
+ * reached by Tab. The
+ * function that is returned is called after buttons were drawn anew.
+ */
+export function oneStop(view: HTMLElement, selector: string): () => void {
+  const all = () => [...view.querySelectorAll<HTMLElement>(selector)];
+  view.addEventListener("keydown", (event) => {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const own = all();
+    const at = own.indexOf(document.activeElement as HTMLElement);
+    if (by === undefined || at < 0) return;
+    const next = own[at + by];
+    if (!next) return;
+    event.preventDefault();
+    own[at]!.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  });
+  return () => {
+    const own = all();
+    const focused = own.find((button) => button === document.activeElement);
+    own.forEach((button) => (button.tabIndex = button === (focused ?? own[0]) ? 0 : -1));
+  };
 }

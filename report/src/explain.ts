@@ -2,7 +2,7 @@
 
 import { el } from "./dom";
 import * as show from "./format";
-import { Choice, Explanation, Report } from "./model";
+import { Choice, Explanation, Page } from "./model";
 
 const total = (choice: Choice) => choice.compute_ps + choice.inside_ps + choice.neighbours_ps;
 
@@ -45,7 +45,7 @@ export function sentence(name: string, explanation: Explanation): string {
 }
 
 /** The meaning of the columns, and what is unknown. */
-function notes(report: Report, explanation: Explanation): string {
+function notes(report: Page, explanation: Explanation): string {
   const alone = "alone: all other configs stay.";
   const others = report.plan.space.untied ? "ops" : "layers";
   switch (explanation.reoptimised) {
@@ -61,7 +61,7 @@ function notes(report: Report, explanation: Explanation): string {
 }
 
 /** A function from an op to its explanation. */
-export function explainer(report: Report): (op: number) => HTMLElement | null {
+export function explainer(report: Page): (op: number) => HTMLElement | null {
   const of = new Map<number, Explanation>();
   for (const explanation of report.explanations) for (const op of explanation.ops) of.set(op, explanation);
   return (op) => {
@@ -69,14 +69,15 @@ export function explainer(report: Report): (op: number) => HTMLElement | null {
     if (!explanation) return null;
     const lead = report.plan.ops[explanation.op]!;
     const follows = explanation.op === op ? "" : `Its config follows ${lead.name}. `;
-    const chosen = explanation.options[0]!;
+    const chosen = explanation.options[0];
+    if (!chosen) return null;
     const known = explanation.reoptimised !== null;
     const anew = (choice: Choice) => (choice.reoptimised_ps === null ? "-" : change(choice.reoptimised_ps));
     const titles = ["config", "computing", "within layer", "neighbours", "alone", ...(known ? ["reoptimised"] : [])];
     return el("div", { class: "explain" }, el("h3", {}, "Why this config"),
       el("p", {}, follows + sentence(lead.name, explanation)),
       el("table", {},
-        el("caption", {}, `The best of ${show.count(explanation.configs, "config")}: costs, and change of the step time without overlap`),
+        el("caption", {}, explanation.configs > 0 ? `The best of ${show.count(explanation.configs, "config")}: costs, and change of the step time without overlap` : "Costs of this config"),
         el("thead", {}, el("tr", {}, ...titles.map((title, at) => el("th", { scope: "col", class: at ? "number" : "" }, title)))),
         el("tbody", {}, ...explanation.options.map((choice, at) => el("tr", at === 0 ? { class: "own" } : {},
           el("th", { scope: "row" }, choice.config),

@@ -9,7 +9,7 @@ export interface Fold {
 
 const MOST_ROWS = 400;
 
-/** Finds runs of at least three repetitions in a sequence of signatures, from the front, the longest run first. */
+/** Finds runs of at least two repetitions in a sequence of signatures, from the front, the longest run first. */
 export function findFolds(signatures: string[]): Fold[] {
   const ids = new Map<string, number>();
   const rows = signatures.map((text) => ids.get(text) ?? (ids.set(text, ids.size), ids.size - 1));
@@ -17,11 +17,11 @@ export function findFolds(signatures: string[]): Fold[] {
   let at = 0;
   while (at < rows.length) {
     let best: Fold | null = null;
-    for (let length = 1; length <= MOST_ROWS && at + 3 * length <= rows.length; length++) {
+    for (let length = 1; length <= MOST_ROWS && at + 2 * length <= rows.length; length++) {
       let same = 0;
       while (at + length + same < rows.length && rows[at + same] === rows[at + length + same]) same++;
       const times = 1 + Math.floor(same / length);
-      if (times >= 3 && length * times > (best ? best.length * best.times : 3)) best = { first: at, length, times };
+      if (times >= 2 && length * times > (best ? best.length * best.times : 3)) best = { first: at, length, times };
     }
     if (best) folds.push(best);
     at += best ? best.length * best.times : 1;

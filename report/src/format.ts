@@ -7,6 +7,8 @@ export function seconds(value: number): string {
 }
 
 export function bytes(value: number): string {
+  if (value >= 1e15) return `${(value / 1e15).toFixed(2)} PB`;
+  if (value >= 1e12) return `${(value / 1e12).toFixed(2)} TB`;
   if (value >= 1e9) return `${(value / 1e9).toFixed(2)} GB`;
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;
   return `${(value / 1e3).toFixed(1)} kB`;
@@ -28,6 +30,12 @@ export function percent(share: number): string {
 
 export function count(value: number, noun: string): string {
   return `${value} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/** A rate of arithmetic. */
+export function flops(value: number): string {
+  const [scale, unit] = value >= 1e15 ? [1e15, "PFLOP/s"] : value >= 1e12 ? [1e12, "TFLOP/s"] : value >= 1e9 ? [1e9, "GFLOP/s"] : value >= 1e6 ? [1e6, "MFLOP/s"] : [1e3, "kFLOP/s"];
+  return `${Number((value / scale).toPrecision(3))} ${unit}`;
 }
 
 /** About `most` round numbers from 0 up to `end`, for the ticks of an axis. */
@@ -52,7 +60,7 @@ export function tickSeconds(value: number, step: number): string {
 /** The same for bytes. */
 export function tickBytes(value: number, step: number): string {
   if (value === 0) return "0";
-  const [scale, unit] = value >= 1e9 ? [1e9, "GB"] : value >= 1e6 ? [1e6, "MB"] : [1e3, "kB"];
+  const [scale, unit] = value >= 1e12 ? [1e12, "TB"] : value >= 1e9 ? [1e9, "GB"] : value >= 1e6 ? [1e6, "MB"] : [1e3, "kB"];
   const digits = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
   return `${Number((value / scale).toFixed(Math.min(digits, 6)))} ${unit}`;
 }

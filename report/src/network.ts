@@ -1,9 +1,9 @@
 // The network view: rows of layers on two rails, connected by their data flow.
 
 import { colourOf, MOVE, splitKindOf, SPLIT_KINDS } from "./colours";
-import { el, legend, panel, svg } from "./dom";
+import { el, legend, oneStop, panel, svg } from "./dom";
 import * as show from "./format";
-import { OpCost, Report } from "./model";
+import { OpCost, Page } from "./model";
 import { Edge, edgesOf, foldsOf, Layer, layersOf, rowsOf, Side } from "./rails";
 import { tiles, tilesText } from "./tiles";
 import { hideTip, showTip } from "./tip";
@@ -14,7 +14,7 @@ const BOX = 28;
 const MARGIN = 110;
 const GAP = 70;
 
-export function network(report: Report, costs: OpCost[], select: (op: number) => void): HTMLElement {
+export function network(report: Page, costs: OpCost[], select: (op: number) => void): HTMLElement {
   const layers = layersOf(report, costs);
   const folds = foldsOf(report, layers);
   const open = new Set<(typeof folds)[number]>();
@@ -26,6 +26,8 @@ export function network(report: Report, costs: OpCost[], select: (op: number) =>
   const inner = el("div", { class: "rails" });
   const view = el("div", { class: "scroll network", tabindex: 0, role: "region", "aria-label": "layers of the network", scroll: () => draw() }, inner);
 
+  const refreshStops = oneStop(view, "button");
+
   function toggle(fold: (typeof folds)[number]): void {
     if (!open.delete(fold)) open.add(fold);
     ({ rows, rowOf } = rowsOf(layers, folds, open));
@@ -33,12 +35,19 @@ export function network(report: Report, costs: OpCost[], select: (op: number) =>
     draw();
   }
 
+  /** What equal blocks are: the first and the last layer's names, and their time. */
+  function foldText(fold: (typeof folds)[number]): string {
+    const own = layers.slice(fold.first, fold.first + fold.length * fold.times);
+    const spent = own.reduce((sum, layer) => sum + layer.seconds, 0);
+    return `${own[0]!.name} … ${own[own.length - 1]!.name}: ${show.seconds(spent)}`;
+  }
+
   function box(layer: Layer, ops: number[], side: Side, left: number, width: number, top: number): HTMLElement {
     const first = ops[0]!;
     const kinds = [...new Set(ops.map((op) => splitKindOf(report.ops[op]!.split)))].map(colourOf);
     const configs = [...new Set(ops.map((op) => report.plan.ops[op]!.config))];
     const name = side === "forward" ? layer.name : show.count(ops.length, "op");
-    const config = configs.length > 2 ? `${configs.slice(0, 2).join(", ")}, ...` : configs.join(", ");
+    const config = `${configs.length > 2 ? `${configs.slice(0, 2).join(", ")}, ...` : configs.join(", ")} · ${kinds.length > 2 ? "several" : kinds.map((kind) => kind.short).join(", ")}`;
     const strip = kinds.map((kind, at) => `${kind.colour} ${(100 * at) / kinds.length}% ${(100 * (at + 1)) / kinds.length}%`).join(",");
     const spent = ops.reduce((sum, op) => sum + costs[op]!.compute + costs[op]!.comm, 0);
     const tip = (x: number, y: number) => {
@@ -101,8 +110,9 @@ export function network(report: Report, costs: OpCost[], select: (op: number) =>
       const y = at * ROW + (ROW - BOX) / 2;
       if ("fold" in row) {
         const { fold } = row;
-        const text = `${row.open ? "▾" : "▸"} ${fold.times} times ${fold.length > 1 ? `these ${fold.length} layers` : "this layer"}`;
-        boxes.push(el("button", { type: "button", class: "fold", "aria-expanded": String(row.open), style: `left:${left}px;top:${y}px;height:${BOX}px`, click: () => toggle(fold) }, text));
+        boxes.push(el("button", { type: "button", class: "fold", "aria-expanded": String(row.open), style: `left:${left}px;top:${y}px;height:${BOX}px;width:${used}px`, click: () => toggle(fold) },
+          el("strong", {}, `${row.open ? "▾" : "▸"} ${fold.times} × ${fold.length > 1 ? `block of ${fold.length} layers` : "layer"}`),
+          el("span", { class: "config" }, foldText(fold))));
         continue;
       }
       const layer = layers[row.layer]!;
@@ -112,11 +122,12 @@ export function network(report: Report, costs: OpCost[], select: (op: number) =>
     // The focused box keeps the focus when rows are redrawn.
     const focused = inner.contains(document.activeElement) ? document.activeElement?.getAttribute("style") : null;
     inner.replaceChildren(...boxes);
+    refreshStops();
     if (focused) [...inner.querySelectorAll<HTMLElement>("button")].find((own) => own.getAttribute("style") === focused)?.focus({ preventScroll: true });
   }
 
   new ResizeObserver(() => draw()).observe(view);
-  const folded = folds.length ? " Repeated blocks with equal configs are shown once." : "";
+  const folded = folds.length ? " Equal blocks are folded into one row; a click shows one of them." : "";
   return panel("network", "Network",
     `The layers from top to bottom: forward on the left${back ? ", backward and update on the right" : ""}. Lines are data flow; wider lines send more bytes. The bar below a name is the layer's time.${folded}`,
     legend([...SPLIT_KINDS, { colour: MOVE.colour, text: "sent between devices" }]), view);

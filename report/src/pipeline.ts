@@ -1,8 +1,9 @@
 // The pipeline: when every group of devices runs which stage for which micro-batch, and every stage's work and memory.
 
+import { bars } from "./bars";
 import { el, figures, legend, panel, svg } from "./dom";
 import * as show from "./format";
-import { Passes, PlanPipeline, Report, Step } from "./model";
+import { Passes, PlanPipeline, Page, StepView } from "./model";
 import { hideTip, showTip } from "./tip";
 
 const [WIDTH, LEFT, RIGHT, ROW, BOTTOM] = [1200, 76, 16, 30, 26];
@@ -16,7 +17,7 @@ const NAMES: Record<string, string> = {
   "forward": "forward", "backward": "backward", "backward-input": "gradients of inputs", "backward-weight": "gradients of weights",
 };
 
-function picture(step: Step, passes: Passes): HTMLElement {
+function picture(step: StepView, passes: Passes): HTMLElement {
   const groups = [...new Set(passes.group)].sort((a, b) => a - b);
   const chunks = Math.max(1, ...passes.chunk.map((chunk) => chunk + 1));
   const height = groups.length * ROW + BOTTOM;
@@ -48,19 +49,29 @@ function picture(step: Step, passes: Passes): HTMLElement {
   return el("div", {}, drawing, more > 0 ? el("p", { class: "about" }, `and ${more} more passes`) : null);
 }
 
+/** Peak memory of every stage's devices. */
+function memoryOf(report: Page, own: PlanPipeline): HTMLElement {
+  const limit = report.plan.memory_limit_bytes ?? report.device_memory_bytes;
+  return bars(`Peak memory per device, by stage (of ${show.bytes(limit)})`, own.stages.map((stage, at) => ({
+    name: `stage ${at}`, text: show.bytes(stage.peak_memory_bytes),
+    parts: [{ value: stage.peak_memory_bytes, colour: stage.peak_memory_bytes > limit ? "#d55e00" : "#009e73", text: show.bytes(stage.peak_memory_bytes) }],
+  })));
+}
+
 /** The layers of a stage: the first, the last and their number. */
 function layers(names: string[]): string {
   if (names.length < 3) return names.join(", ");
   return `${names[0]} … ${names[names.length - 1]} (${names.length})`;
 }
 
-export function pipeline(report: Report, own: PlanPipeline): HTMLElement {
+export function pipeline(report: Page, own: PlanPipeline): HTMLElement {
   const step = report.steps[0]!;
   const used = [...new Set(step.passes.pass)];
   return panel("pipeline", "Pipeline",
     `${own.stages.length} stages, ${own.schedule}, ${report.plan.micro_batches ?? 1} micro-batches. Groups of devices run no pass for ${show.percent(own.bubble)} of the step. Numbers are micro-batches; paler bars are later chunks of a group.`,
     picture(step, step.passes),
-    legend(used.map((pass) => ({ colour: COLOURS[pass] ?? "#8a8f98", text: NAMES[pass] ?? pass }))),
+    legend([...used.map((pass) => ({ colour: COLOURS[pass] ?? "#8a8f98", text: NAMES[pass] ?? pass })), { colour: "#8a8f9855", text: "no pass: bubble, update, communication" }]),
+    memoryOf(report, own),
     figures("Stages", ["stage", "group", "devices", "layers", "work per step", "peak memory"], own.stages.map((stage, at) => ({
       cells: [`stage ${at}`, String(stage.group), String(stage.devices), layers(stage.layers), show.seconds(stage.seconds), show.bytes(stage.peak_memory_bytes)],
     }))));

@@ -2,10 +2,10 @@
 // The rows and the edges between them. This file does not draw.
 
 import { findFolds, Fold, pattern } from "./fold";
-import { OpCost, Report } from "./model";
+import { OpCost, Page } from "./model";
 
-/** From this many layers on, repeated blocks are folded. */
-const FOLD_FROM = 80;
+/** From this many layers on, equal blocks are folded. */
+const FOLD_FROM = 24;
 
 export interface Layer {
   name: string;
@@ -14,6 +14,7 @@ export interface Layer {
   seconds: number;
 }
 
+/** A layer, or the row that stands for equal blocks: closed it hides them, open it is above the first of them. */
 export type Row = { layer: number } | { fold: Fold; open: boolean };
 
 export type Side = "forward" | "backward";
@@ -26,7 +27,7 @@ export interface Edge {
   bytes: number;
 }
 
-export function layersOf(report: Report, costs: OpCost[]): Layer[] {
+export function layersOf(report: Page, costs: OpCost[]): Layer[] {
   const layers: Layer[] = report.plan.layers.map((layer) => ({ name: layer.name, forward: [], backward: [], seconds: 0 }));
   report.ops.forEach((op, at) => {
     const layer = layers[op.layer]!;
@@ -36,7 +37,7 @@ export function layersOf(report: Report, costs: OpCost[]): Layer[] {
   return layers;
 }
 
-export function foldsOf(report: Report, layers: Layer[]): Fold[] {
+export function foldsOf(report: Page, layers: Layer[]): Fold[] {
   if (layers.length < FOLD_FROM) return [];
   const config = (ops: number[]) => ops.map((op) => report.plan.ops[op]!.config).join(" ");
   return findFolds(layers.map((layer) => `${pattern(layer.name)} ${config(layer.forward)} ${config(layer.backward)}`));
@@ -49,21 +50,22 @@ export function rowsOf(layers: Layer[], folds: Fold[], open: Set<Fold>): { rows:
   const starts = new Map(folds.map((fold) => [fold.first, fold]));
   for (let at = 0; at < layers.length; ) {
     const fold = starts.get(at);
-    const shown = fold ? (open.has(fold) ? fold.length * fold.times : fold.length) : 1;
+    const shown = fold ? (open.has(fold) ? fold.length : 0) : 1;
     if (fold) rows.push({ fold, open: open.has(fold) });
+    const closed = rows.length - 1;
     for (let i = 0; i < shown; i++) {
       rowOf[at + i] = rows.length;
       rows.push({ layer: at + i });
     }
     const all = fold ? fold.length * fold.times : 1;
-    for (let i = shown; i < all; i++) rowOf[at + i] = rowOf[at + (i % fold!.length)]!;
+    for (let i = shown; i < all; i++) rowOf[at + i] = shown ? rowOf[at + (i % fold!.length)]! : closed;
     at += all;
   }
   return { rows, rowOf };
 }
 
 /** The edges between rows, heaviest last so that it is drawn on top. */
-export function edgesOf(report: Report, rowOf: number[]): Edge[] {
+export function edgesOf(report: Page, rowOf: number[]): Edge[] {
   const edges = new Map<string, Edge>();
   const add = (from: number, to: number, bytes: number) => {
     const [a, b] = [report.ops[from]!, report.ops[to]!];

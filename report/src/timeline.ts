@@ -1,30 +1,25 @@
 // The timeline: devices and links as tracks, the plan and data parallelism on one time axis.
 
-import { colourOf, MOVE, splitKindOf, SPLIT_KINDS } from "./colours";
+import { colourOf, MOVE, PASSES, splitKindOf, SPLIT_KINDS } from "./colours";
+import { copyPicture } from "./copy";
 import { el, legend, panel, style } from "./dom";
+import { pattern } from "./fold";
 import * as show from "./format";
-import { Band, Report, Step, stepTitle } from "./model";
+import { BandView, Page, StepView, stepTitle } from "./model";
 import { hideTip, showTip } from "./tip";
 import { AXIS, BAND, BandRow, barAt, firstAfter, layOut, Row, TRACK } from "./tracks";
 
 const GUTTER = 118;
 const RIGHT = 12;
 
-/** Colours of passes. */
-const PASSES: Record<Band["pass"], { colour: string; ink: string; text: string }> = {
-  forward: { colour: "#56b4e9", ink: "#000", text: "forward" },
-  backward: { colour: "#e69f00", ink: "#000", text: "backward" },
-  recompute: { colour: "#cc79a7", ink: "#000", text: "recompute" },
-  update: { colour: "#009e73", ink: "#000", text: "update" },
-};
-
-/** The name of a band: its pass, and its micro-batch from 1. */
-function bandTitle(band: Band): string {
-  return band.micro_batch === null ? band.pass : `${band.pass} ${band.micro_batch + 1}`;
+/** The name of a band: its pass, and its micro-batch from 1 where there are several. */
+function bandTitle(band: BandView, several: boolean): string {
+  const name = PASSES[band.pass]?.text ?? band.pass;
+  return band.micro_batch === null || !several ? name : `${name} ${band.micro_batch + 1}`;
 }
 
 /** The name of a bar, and a line of description. */
-function describe(report: Report, step: Step, bar: number): [string, string] {
+function describe(report: Page, step: StepView, bar: number): [string, string] {
   const what = step.bars.what[bar]!;
   if (what >= 0) {
     const op = report.plan.ops[what]!;
@@ -36,10 +31,10 @@ function describe(report: Report, step: Step, bar: number): [string, string] {
   return [`${move.action} ${move.tensors[0] ?? ""}${more}`, `${show.bytes(move.bytes)} sent over ${axes}`];
 }
 
-function criticalPath(report: Report, step: Step): HTMLElement {
+function criticalPath(report: Page, step: StepView): HTMLElement {
   // A collective is on several tracks, but its time counts once.
   const seen = new Set<string>();
-  const parts: { name: string; duration: number; what: number }[] = [];
+  const parts = new Map<string, { name: string; duration: number; count: number }>();
   let computing = 0;
   let talking = 0;
   for (const bar of step.bars.critical) {
@@ -49,17 +44,23 @@ function criticalPath(report: Report, step: Step): HTMLElement {
     const duration = step.bars.duration[bar]! / 1e12;
     if (step.bars.what[bar]! >= 0) computing += duration;
     else talking += duration;
-    parts.push({ name: describe(report, step, bar)[0], duration, what: step.bars.what[bar]! });
+    const [name] = describe(report, step, bar);
+    const part = parts.get(pattern(name)) ?? { name, duration: 0, count: 0 };
+    part.duration += duration;
+    part.count++;
+    parts.set(pattern(name), part);
   }
-  parts.sort((a, b) => b.duration - a.duration);
+  const idle = Math.max(step.step_ps / 1e12 - computing - talking, 0);
+  const longest = [...parts.values()].sort((a, b) => b.duration - a.duration).slice(0, 6);
+  const title = (part: (typeof longest)[number]) => (part.count > 1 ? `${part.count} × ${pattern(part.name).replace(/#/g, "*")}` : part.name);
   return el("div", { class: "critical" },
     el("h3", {}, `${stepTitle(step)}: ${show.seconds(step.step_ps / 1e12)}`),
-    el("p", {}, `Critical path: ${show.seconds(computing)} computing, ${show.seconds(talking)} communicating. Its longest parts:`),
-    el("ol", {}, ...parts.slice(0, 5).map((part) =>
-      el("li", {}, `${part.name}: ${show.seconds(part.duration)} (${show.percent((part.duration * 1e12) / Math.max(step.step_ps, 1))})`))));
+    el("p", {}, `Critical path: ${show.seconds(computing)} computing, ${show.seconds(talking)} communicating${idle > 1e-9 ? `, ${show.seconds(idle)} waiting` : ""}. Its longest parts, equal blocks together:`),
+    el("ol", {}, ...longest.map((part) =>
+      el("li", {}, `${title(part)}: ${show.seconds(part.duration)} (${show.percent((part.duration * 1e12) / Math.max(step.step_ps, 1))})`))));
 }
 
-export function timeline(report: Report, select: (op: number) => void): HTMLElement {
+export function timeline(report: Page, select: (op: number) => void): HTMLElement {
   const { rows, bands, titles, height } = layOut(report);
   const end = Math.max(...report.steps.map((step) => step.step_ps), 1);
   const critical = new Map(report.steps.map((step) => [step, new Set(step.bars.critical)]));
@@ -67,8 +68,15 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   const view = { from: 0, to: end };
   const canvas = el("canvas", { tabindex: 0, role: "img", "aria-describedby": "timeline-keys", height });
   canvas.setAttribute("aria-label", `timeline: ${report.steps.map((s) => `${stepTitle(s)} takes ${show.seconds(s.step_ps / 1e12)}`).join(", ")}`);
-  const range = el("span", { class: "count", role: "status" });
+  const ruler = el("span", { class: "count", role: "status" });
+  const found = el("span", { class: "count", role: "status" });
+  const range = el("span", { class: "count range", role: "status" });
+  const several = report.plan.micro_batches > 1;
+  const passOf = (band: BandView) => PASSES[band.pass] ?? MOVE;
   let onlyCritical = false;
+  /** Words that highlighted bars contain; none: all bars. */
+  let words: string[] = [];
+  let measured: { from: number; to: number } | null = null;
   let width = 0;
   let pending = false;
 
@@ -92,6 +100,41 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   function pan(share: number): void {
     const by = share * (view.to - view.from);
     look(view.from + by, view.to + by);
+  }
+
+  function matches(step: StepView, bar: number): boolean {
+    const text = describe(report, step, bar).join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  }
+
+  /** The bars of the plan that are searched, in the order of time. */
+  function hits(): number[] {
+    const step = report.steps[0]!;
+    return step.bars.what.map((_, bar) => bar).filter((bar) => matches(step, bar)).sort((a, b) => step.bars.start[a]! - step.bars.start[b]!);
+  }
+
+  /** Shows the next bar after the middle of the view that is searched, or the first. */
+  function next(): void {
+    const { start, duration } = report.steps[0]!.bars;
+    const all = words.length ? hits() : [];
+    const middle = (view.from + view.to) / 2;
+    const bar = all.find((own) => start[own]! + duration[own]! / 2 > middle * (1 + 1e-9)) ?? all[0];
+    if (bar === undefined) return;
+    const length = Math.min(view.to - view.from, Math.max(duration[bar]! * 20, end / 50));
+    look(start[bar]! + duration[bar]! / 2 - length / 2, start[bar]! + duration[bar]! / 2 + length / 2);
+  }
+
+  /** What devices do in a measured time. */
+  function measuredText(): string {
+    if (!measured) return "";
+    const [from, to] = [Math.min(measured.from, measured.to), Math.max(measured.from, measured.to)];
+    const parts = rows.filter((row) => row.step === report.steps[0] && report.steps[0]!.tracks[row.track]!.class === 0).map((row) => {
+      const { start, duration } = row.step.bars;
+      let busy = 0;
+      for (let bar = firstAfter(row, from); bar < row.last && start[bar]! < to; bar++) busy += Math.min(start[bar]! + duration[bar]!, to) - Math.max(start[bar]!, from);
+      return `${row.label} ${show.percent(busy / Math.max(to - from, 1))}`;
+    });
+    return `measured: ${show.seconds((to - from) / 1e12)} (${parts.join(", ")})`;
   }
 
   function ask(): void {
@@ -138,6 +181,13 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
     pen.font = "12px system-ui, sans-serif";
     for (const row of bands) drawBands(pen, row, soft);
     for (const row of rows) drawRow(pen, row, ink, soft);
+    if (measured) {
+      const [left, right] = [x(Math.min(measured.from, measured.to)), x(Math.max(measured.from, measured.to))];
+      pen.fillStyle = "#e69f0044";
+      pen.fillRect(Math.max(left, GUTTER), 0, Math.max(Math.min(right, width - RIGHT) - Math.max(left, GUTTER), 1), height);
+      pen.fillStyle = ink;
+      pen.fillText(show.seconds(Math.abs(measured.to - measured.from) / 1e12), Math.max(left, GUTTER) + 4, AXIS + 6);
+    }
     for (const step of report.steps) {
       const own = rows.filter((row) => row.step === step);
       const at = x(step.step_ps);
@@ -157,12 +207,12 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
     for (const band of row.bands) {
       if (band.end_ps < view.from || band.start_ps > view.to) continue;
       const [left, right] = [x(band.start_ps), x(band.end_ps)];
-      pen.fillStyle = PASSES[band.pass].colour;
+      pen.fillStyle = passOf(band).colour;
       pen.fillRect(left, row.y + 1, Math.max(right - left, 0.7), BAND - 3);
       const room = Math.min(right, width - RIGHT) - Math.max(left, GUTTER);
       if (room > 46) {
-        pen.fillStyle = PASSES[band.pass].ink;
-        pen.fillText(fit(pen, bandTitle(band), room - 8), Math.max(left, GUTTER) + 4, row.y + BAND / 2);
+        pen.fillStyle = passOf(band).ink;
+        pen.fillText(fit(pen, bandTitle(band, several), room - 8), Math.max(left, GUTTER) + 4, row.y + BAND / 2);
       }
     }
     pen.restore();
@@ -181,13 +231,13 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
     for (let bar = firstAfter(row, view.from); bar < row.last && start[bar]! <= view.to; bar++) {
       const [left, right] = [x(start[bar]!), x(start[bar]! + duration[bar]!)];
       const on = path.has(bar);
-      // A bar thinner than a pixel on an occupied pixel is invisible.
-      if (right < drawn + 0.5) continue;
+      // A bar thinner than a pixel on an occupied pixel is invisible, unless it is searched.
+      if (right < drawn + 0.5 && !(words.length && matches(row.step, bar))) continue;
       const from = Math.max(left, drawn);
       const wide = Math.max(right - from, 0.7);
       drawn = from + wide;
       const colours = what[bar]! < 0 ? MOVE : row.step.name === "plan" ? kinds[what[bar]!]! : { colour: "#0072b2", ink: "#fff" };
-      pen.globalAlpha = onlyCritical && !on ? 0.2 : 1;
+      pen.globalAlpha = (onlyCritical && !on) || (words.length && !matches(row.step, bar)) ? 0.15 : 1;
       pen.fillStyle = colours.colour;
       pen.fillRect(from, row.y + 1, wide > 3 ? wide - 0.5 : wide, TRACK - 6);
       if (on) {
@@ -215,7 +265,7 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   }
 
   /** The band under the pointer. */
-  function bandUnder(event: MouseEvent): Band | undefined {
+  function bandUnder(event: MouseEvent): BandView | undefined {
     const box = canvas.getBoundingClientRect();
     const [time, py] = [timeAt(event.clientX - box.left), event.clientY - box.top];
     const row = bands.find((own) => py >= own.y && py < own.y + BAND);
@@ -225,7 +275,7 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   function hover(event: MouseEvent): void {
     const band = bandUnder(event);
     if (band) {
-      return showTip(event.clientX, event.clientY, bandTitle(band),
+      return showTip(event.clientX, event.clientY, bandTitle(band, several),
         `${show.seconds((band.end_ps - band.start_ps) / 1e12)}, from ${show.seconds(band.start_ps / 1e12)} on`);
     }
     const found = under(event);
@@ -238,19 +288,34 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
       ...(critical.get(row.step)!.has(bar) ? ["on the critical path"] : []));
   }
 
-  let dragged: { x: number; from: number; to: number; moved: boolean } | null = null;
+  let dragged: { x: number; from: number; to: number; moved: boolean; measures: boolean } | null = null;
   canvas.addEventListener("pointerdown", (event) => {
-    dragged = { x: event.clientX, from: view.from, to: view.to, moved: false };
+    const box = canvas.getBoundingClientRect();
+    // The ruler measures; so does any place with the Shift key.
+    const measures = event.shiftKey || event.clientY - box.top < AXIS;
+    dragged = { x: event.clientX, from: view.from, to: view.to, moved: false, measures };
+    if (measures || measured) {
+      const at = timeAt(event.clientX - box.left);
+      measured = measures ? { from: at, to: at } : null;
+      ruler.textContent = "";
+      ask();
+    }
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
     if (!dragged) return hover(event);
     const by = event.clientX - dragged.x;
     if (Math.abs(by) > 3) dragged.moved = true;
+    if (dragged.moved && dragged.measures && measured) {
+      measured.to = Math.min(Math.max(timeAt(event.clientX - canvas.getBoundingClientRect().left), 0), end);
+      ruler.textContent = measuredText();
+      return ask();
+    }
     if (dragged.moved) look(dragged.from - by / scale(), dragged.to - by / scale());
   });
   canvas.addEventListener("pointerup", (event) => {
-    const click = dragged && !dragged.moved;
+    const click = dragged && !dragged.moved && !dragged.measures;
+    if (dragged?.measures && !dragged.moved) measured = null;
     dragged = null;
     const found = click ? under(event) : null;
     if (!found) return;
@@ -271,10 +336,11 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   }, { passive: false });
   canvas.addEventListener("keydown", (event) => {
     const actions: Record<string, () => void> = {
+      a: () => pan(-0.15), d: () => pan(0.15), w: () => zoom(0.6), s: () => zoom(1 / 0.6), Escape: () => { measured = null; ruler.textContent = ""; ask(); },
       ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15), "+": () => zoom(0.6), "=": () => zoom(0.6),
       "-": () => zoom(1 / 0.6), "0": () => look(0, end), Home: () => look(0, view.to - view.from), End: () => look(end, end + view.to - view.from),
     };
-    const action = actions[event.key];
+    const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!action || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     action();
@@ -284,6 +350,15 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
   look(0, end);
 
   const button = (text: string, label: string, click: () => void) => el("button", { type: "button", "aria-label": label, title: label, click }, text);
+  const box = el("input", {
+    type: "search", id: "timeline-search", placeholder: "op, collective", autocomplete: "off",
+    input: () => {
+      words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+      found.textContent = words.length ? show.count(hits().length, "bar") : "";
+      ask();
+    },
+    keydown: (event: KeyboardEvent) => { if (event.key === "Enter") next(); },
+  });
   const check = el("input", { type: "checkbox", id: "only-critical", change: () => { onlyCritical = check.checked; ask(); } });
   const hidden = report.steps.filter((step) => step.more_classes > 0)
     .map((step) => `${stepTitle(step)}: ${step.more_classes} more device classes are not drawn.`);
@@ -291,12 +366,14 @@ export function timeline(report: Report, select: (op: number) => void): HTMLElem
     "The simulated step, task by task. Devices with equal timelines are drawn once.",
     el("div", { class: "tools" },
       button("+", "zoom in", () => zoom(0.6)), button("−", "zoom out", () => zoom(1 / 0.6)), button("all", "show all of the step", () => look(0, end)),
-      check, el("label", { for: "only-critical" }, "critical path only"), range),
+      check, el("label", { for: "only-critical" }, "critical path only"),
+      el("label", { for: "timeline-search" }, "search"), box, button("next", "next bar that is searched", next), found,
+      copyPicture("timeline.png", canvas, () => style("--paper")), range, ruler),
     el("div", { class: "tracks" }, canvas),
     ...hidden.map((text) => el("p", { class: "about" }, text)),
-    ...(bands.length ? [legend(Object.values(PASSES))] : []),
+    ...(bands.length ? [legend(Object.entries(PASSES).filter(([pass]) => bands.some((row) => row.bands.some((band) => band.pass === pass))).map(([, look]) => look))] : []),
     legend([...SPLIT_KINDS, MOVE, { colour: "var(--ink)", text: "line below a bar: critical path" }]),
-    el("p", { class: "about", id: "timeline-keys" }, "Pan: drag, arrow keys. Zoom: Ctrl and wheel, + and −. Whole step: 0. Details of an op: click."),
+    el("p", { class: "about", id: "timeline-keys" }, "Pan: drag, arrow keys, A and D. Zoom: Ctrl and wheel, + and −, W and S. Whole step: 0. Measure: drag on the ruler, or Shift and drag. Details of an op: click. Search: Enter goes to the next bar."),
     el("div", { class: "columns" }, ...report.steps.map((step) => criticalPath(report, step))));
 }
 

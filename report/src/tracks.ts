@@ -1,6 +1,6 @@
 // The geometry of the timeline: rows of tracks, the bar at a point, the visible bars. This file does not draw.
 
-import { Band, classTitle, Report, Step, stepTitle } from "./model";
+import { BandView, classTitle, Page, StepView, stepTitle } from "./model";
 
 export const TRACK = 22;
 export const TITLE = 24;
@@ -9,7 +9,7 @@ export const BAND = 14;
 
 /** One track of one step. */
 export interface Row {
-  step: Step;
+  step: StepView;
   track: number;
   /** Distance from the top, in pixels. */
   y: number;
@@ -27,11 +27,50 @@ export interface Title {
 /** The passes of a device class, above its computing. */
 export interface BandRow {
   y: number;
-  bands: Band[];
+  bands: BandView[];
+}
+
+/** The bands of a device class, with the times in which it computes nothing and communicates. */
+export function withWaits(step: StepView, own: number, bands: BandView[]): BandView[] {
+  const { track, start, duration } = step.bars;
+  const [busy, talking]: [[number, number][], [number, number][]] = [[], []];
+  track.forEach((at, bar) => {
+    const { class: group, level } = step.tracks[at]!;
+    if (group === own && duration[bar]! > 0) (level === null ? busy : talking).push([start[bar]!, start[bar]! + duration[bar]!]);
+  });
+  const waits: BandView[] = [];
+  let at = 0;
+  for (const [from, to] of union(talking)) {
+    let free = from;
+    while (at > 0 && busy[at - 1]![1] > from) at--;
+    while (at < busy.length && busy[at]![1] <= from) at++;
+    for (; at < busy.length && busy[at]![0] < to; at++) {
+      if (busy[at]![0] > free) waits.push(wait(free, busy[at]![0]));
+      free = Math.max(free, busy[at]![1]);
+    }
+    if (free < to) waits.push(wait(free, to));
+  }
+  // Where a device waits, no pass is shown.
+  return [...bands, ...waits];
+}
+
+function wait(start_ps: number, end_ps: number): BandView {
+  return { pass: "communication", micro_batch: null, start_ps, end_ps };
+}
+
+/** Times, joined where they overlap. */
+function union(times: [number, number][]): [number, number][] {
+  const joined: [number, number][] = [];
+  for (const [from, to] of [...times].sort((a, b) => a[0] - b[0])) {
+    const last = joined[joined.length - 1];
+    if (last && from <= last[1]) last[1] = Math.max(last[1], to);
+    else joined.push([from, to]);
+  }
+  return joined;
 }
 
 /** All steps below each other. */
-export function layOut(report: Report): { rows: Row[]; bands: BandRow[]; titles: Title[]; height: number } {
+export function layOut(report: Page): { rows: Row[]; bands: BandRow[]; titles: Title[]; height: number } {
   const rows: Row[] = [];
   const bands: BandRow[] = [];
   const titles: Title[] = [];
@@ -49,8 +88,8 @@ export function layOut(report: Report): { rows: Row[]; bands: BandRow[]; titles:
         titles.push({ y, text: `  ${title}` });
         y += TITLE;
       }
-      if (track.level === null && group?.bands?.length) {
-        bands.push({ y, bands: group.bands });
+      if (track.level === null && group?.bands.length) {
+        bands.push({ y, bands: withWaits(step, track.class, group.bands) });
         y += BAND;
       }
       const first = bar;

@@ -24,13 +24,22 @@ pub enum AxisRole {
     Expert,
     /// Runs the layer on one side of the axis.
     Placement,
+    /// Numbers the groups of a pipeline, which run one stage each.
+    Pipeline,
     /// Repeats the layer.
     Replication,
 }
 
 impl AxisRole {
-    const ALL: [Self; 6] =
-        [Self::Data, Self::Attribute, Self::Tensor, Self::Expert, Self::Placement, Self::Replication];
+    const ALL: [Self; 7] = [
+        Self::Data,
+        Self::Attribute,
+        Self::Tensor,
+        Self::Expert,
+        Self::Placement,
+        Self::Pipeline,
+        Self::Replication,
+    ];
 
     /// The role in words.
     fn name(self) -> &'static str {
@@ -40,6 +49,7 @@ impl AxisRole {
             Self::Tensor => "tensor parallelism",
             Self::Expert => "expert parallelism",
             Self::Placement => "whole layers placed",
+            Self::Pipeline => "pipeline parallelism",
             Self::Replication => "replicated",
         }
     }
@@ -136,7 +146,10 @@ fn role(
     let rule = &context.shapes[op.index()].rule;
     match assignment.config(op).uses()[axis] {
         AxisUse::Replicate => AxisRole::Replication,
-        AxisUse::Pin(_) => AxisRole::Placement,
+        AxisUse::Pin(_) => match &assignment.pipeline {
+            Some(pipeline) if pipeline.axes.contains(AxisId(axis as u32)) => AxisRole::Pipeline,
+            _ => AxisRole::Placement,
+        },
         AxisUse::Split(factor) => match kinds[op.index()][factor as usize] {
             FactorKind::Sample => AxisRole::Data,
             FactorKind::Attribute => AxisRole::Attribute,
@@ -151,8 +164,8 @@ fn role_times(
     context: &Context<'_>,
     costs: &Costs,
     role: &impl Fn(OpId, usize) -> AxisRole,
-) -> Vec<[f64; 6]> {
-    let mut times = vec![[0.0; 6]; context.mesh().len()];
+) -> Vec<[f64; 7]> {
+    let mut times = vec![[0.0; 7]; context.mesh().len()];
     for (layer, cost) in context.graph.layers.iter().zip(&costs.layers) {
         for (axis, times) in times.iter_mut().enumerate() {
             times[role(layer.forward, axis) as usize] += cost.compute as f64;

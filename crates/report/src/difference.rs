@@ -41,10 +41,10 @@ pub struct Change {
     pub after: String,
     /// Ops whose configs differ.
     pub ops: usize,
-    /// What the first plan's sum would become longer by, were this the only change.
-    pub alone_seconds: f64,
-    /// What the second plan's sum would become longer by, were this alone taken back.
-    pub undone_seconds: f64,
+    /// What the first plan's sum would become longer by, were this the only change; none where it goes with others only.
+    pub alone_seconds: Option<f64>,
+    /// What the second plan's sum would become longer by, were this alone taken back; none where that is impossible.
+    pub undone_seconds: Option<f64>,
 }
 
 impl Difference {
@@ -70,10 +70,11 @@ impl Difference {
             };
             let longer = |explainer: &mut Explainer<'_>, from: &Assignment, to: &Assignment| {
                 let price = |explainer: &mut Explainer<'_>, all: &Assignment| {
-                    explainer.price(part, &own(all)).map(|choice| choice.total_ps())
+                    explainer.price(part, &own(all)).map(|choice| choice.map(|choice| choice.total_ps()))
                 };
-                let change = price(explainer, to)? - price(explainer, from)?;
-                Ok::<f64, ReportError>(change as f64 / 1e12)
+                let (new, old) = (price(explainer, to)?, price(explainer, from)?);
+                let change = new.zip(old).map(|(new, old)| (new - old) as f64 / 1e12);
+                Ok::<Option<f64>, ReportError>(change)
             };
             let shown =
                 |all: &Assignment| all.config(lead).show(&context.shapes[lead.index()].rule, context.mesh());
@@ -87,7 +88,8 @@ impl Difference {
                 undone_seconds: longer(&mut from_new, new, old)?,
             });
         }
-        changes.sort_by(|a, b| b.alone_seconds.abs().total_cmp(&a.alone_seconds.abs()));
+        let worth = |change: &Change| change.alone_seconds.map_or(f64::INFINITY, f64::abs);
+        changes.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
         Ok(Self {
             step_seconds: [before, after].map(|plan| plan.simulated.step_seconds),
             objective: [before, after].map(|plan| plan.objective),

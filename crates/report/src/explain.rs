@@ -10,7 +10,7 @@ use crate::{
     reoptimise::{Certainty, Reoptimisation},
 };
 use serde::Serialize;
-use shardwright_cost::{Layout, TensorShape};
+use shardwright_cost::{Layout, LayoutError, TensorShape};
 use shardwright_graph::OpId;
 use shardwright_plan::{Context, MOST_CONFIGS, OpTimes, PlanError, Variables, picoseconds};
 use shardwright_space::{Assignment, Config, Endpoint, Transfer, configs, count_configs};
@@ -120,7 +120,9 @@ impl<'p> Explainer<'p> {
         let mut priced = Vec::new();
         for config in self.listed(part) {
             let own = split.configs(&context.shapes, context.mesh(), &config);
-            priced.push((self.price(part, &own)?.total_ps(), config));
+            if let Some(choice) = self.price(part, &own)? {
+                priced.push((choice.total_ps(), config));
+            }
         }
         priced.sort();
         Ok(priced.into_iter().map(|(_, config)| config).collect())
@@ -157,18 +159,20 @@ impl<'p> Explainer<'p> {
         let (shapes, mesh) = (&context.shapes[..], context.mesh());
         let lead = split.forward();
         let own: Vec<Config> = split.ops.iter().map(|op| self.chosen.config(*op).clone()).collect();
-        let mut chosen = self.price(part, &own)?;
-        chosen.reoptimised_ps = reoptimised.and_then(|known| known.own_change(part));
+        let mut options: Vec<Choice> = self.price(part, &own)?.into_iter().collect();
+        for chosen in &mut options {
+            chosen.reoptimised_ps = reoptimised.and_then(|known| known.own_change(part));
+        }
         let listed = self.listed(part);
         let mut others: Vec<Choice> = Vec::with_capacity(listed.len());
         for config in &listed {
-            let mut other = self.price(part, &split.configs(shapes, mesh, config))?;
+            let Some(mut other) = self.price(part, &split.configs(shapes, mesh, config))? else { continue };
             other.reoptimised_ps = reoptimised.and_then(|known| known.change(part, config));
             others.push(other);
         }
         let key = |own: &Choice| (own.reoptimised_ps.is_none(), own.reoptimised_ps, own.total_ps());
         others.sort_by(|a, b| (key(a), &a.config).cmp(&(key(b), &b.config)));
-        let mut options = vec![chosen];
+        let count = others.len();
         for other in others {
             // Configs that only differ in which axis splits what read the same: the best of them counts.
             if options.len() <= most && options.iter().all(|known| known.config != other.config) {
@@ -177,14 +181,15 @@ impl<'p> Explainer<'p> {
         }
         let ops = split.ops.iter().map(|op| op.0).collect();
         let reoptimised = reoptimised.map(|known| known.certainty);
-        Ok(Explanation { op: lead.0, ops, configs: listed.len(), reoptimised, options })
+        Ok(Explanation { op: lead.0, ops, configs: count, reoptimised, options })
     }
 
-    /// What a part costs when its ops have these configs, in their order.
+    /// What a part costs when its ops have these configs, in their order. None where no reshard leads to a neighbour: a sum
+    /// over micro-batches whose partial results another op would have to make.
     ///
     /// # Errors
     /// Where a tensor cannot be laid out.
-    pub fn price(&mut self, part: usize, configs: &[Config]) -> Result<Choice, ReportError> {
+    pub fn price(&mut self, part: usize, configs: &[Config]) -> Result<Option<Choice>, ReportError> {
         let (context, groups) = (self.context, self.groups);
         let (shapes, mesh) = (&context.shapes[..], context.mesh());
         let (mut compute_ps, mut inside_ps, mut neighbours_ps) = (0, 0, 0);
@@ -201,30 +206,33 @@ impl<'p> Explainer<'p> {
                 end.layout(shapes, config, mesh)
             };
             let (from, to) = (layout(&transfer.from), layout(&transfer.to));
-            let time = self.time(transfer, from, to)?;
+            let Some(time) = self.time(transfer, from, to)? else { return Ok(None) };
             *(if outside { &mut neighbours_ps } else { &mut inside_ps }) += time;
         }
         let lead = groups.members[part].forward();
         let rule = &shapes[lead.index()].rule;
         let (_, member) = groups.index[lead.index()];
         let config = configs[member as usize].show(rule, mesh);
-        Ok(Choice { config, compute_ps, inside_ps, neighbours_ps, reoptimised_ps: None })
+        Ok(Some(Choice { config, compute_ps, inside_ps, neighbours_ps, reoptimised_ps: None }))
     }
 
-    /// Picoseconds of a reshard.
-    fn time(&mut self, transfer: &Transfer, from: Layout, to: Layout) -> Result<i64, ReportError> {
+    /// Picoseconds of a reshard; none where a complete tensor would become a partial sum.
+    fn time(&mut self, transfer: &Transfer, from: Layout, to: Layout) -> Result<Option<i64>, ReportError> {
         if from == to {
-            return Ok(0);
+            return Ok(Some(0));
         }
         let tensor = self.context.graph.tensor(transfer.tensor);
         let fail = |source| PlanError::Tensor { tensor: tensor.name.clone(), source };
         let shape = TensorShape::new(&tensor.ty.shape, tensor.ty.dtype.bytes() as u32).map_err(fail)?;
         if let Some(&known) = self.known.get(&(shape, from, to)) {
-            return Ok(known);
+            return Ok(Some(known));
         }
         let resharder = &self.context.resharder;
-        let time = resharder.seconds(&resharder.tensor(shape), &from, &to).map(picoseconds).map_err(fail)?;
+        let time = match resharder.seconds(&resharder.tensor(shape), &from, &to) {
+            Err(LayoutError::CannotBecomePartial { .. }) => return Ok(None),
+            other => other.map(picoseconds).map_err(fail)?,
+        };
         self.known.insert((shape, from, to), time);
-        Ok(time)
+        Ok(Some(time))
     }
 }

@@ -33,6 +33,7 @@ mod html;
 mod ops;
 mod page;
 mod peak;
+mod rates;
 mod reoptimise;
 mod step;
 
@@ -41,6 +42,7 @@ pub use difference::{Change, Difference};
 pub use explain::{Choice, Explainer, Explanation};
 pub use ops::OpFacts;
 pub use page::{Improvement, Page, ReportError};
-pub use peak::{HeldTensor, KINDS, KindOfUse, Peak};
+pub use peak::{HeldTensor, KINDS, KindOfUse, LayerUse, Peak};
+pub use rates::{DeviceRates, PeakRate};
 pub use reoptimise::{Alternatives, Certainty, Reoptimisation};
-pub use step::{Bars, DeviceClass, Move, StepView, Track};
+pub use step::{BandView, Bars, DeviceClass, Move, Passes, StepView, Track};

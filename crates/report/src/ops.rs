@@ -5,7 +5,7 @@ use serde::Serialize;
 use shardwright_cost::Placement;
 use shardwright_graph::{FactorKind, OpId, Phase, factor_kinds};
 use shardwright_machine::AxisId;
-use shardwright_plan::Context;
+use shardwright_plan::{Context, OpTimes, PlanError};
 use shardwright_space::{Assignment, Config, output_layout};
 
 /// An op, beyond its config.
@@ -17,6 +17,10 @@ pub struct OpFacts {
     pub phase: Phase,
     /// Floating-point operations, all devices together, nothing repeated.
     pub flops: u64,
+    /// Floating-point operations of one device, work that devices repeat included.
+    pub device_flops: u64,
+    /// Bytes that one device reads and writes, were every kernel perfect.
+    pub device_bytes: u64,
     /// What is split: `sample`, `attribute`, `parameter`, `reduction`; empty where devices repeat each other's work.
     pub split: Vec<&'static str>,
     /// The whole first result: its type and its sizes.
@@ -44,13 +48,22 @@ fn name(kind: FactorKind) -> &'static str {
 
 impl OpFacts {
     /// Those of every op under its config.
-    pub fn all(context: &Context<'_>, assignment: &Assignment) -> Vec<Self> {
-        let kinds = factor_kinds(context.graph);
+    ///
+    /// # Errors
+    /// Where the context's costs are of another device.
+    pub fn all(context: &Context<'_>, assignment: &Assignment) -> Result<Vec<Self>, PlanError> {
+        let (kinds, times) = (factor_kinds(context.graph), context.times()?);
         let ops = context.graph.op_ids().zip(&assignment.configs).zip(&kinds);
-        ops.map(|((op, config), kinds)| Self::of(context, op, config, kinds)).collect()
+        Ok(ops.map(|((op, config), kinds)| Self::of(context, &times, op, config, kinds)).collect())
     }
 
-    fn of(context: &Context<'_>, op: OpId, config: &Config, kinds: &[FactorKind]) -> Self {
+    fn of(
+        context: &Context<'_>,
+        times: &OpTimes<'_>,
+        op: OpId,
+        config: &Config,
+        kinds: &[FactorKind],
+    ) -> Self {
         let (graph, mesh) = (context.graph, context.mesh());
         let (node, shapes) = (graph.node(op), &context.shapes[op.index()]);
         let parts = config.parts(&shapes.rule, mesh);
@@ -60,10 +73,13 @@ impl OpFacts {
         split.dedup();
         let ty = &graph.tensor(node.outputs[0]).ty;
         let layout = output_layout(shapes, 0, config, mesh);
+        let (workload, _) = times.estimate(op, config);
         let mut facts = Self {
             layer: node.layer.0,
             phase: node.phase,
             flops: graph.flops(op),
+            device_flops: workload.flops,
+            device_bytes: workload.bytes,
             split: split.into_iter().map(name).collect(),
             dtype: ty.dtype.name(),
             shape: ty.shape.iter().copied().collect(),

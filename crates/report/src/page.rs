@@ -4,6 +4,7 @@ use crate::{
     difference::Difference,
     explain::{Explainer, Explanation},
     ops::OpFacts,
+    rates::DeviceRates,
     reoptimise::Reoptimisation,
     step::StepView,
 };
@@ -49,6 +50,8 @@ pub struct Page<'p> {
     pub plan: &'p Plan,
     /// What a device's memory holds.
     pub device_memory_bytes: u64,
+    /// The rates of a device's data sheet.
+    pub device: DeviceRates,
     /// Names of the machine's levels, outermost first.
     pub levels: Vec<String>,
     /// Per op of the plan: what the plan does not say.
@@ -137,8 +140,9 @@ impl<'p> Page<'p> {
         Ok(Self {
             plan,
             device_memory_bytes: context.machine.slowest().memory.0,
+            device: DeviceRates::of(context),
             levels: context.machine.levels().iter().map(|level| level.name.clone()).collect(),
-            ops: OpFacts::all(context, assignment),
+            ops: OpFacts::all(context, assignment)?,
             steps,
             explanations,
             not_reoptimised,

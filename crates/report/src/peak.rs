@@ -4,6 +4,7 @@ use serde::Serialize;
 use shardwright_graph::{Graph, Role};
 use shardwright_lower::{ParallelGraph, Value, Work};
 use shardwright_sim::Memory;
+use std::collections::BTreeMap;
 
 /// How many tensors are named.
 const LARGEST: usize = 12;
@@ -17,6 +18,8 @@ pub struct Peak {
     pub op: Option<u32>,
     /// What the memory is used for; together all that is held.
     pub kinds: Vec<KindOfUse>,
+    /// Bytes by the layer that the tensor belongs to, in the order of layers; tensors without a layer are left out.
+    pub layers: Vec<LayerUse>,
     /// The largest tensors, largest first.
     pub largest: Vec<HeldTensor>,
     /// How many more there are.
@@ -28,6 +31,15 @@ pub struct Peak {
 pub struct KindOfUse {
     /// See [`KINDS`].
     pub kind: &'static str,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// Bytes of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LayerUse {
+    /// A position in the plan's layers.
+    pub layer: u32,
     /// How many.
     pub bytes: u64,
 }
@@ -64,15 +76,39 @@ fn kind(graph: &Graph, program: &ParallelGraph, value: &Value) -> &'static str {
     }
 }
 
+/// The layer that every tensor belongs to: that of the op that makes it, else of the first op that reads it.
+pub fn tensor_layers(graph: &Graph) -> Vec<Option<u32>> {
+    let mut layers = vec![None; graph.tensors.len()];
+    for node in graph.ops.iter().rev() {
+        for tensor in &node.inputs {
+            layers[tensor.index()] = Some(node.layer.0);
+        }
+    }
+    for node in &graph.ops {
+        for tensor in &node.outputs {
+            layers[tensor.index()] = Some(node.layer.0);
+        }
+    }
+    layers
+}
+
 impl Peak {
-    /// The first of the fullest moments; `running` says which op is computed at a time.
+    /// The first of the fullest moments; `layers` are those of [`tensor_layers`], `running` says which op is
+    /// computed at a time.
     pub fn of(
         graph: &Graph,
         program: &ParallelGraph,
+        layers: &[Option<u32>],
         memory: &Memory,
         running: impl Fn(u64) -> Option<u32>,
     ) -> Self {
         let at_ps = memory.fullest();
+        let mut by_layer: BTreeMap<u32, u64> = BTreeMap::new();
+        for stay in &memory.at_peak {
+            if let Some(layer) = stay.value.and_then(|value| layers[program.value(value).tensor.index()]) {
+                *by_layer.entry(layer).or_default() += stay.bytes.0;
+            }
+        }
         let held = memory.at_peak.iter().map(|stay| match stay.value.map(|value| program.value(value)) {
             Some(value) => HeldTensor {
                 tensor: graph.tensor(value.tensor).name.clone(),
@@ -88,6 +124,7 @@ impl Peak {
         held.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.tensor.cmp(&b.tensor)));
         let others = held.len().saturating_sub(LARGEST);
         held.truncate(LARGEST);
-        Self { at_ps, op: running(at_ps), kinds, largest: held, others }
+        let layers = by_layer.into_iter().map(|(layer, bytes)| LayerUse { layer, bytes }).collect();
+        Self { at_ps, op: running(at_ps), kinds, layers, largest: held, others }
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! Tables are written column by column, so that ten thousand ops stay a few megabytes; times are whole picoseconds.
 
-use crate::{page::ReportError, peak::Peak};
+use crate::{
+    page::ReportError,
+    peak::{Peak, tensor_layers},
+};
 use serde::Serialize;
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work, lower};
@@ -104,8 +107,7 @@ pub struct DeviceClass {
     pub memory_bytes: Vec<u64>,
     /// What holds the memory when it is fullest.
     pub peak: Peak,
-    /// Passes of micro-batches, where there are several or ops are recomputed.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Passes of micro-batches.
     pub bands: Vec<BandView>,
 }
 
@@ -203,15 +205,11 @@ impl StepView {
             passes: Passes::of(&program, &schedule, &line),
         };
         step.draw(&schedule, &line, &whats);
-        let has_bands =
-            graph.micro_batches.get() > 1 || graph.ops.iter().any(|node| node.recomputes.is_some());
+        let layers = tensor_layers(graph);
         for (class, usage) in schedule.classes.ids().zip(usages(&schedule, &line)).take(step.shown()) {
             let memory = Memory::of(&program, &schedule, &line, class);
-            let peak = Peak::of(graph, &program, &memory, |time| step.running(class, time));
-            let bands = match has_bands {
-                true => bands(graph, &program, &schedule, &line, class),
-                false => Vec::new(),
-            };
+            let peak = Peak::of(graph, &program, &layers, &memory, |time| step.running(class, time));
+            let bands = bands(graph, &program, &schedule, &line, class);
             step.classes.push(DeviceClass {
                 bands: bands.into_iter().map(BandView::of).collect(),
                 device: schedule.classes.device(class).0,

@@ -129,11 +129,11 @@ fn print(out: &mut impl Write, answer: &Difference) -> io::Result<()> {
             change.before,
             change.after,
             change.ops,
-            signed(change.alone_seconds),
-            signed(change.undone_seconds)
+            change.alone_seconds.map_or_else(|| "-".into(), signed),
+            change.undone_seconds.map_or_else(|| "-".into(), signed)
         )?;
     }
-    let alone: f64 = answer.changes.iter().map(|change| change.alone_seconds).sum();
+    let alone: f64 = answer.changes.iter().filter_map(|change| change.alone_seconds).sum();
     writeln!(
         out,
         "note: `alone`: change of the first plan's time without overlap by this change alone\n\

@@ -253,3 +253,17 @@ fn reports_that_cannot_be_made_are_explained() {
     refused(&["report", &plan, "-o", &page], "plan");
     assert!(!Path::new(&page).exists());
 }
+
+#[test]
+fn micro_batches_leave_out_alternatives_that_no_reshard_leads_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plan, page) = (path(&folder, "plan.json"), path(&folder, "page.html"));
+    let model = "gpt:layers=2,hidden=256,heads=4,vocab=1000,seq=64";
+    let args =
+        ["plan", model, "--machine", "flat:4", "--batch", "64", "--micro-batches", "4", "-q", "-o", &plan];
+    assert!(shardwright(&args).status.success());
+    for args in [&["report", &plan, "-o", &page][..], &["explain", &plan, "loss"]] {
+        let output = shardwright(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
