@@ -22,6 +22,15 @@ pub struct MeshAxes {
     pub names: Vec<String>,
 }
 
+impl MeshAxes {
+    pub(crate) fn of(mesh: &Mesh) -> Self {
+        Self {
+            shape: mesh.axes().iter().map(|axis| axis.size).collect(),
+            names: mesh.axes().iter().map(|axis| axis.name.clone()).collect(),
+        }
+    }
+}
+
 /// A tensor and its placement per axis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlacedTensor {
@@ -60,10 +69,7 @@ impl TensorPlacements {
             Some((tensor.name.clone(), PlacedTensor { shape, dtype, role: tensor.role, placements }))
         };
         Ok(Self {
-            mesh: MeshAxes {
-                shape: known.mesh.axes().iter().map(|axis| axis.size).collect(),
-                names: known.mesh.axes().iter().map(|axis| axis.name.clone()).collect(),
-            },
+            mesh: MeshAxes::of(known.mesh),
             tensors: graph.tensors.iter().zip(&known.layouts.tensors).filter_map(placed).collect(),
             layouts: Layouts::from(graph, &known),
         })

@@ -3,7 +3,7 @@
 //! [`Shardings`] says how every value of a StableHLO program lies under a plan, as XLA's partitioners say it: for each
 //! dimension the mesh axes that split it; [`to_sdy`] writes that into the program. [`Layouts`] says the same of any graph,
 //! op by op, in the words of engines that move tensors between ops themselves; [`TensorPlacements`] adds the placement of every
-//! tensor in DTensor's words. [`collectives`] lists what has to be
+//! tensor in DTensor's words, and [`TensorSpecs`] in the words of JAX's `PartitionSpec`. [`collectives`] lists what has to be
 //! exchanged for that, to be held against what an engine makes of it. [`to_trainer`] writes uniform plans as options of trainers.
 //!
 //! ```
@@ -36,6 +36,7 @@ mod layouts;
 mod sdy;
 mod shardings;
 mod tensor_paths;
+mod tensor_specs;
 mod trainers;
 mod xla_heap;
 mod xla_memory;
@@ -45,5 +46,6 @@ pub use dtensor::{MeshAxes, PlacedTensor, TensorPlacements};
 pub use layouts::{Layouts, OpLayouts, Placements};
 pub use sdy::to_sdy;
 pub use shardings::{ExportError, Shardings, SiteSpecs, Spec};
+pub use tensor_specs::{TensorSpec, TensorSpecs};
 pub use trainers::{Trainer, to_trainer};
 pub use xla_memory::xla_memory;

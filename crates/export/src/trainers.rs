@@ -1,9 +1,10 @@
 //! Uniform plans as the options of trainers: Megatron-LM, NeMo, torchtitan, MaxText, DeepSpeed.
 //!
-//! Every text lists what its trainer has no option for. A plan that is not uniform has no such form.
+//! Every text lists what its trainer has no option for. Plans that equal a recipe of data parallelism (`data`, `zero1`, `zero2`,
+//! `fsdp`, `hsdp`) are uniform too. A plan that is not uniform has no such form.
 
 use serde_json::{Value, json};
-use shardwright_plan::{Plan, PlanDegrees};
+use shardwright_plan::{AxisRoles, Plan, PlanDegrees};
 
 /// A trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub enum Trainer {
 /// A uniform plan and the sizes of its step.
 struct Step<'p> {
     degrees: &'p PlanDegrees,
+    /// Groups of devices that each hold all of the sharded state: more than one with `hsdp`.
+    groups: u32,
     micro_batches: u64,
     batch: u64,
     tokens: Option<u64>,
@@ -32,13 +35,16 @@ struct Step<'p> {
 
 /// The options of a trainer for a uniform plan; none where the plan is not uniform.
 pub fn to_trainer(plan: &Plan, trainer: Trainer) -> Option<String> {
-    let degrees = plan.uniform.as_ref()?;
+    let recipe = of_recipe(plan);
+    let groups = recipe.as_ref().map_or(1, |(_, groups)| *groups);
+    let degrees = plan.uniform.as_ref().or(recipe.as_ref().map(|(degrees, _)| degrees))?;
     let micro_batches = u64::from(plan.micro_batches);
     let rates = &plan.throughput;
     let tokens = rates.tokens_per_second.zip(rates.samples_per_second);
     let tokens = tokens.filter(|(_, samples)| *samples > 0.0);
     let step = Step {
         degrees,
+        groups,
         micro_batches,
         batch: degrees.mbs * u64::from(degrees.dp) * micro_batches,
         tokens: tokens.map(|(tokens, samples)| (tokens / samples).round() as u64),
@@ -53,7 +59,55 @@ pub fn to_trainer(plan: &Plan, trainer: Trainer) -> Option<String> {
     })
 }
 
+/// The degrees of a plan that equals a recipe of data parallelism, and the groups that its state is sharded within.
+fn of_recipe(plan: &Plan) -> Option<(PlanDegrees, u32)> {
+    let zero = match plan.parallelism.recipe.as_deref()? {
+        "data" => 0,
+        "zero1" => 1,
+        "zero2" => 2,
+        "fsdp" | "hsdp" => 3,
+        _ => return None,
+    };
+    let recompute = plan.recompute.policy.as_str();
+    if plan.pipeline.is_some() || !["off", "selective", "full"].contains(&recompute) {
+        return None;
+    }
+    let sharded = |axis: &&AxisRoles| axis.weights_sharded > 0.5;
+    let shards: u32 = plan.parallelism.axes.iter().filter(sharded).map(|axis| axis.size).product();
+    let groups = if zero == 3 { plan.devices.checked_div(shards)? } else { 1 };
+    let batch = (plan.throughput.samples_per_second? * plan.simulated.step_seconds).round() as u64;
+    let parts = u64::from(plan.devices) * u64::from(plan.micro_batches);
+    if parts == 0 || !batch.is_multiple_of(parts) || groups == 0 {
+        return None;
+    }
+    let degrees = PlanDegrees {
+        tp: 1,
+        pp: 1,
+        vp: 1,
+        cp: 1,
+        ep: 1,
+        dp: plan.devices,
+        mbs: batch / parts,
+        zero,
+        sp: false,
+        recompute: recompute.into(),
+        schedule: "accumulate".into(),
+        blocks: Vec::new(),
+    };
+    Some((degrees, groups))
+}
+
 impl Step<'_> {
+    /// What a trainer that shards over all devices cannot express.
+    fn miss_groups(&mut self) {
+        if self.groups > 1 {
+            let size = self.degrees.dp / self.groups;
+            self.miss(format!(
+                "state sharded within groups of {size} devices: these options shard it over all"
+            ));
+        }
+    }
+
     fn miss(&mut self, what: impl Into<String>) {
         self.unmapped.push(what.into());
     }
@@ -113,6 +167,7 @@ impl Step<'_> {
                 let strategy = if level == 2 { "optim_grads" } else { "optim_grads_params" };
                 lines.push("--use-megatron-fsdp".into());
                 lines.push(format!("--data-parallel-sharding-strategy {strategy}"));
+                self.miss_groups();
             }
         }
         match own.recompute.as_str() {
@@ -189,7 +244,8 @@ impl Step<'_> {
                 own.zero
             ));
         }
-        let (replicas, shards) = if own.zero == 0 { (own.dp, 1) } else { (1, own.dp) };
+        let (replicas, shards) =
+            if own.zero == 0 { (own.dp, 1) } else { (self.groups, own.dp / self.groups) };
         // With a pipeline, a replica's samples of a step are divided into micro-batches.
         let local = if own.pp > 1 { own.mbs * self.micro_batches } else { own.mbs };
         let mut text =
@@ -242,7 +298,8 @@ impl Step<'_> {
         }
         let devices = u64::from(own.tp) * u64::from(own.cp) * u64::from(own.dp) * u64::from(own.pp);
         let sharded = own.zero > 0;
-        let (data, fsdp) = if sharded { (1, own.dp / own.ep.max(1)) } else { (own.dp / own.ep.max(1), 1) };
+        let all = own.dp / own.ep.max(1);
+        let (data, fsdp) = if sharded { (self.groups, all / self.groups) } else { (all, 1) };
         let mut text = format!(
             "ici_tensor_parallelism: {}\nici_context_parallelism: {}\nici_expert_parallelism: {}\n\
              ici_data_parallelism: {data}\nici_fsdp_parallelism: {fsdp}\nici_pipeline_parallelism: {}\n",
@@ -286,6 +343,7 @@ impl Step<'_> {
                 self.miss(format!("ZeRO level {} with a pipeline: DeepSpeed allows level 1", own.zero));
             }
         }
+        self.miss_groups();
         if own.sp {
             self.miss("sequence parallelism in the tensor-parallel group");
         }
@@ -336,7 +394,7 @@ mod tests {
 
     fn step(degrees: &PlanDegrees) -> Step<'_> {
         let batch = 96 * u64::from(degrees.dp) * degrees.mbs;
-        Step { degrees, micro_batches: 96, batch, tokens: Some(2048), unmapped: Vec::new() }
+        Step { degrees, groups: 1, micro_batches: 96, batch, tokens: Some(2048), unmapped: Vec::new() }
     }
 
     #[test]

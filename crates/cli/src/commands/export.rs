@@ -3,19 +3,22 @@
 use crate::files::write_atomically;
 use crate::{Verdict, complain};
 use anyhow::Context;
-use shardwright_export::{ExportError, Shardings, TensorPlacements, Trainer, to_sdy, to_trainer};
+use shardwright_export::{
+    ExportError, Shardings, TensorPlacements, TensorSpecs, Trainer, to_sdy, to_trainer,
+};
 use shardwright_request::{OpenedPlan, read_plan};
 use std::path::PathBuf;
 
-/// Writes a plan's shardings for other engines: JAX and XLA (StableHLO programs), PyTorch's DTensor (all plans),
-/// options of trainers (uniform plans).
+/// Writes a plan for other engines: layouts of all tensors as JSON, as a JAX module, for PyTorch's DTensor (all plans); shardings
+/// of a StableHLO program; options of trainers (uniform plans).
 #[derive(clap::Args)]
 pub struct Args {
     /// A plan that `plan -o` wrote
     plan: String,
-    /// `sdy`: the program with its shardings in Shardy's dialect; `jax`: axes and shardings as JSON; `dtensor`: mesh and
-    /// placements of all tensors as JSON; of a uniform plan (`plan --uniform`, `--as`) the options of a trainer: `megatron`, `nemo`,
-    /// `torchtitan`, `maxtext`, `deepspeed`
+    /// Of any plan: `layouts`: the mesh axes that shard every tensor, as JSON; `jax-module`: the same as a Python module with a mesh
+    /// and `PartitionSpec`s; `dtensor`: mesh and placements as JSON. Of a StableHLO program: `sdy`: the program with its shardings
+    /// in Shardy's dialect; `jax`: axes and shardings as JSON. Of a uniform plan (`plan --uniform`, `--as`, or a recipe of data
+    /// parallelism) the options of a trainer: `megatron`, `nemo`, `torchtitan`, `maxtext`, `deepspeed`
     #[arg(long, value_enum)]
     to: Engine,
     /// The file to write; `-` is standard output
@@ -28,6 +31,8 @@ enum Engine {
     Sdy,
     Jax,
     Dtensor,
+    Layouts,
+    JaxModule,
     Megatron,
     Nemo,
     Torchtitan,
@@ -43,7 +48,7 @@ impl Engine {
             Self::Torchtitan => Some(Trainer::Torchtitan),
             Self::Maxtext => Some(Trainer::Maxtext),
             Self::Deepspeed => Some(Trainer::Deepspeed),
-            Self::Sdy | Self::Jax | Self::Dtensor => None,
+            Self::Sdy | Self::Jax | Self::Dtensor | Self::Layouts | Self::JaxModule => None,
         }
     }
 }
@@ -86,9 +91,16 @@ fn exported(args: &Args, opened: &OpenedPlan) -> anyhow::Result<String> {
         let placements = TensorPlacements::of(&inputs.graph, &opened.resharder(), assignment)?;
         return Ok(format!("{:#}\n", serde_json::to_value(&placements)?));
     }
+    if let Engine::Layouts | Engine::JaxModule = args.to {
+        let specs = TensorSpecs::of(&inputs.graph, mesh, assignment);
+        return Ok(match args.to {
+            Engine::Layouts => format!("{:#}\n", serde_json::to_value(&specs)?),
+            _ => specs.to_jax_module(&plan.model, &plan.machine)?,
+        });
+    }
     let program = inputs.program.as_ref().with_context(|| {
         format!(
-            "{}: only plans of StableHLO programs have shardings; this one is of {}: `--to dtensor` has its placements",
+            "{}: only plans of StableHLO programs have shardings; this one is of {}: `--to jax-module`, `--to dtensor` and `--to layouts` have its layouts",
             args.plan, plan.model
         )
     })?;

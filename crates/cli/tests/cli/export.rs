@@ -148,3 +148,67 @@ fn plans_that_pin_ops_cannot_be_placed() {
         code => assert_eq!(code, Some(0), "{text}"),
     }
 }
+
+#[test]
+fn every_plan_has_layouts_and_a_jax_module() {
+    let folder = tempfile::tempdir().unwrap();
+    for model in ["mlp:batch=8,hidden=16,layers=1", &case("mlp_sgd")] {
+        let path = planned(model, &folder);
+        let exported = json(&["export", &path, "--to", "layouts"]);
+        let tensors = exported["tensors"].as_object().unwrap();
+        let inputs = || tensors.values().filter(|tensor| tensor["role"] == "input");
+        let both = serde_json::json!(["gpu.0", "gpu.1"]);
+        assert!(inputs().any(|tensor| tensor["dimensions"][0] == both), "samples are split: {model}");
+        assert!(
+            tensors
+                .values()
+                .all(|t| t["dimensions"].as_array().unwrap().len() == t["shape"].as_array().unwrap().len())
+        );
+        let module = shardwright(&["export", &path, "--to", "jax-module"]);
+        let text = String::from_utf8(module.stdout).unwrap();
+        assert!(
+            text.contains("AXES = {\"gpu.0\": 2, \"gpu.1\": 2}")
+                && text.contains("P((\"gpu.0\", \"gpu.1\"))"),
+            "{text}"
+        );
+    }
+    // A pipeline's tensors are on some devices only: layouts say on which, a PartitionSpec cannot.
+    let path = folder.path().join("stages.json").display().to_string();
+    let model = [
+        "plan",
+        "mlp:batch=8,hidden=16,layers=2",
+        "--machine",
+        "flat:4",
+        "--solver",
+        "data",
+        "--pipeline",
+        "2",
+    ];
+    assert!(
+        shardwright(&[&model[..], &["--micro-batches", "2", "-q", "-o", &path]].concat()).status.success()
+    );
+    let exported = json(&["export", &path, "--to", "layouts"]);
+    assert!(exported["tensors"].as_object().unwrap().values().any(|tensor| tensor["pinned"]["gpu.0"] == 1));
+    assert_eq!(shardwright(&["export", &path, "--to", "jax-module"]).status.code(), Some(1));
+}
+
+#[test]
+fn a_recipe_of_data_parallelism_has_trainers_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json").display().to_string();
+    for (solver, expected) in [
+        ("data", "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n"),
+        ("fsdp", "data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = 8\n"),
+        ("hsdp", "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\n"),
+    ] {
+        let model =
+            ["plan", "gpt:batch=16,layers=2,hidden=64,heads=4,vocab=96,seq=16", "--machine", "p100x16:8"];
+        assert!(
+            shardwright(&[&model[..], &["--solver", solver, "-q", "-o", &path]].concat()).status.success()
+        );
+        let output = shardwright(&["export", &path, "--to", "torchtitan"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains(expected), "{solver}: {text}");
+        assert!(text.contains("local_batch_size = 2\nglobal_batch_size = 16\n"), "{solver}: {text}");
+    }
+}
