@@ -75,11 +75,17 @@ pub fn start(plan: &Plan, options: Options<'_>, processes: u32) -> anyhow::Resul
     let file = meeting.path().join("plan.json");
     let json = plan.to_json()?;
     write_atomically(&file, |out| out.write_all(json.as_bytes()))?;
-    let program = std::env::current_exe().context("cannot find this program again")?;
+    let program = match crate::PROGRAM.get() {
+        Some(program) => program.clone(),
+        None => vec![std::env::current_exe().context("cannot find this program again")?.into_os_string()],
+    };
+    let [first, rest @ ..] = &program[..] else {
+        bail!("the words that start this program again are missing")
+    };
     let mut workers = WorkerProcesses(Vec::new());
     for process in 0..processes {
-        let mut command = Command::new(&program);
-        command.arg("run").arg(&file).args(["--steps", &options.steps.to_string()]);
+        let mut command = Command::new(first);
+        command.args(rest).arg("run").arg(&file).args(["--steps", &options.steps.to_string()]);
         command.args(["--seed", &options.seed.to_string(), "--processes", &processes.to_string()]);
         command.args(["--worker", &process.to_string()]).arg("--meeting").arg(meeting.path());
         for (device, factor) in options.slow {

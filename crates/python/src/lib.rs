@@ -7,6 +7,7 @@ mod handle;
 mod task;
 
 use pyo3::prelude::*;
+use std::ffi::OsString;
 
 pyo3::create_exception!(
     shardwright,
@@ -16,6 +17,12 @@ pyo3::create_exception!(
 );
 pyo3::create_exception!(shardwright, DoesNotFit, PlanError, "No plan fits the memory: says by how much.");
 
+/// Runs the command line, and returns its exit status; `program` are the words that start it again.
+#[pyfunction]
+fn run(py: Python<'_>, program: Vec<OsString>, args: Vec<OsString>) -> u8 {
+    py.detach(|| shardwright::run_as(program, args))
+}
+
 /// The module.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -23,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PlanError", module.py().get_type::<PlanError>())?;
     module.add("DoesNotFit", module.py().get_type::<DoesNotFit>())?;
     module.add_class::<handle::PlanHandle>()?;
+    module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(task::plan, module)?)?;
     module.add_function(wrap_pyfunction!(task::load, module)?)?;
     module.add_function(wrap_pyfunction!(task::devices, module)?)?;

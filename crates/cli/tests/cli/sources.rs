@@ -32,8 +32,8 @@ const STAGES: [&str; 25] = [
     "export",
     "report",
     "request",
-    "python",
     "cli",
+    "python",
 ];
 
 /// The folder of all crates.
