@@ -54,17 +54,17 @@ use shardwright_suggest::did_you_mean;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ZooError {
     /// No model has this name.
-    #[error("there is no model `{name}`{nearest}; there are {known}")]
+    #[error("there is no model `{name}`; {known}{nearest}")]
     UnknownModel {
         /// The name that was given.
         name: String,
         /// The nearest known name, as the message's text; empty where none is near.
         nearest: String,
-        /// The models that exist.
+        /// The models that exist, as the message's text: where one is near, how to list them.
         known: String,
     },
     /// The model has no such option.
-    #[error("model {model} has no option `{key}`; it has {valid}")]
+    #[error("model {model} has no option `{key}`; it has {valid}{nearest}")]
     UnknownOption {
         /// The model.
         model: &'static str,
@@ -72,6 +72,8 @@ pub enum ZooError {
         key: String,
         /// The options of the model.
         valid: String,
+        /// The nearest of them, as the message's text; empty where none is near.
+        nearest: String,
     },
     /// An option has a value outside its domain.
     #[error("model {model}: {key}={value} is not allowed; {key} takes {expected}")]
@@ -306,10 +308,13 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 /// Finds a family by name.
 pub fn family(name: &str) -> Result<&'static Family, ZooError> {
-    FAMILIES.iter().copied().find(|f| f.name == name).ok_or_else(|| ZooError::UnknownModel {
-        name: options::printable(name),
-        nearest: did_you_mean(name, names()),
-        known: names().collect::<Vec<_>>().join(", "),
+    FAMILIES.iter().copied().find(|f| f.name == name).ok_or_else(|| {
+        let nearest = did_you_mean(name, names());
+        let known = match nearest.is_empty() {
+            true => format!("there are {}", names().collect::<Vec<_>>().join(", ")),
+            false => "`shardwright models` lists them".into(),
+        };
+        ZooError::UnknownModel { name: options::printable(name), nearest, known }
     })
 }
 

@@ -5,6 +5,7 @@
 
 use super::{BuildOptions, ZooError};
 use shardwright_graph::DType;
+use shardwright_suggest::did_you_mean;
 use std::fmt;
 
 /// The values that an option takes, and its default.
@@ -231,7 +232,8 @@ impl OptionValues {
         let model = self.model;
         let Some(i) = self.specs.iter().position(|s| s.name == key) else {
             let valid = self.specs.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
-            return Err(ZooError::UnknownOption { model, key: printable(key), valid });
+            let nearest = did_you_mean(key, self.specs.iter().map(|spec| spec.name));
+            return Err(ZooError::UnknownOption { model, key: printable(key), valid, nearest });
         };
         let OptionSpec { name: key, domain, .. } = self.specs[i];
         if std::mem::replace(&mut self.given[i], true) {
