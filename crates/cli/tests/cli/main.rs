@@ -1,5 +1,7 @@
 //! The program from outside, as users and scripts meet it: output, files and exit status. One file per command.
 
+#[cfg(unix)]
+mod book;
 mod compare;
 mod engines;
 mod export;
