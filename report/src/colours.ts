@@ -32,7 +32,7 @@ export const PASSES: Record<string, { colour: string; ink: string; text: string 
   backward: { colour: "#e69f00", ink: "#000", text: "backward" },
   recompute: { colour: "#cc79a7", ink: "#000", text: "recompute" },
   update: { colour: "#009e73", ink: "#000", text: "update" },
-  communication: { colour: "#d55e00", ink: "#fff", text: "waiting for communication" },
+  communication: { colour: "#6a3d9a", ink: "#fff", text: "waiting for communication" },
 };
 
 /** What a mesh axis does. */

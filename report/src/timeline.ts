@@ -209,11 +209,12 @@ export function timeline(report: Page, select: (op: number) => void): HTMLElemen
       const [left, right] = [x(band.start_ps), x(band.end_ps)];
       pen.fillStyle = passOf(band).colour;
       pen.fillRect(left, row.y + 1, Math.max(right - left, 0.7), BAND - 3);
-      const room = Math.min(right, width - RIGHT) - Math.max(left, GUTTER);
-      if (room > 46) {
-        pen.fillStyle = passOf(band).ink;
-        pen.fillText(fit(pen, bandTitle(band, several), room - 8), Math.max(left, GUTTER) + 4, row.y + BAND / 2);
-      }
+    }
+    for (const span of row.names) {
+      const [left, right] = [Math.max(x(span.start_ps), GUTTER), Math.min(x(span.end_ps), width - RIGHT)];
+      if (right - left < 46) continue;
+      pen.fillStyle = passOf(span).ink;
+      pen.fillText(fit(pen, bandTitle(span, several), right - left - 8), left + 4, row.y + BAND / 2);
     }
     pen.restore();
   }

@@ -28,6 +28,8 @@ export interface Title {
 export interface BandRow {
   y: number;
   bands: BandView[];
+  /** Where passes are named: across the updates and waits in between. */
+  names: BandView[];
 }
 
 /** The bands of a device class, with the times in which it computes nothing and communicates. */
@@ -52,6 +54,18 @@ export function withWaits(step: StepView, own: number, bands: BandView[]): BandV
   }
   // Where a device waits, no pass is shown.
   return [...bands, ...waits];
+}
+
+/** Passes, joined where nothing but updates is between them. */
+function named(bands: BandView[]): BandView[] {
+  const joined: BandView[] = [];
+  for (const band of bands) {
+    const last = joined[joined.length - 1];
+    if (band.pass === "update") continue;
+    if (last && last.pass === band.pass && last.micro_batch === band.micro_batch) last.end_ps = band.end_ps;
+    else joined.push({ ...band });
+  }
+  return joined;
 }
 
 function wait(start_ps: number, end_ps: number): BandView {
@@ -89,7 +103,7 @@ export function layOut(report: Page): { rows: Row[]; bands: BandRow[]; titles: T
         y += TITLE;
       }
       if (track.level === null && group?.bands.length) {
-        bands.push({ y, bands: withWaits(step, track.class, group.bands) });
+        bands.push({ y, bands: withWaits(step, track.class, group.bands), names: named(group.bands) });
         y += BAND;
       }
       const first = bar;
