@@ -29,6 +29,11 @@ export function findFolds(signatures: string[]): Fold[] {
   return folds;
 }
 
+/** A name with `*` for the numbers of blocks: `blocks.3.mlp.up` as `blocks.*.mlp.up`. A number at the end is no block's. */
+export function ofBlocks(name: string): string {
+  return name.replace(/(^|[. ])\d+(?=\.)/g, "$1*");
+}
+
 /** A name without its numbers: equal for the same layer of all blocks. */
 export function pattern(name: string): string {
   return name.replace(/\d+/g, "#");

@@ -39,7 +39,8 @@ export function layersOf(report: Page, costs: OpCost[]): Layer[] {
 
 export function foldsOf(report: Page, layers: Layer[]): Fold[] {
   if (layers.length < FOLD_FROM) return [];
-  const config = (ops: number[]) => ops.map((op) => report.plan.ops[op]!.config).join(" ");
+  // Equal blocks have equal configs and equal work.
+  const config = (ops: number[]) => ops.map((op) => `${report.plan.ops[op]!.config} ${report.ops[op]!.device_flops} ${report.ops[op]!.device_bytes}`).join(" ");
   return findFolds(layers.map((layer) => `${pattern(layer.name)} ${config(layer.forward)} ${config(layer.backward)}`));
 }
 

@@ -2,7 +2,7 @@
 
 import { lineOf } from "./colours";
 import { el, legend, panel, svg } from "./dom";
-import { pattern } from "./fold";
+import { ofBlocks } from "./fold";
 import * as show from "./format";
 import { Page } from "./model";
 import { hideTip, showTip } from "./tip";
@@ -30,7 +30,7 @@ export function groups(report: Page): Group[] {
     const { device_flops: flops, device_bytes: bytes } = report.ops[at]!;
     const seconds = times[at]! / 1e12;
     if (!(flops > 0) || !(bytes > 0) || !(seconds > 0)) return;
-    const key = `${pattern(op.name)} ${op.config} ${flops} ${bytes}`;
+    const key = `${ofBlocks(op.name)} ${op.config} ${flops} ${bytes}`;
     const own = found.get(key);
     if (own) {
       own.count++;
@@ -89,7 +89,7 @@ export function roofline(report: Page, select: (op: number) => void): HTMLElemen
   for (const own of all.slice(0, 600)) {
     drawing.append(svg("circle", {
       cx: x(own.intensity).toFixed(1), cy: y(own.rate).toFixed(1), r: Math.max(2, 20 * Math.sqrt(own.seconds / longest)).toFixed(1), fill: colour(own.kind), "fill-opacity": 0.6, stroke: colour(own.kind), class: "op",
-      pointermove: (event: PointerEvent) => showTip(event.clientX, event.clientY, own.count > 1 ? `${own.count} × ${pattern(own.name).replace(/#/g, "*")}` : own.name,
+      pointermove: (event: PointerEvent) => showTip(event.clientX, event.clientY, own.count > 1 ? `${own.count} × ${ofBlocks(own.name)}` : own.name,
         `${own.kind}: ${show.seconds(own.seconds)}`, `${show.flops(own.rate)}, ${Number(own.intensity.toPrecision(3))} flops per byte`),
       pointerleave: hideTip, click: () => select(own.op),
     }));

@@ -3,7 +3,7 @@
 import { colourOf, MOVE, PASSES, splitKindOf, SPLIT_KINDS } from "./colours";
 import { copyPicture } from "./copy";
 import { el, legend, panel, style } from "./dom";
-import { pattern } from "./fold";
+import { ofBlocks } from "./fold";
 import * as show from "./format";
 import { BandView, Page, StepView, stepTitle } from "./model";
 import { hideTip, showTip } from "./tip";
@@ -45,14 +45,14 @@ function criticalPath(report: Page, step: StepView): HTMLElement {
     if (step.bars.what[bar]! >= 0) computing += duration;
     else talking += duration;
     const [name] = describe(report, step, bar);
-    const part = parts.get(pattern(name)) ?? { name, duration: 0, count: 0 };
+    const part = parts.get(ofBlocks(name)) ?? { name, duration: 0, count: 0 };
     part.duration += duration;
     part.count++;
-    parts.set(pattern(name), part);
+    parts.set(ofBlocks(name), part);
   }
   const idle = Math.max(step.step_ps / 1e12 - computing - talking, 0);
   const longest = [...parts.values()].sort((a, b) => b.duration - a.duration).slice(0, 6);
-  const title = (part: (typeof longest)[number]) => (part.count > 1 ? `${part.count} × ${pattern(part.name).replace(/#/g, "*")}` : part.name);
+  const title = (part: (typeof longest)[number]) => (part.count > 1 ? `${part.count} × ${ofBlocks(part.name)}` : part.name);
   return el("div", { class: "critical" },
     el("h3", {}, `${stepTitle(step)}: ${show.seconds(step.step_ps / 1e12)}`),
     el("p", {}, `Critical path: ${show.seconds(computing)} computing, ${show.seconds(talking)} communicating${idle > 1e-9 ? `, ${show.seconds(idle)} waiting` : ""}. Its longest parts, equal blocks together:`),

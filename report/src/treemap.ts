@@ -8,6 +8,8 @@ export interface Module {
   /** The whole name, from the outermost module on. */
   path: string;
   value: number;
+  /** The part of the value that is no part's. */
+  itself: number;
   /** The number of layers below it. */
   layers: number;
   parts: Map<string, Module>;
@@ -26,7 +28,7 @@ const INKS = ["#fff", "#fff", "#000", "#000", "#000", "#fff", "#000"];
 
 /** Modules by the parts of their names; numbers of repeated blocks count as one name. */
 export function modules(values: { name: string; value: number }[]): Module {
-  const top: Module = { name: "", path: "", value: 0, layers: 0, parts: new Map() };
+  const top: Module = { name: "", path: "", value: 0, itself: 0, layers: 0, parts: new Map() };
   for (const { name, value } of values) {
     if (!(value > 0)) continue;
     let own = top;
@@ -34,11 +36,12 @@ export function modules(values: { name: string; value: number }[]): Module {
     own.layers++;
     for (const part of name.split(".").map((part) => (/^\d+$/.test(part) ? "*" : part))) {
       let next = own.parts.get(part);
-      if (!next) own.parts.set(part, (next = { name: part, path: own.path ? `${own.path}.${part}` : part, value: 0, layers: 0, parts: new Map() }));
+      if (!next) own.parts.set(part, (next = { name: part, path: own.path ? `${own.path}.${part}` : part, value: 0, itself: 0, layers: 0, parts: new Map() }));
       next.value += value;
       next.layers++;
       own = next;
     }
+    own.itself += value;
   }
   return collapsed(top);
 }
@@ -50,6 +53,8 @@ function collapsed(module: Module): Module {
     const [only] = [...parts.values()];
     if (only!.layers === module.layers) return { ...only!, name: `${module.name}.${only!.name}` };
   }
+  // A layer that others are named after is a part beside them.
+  if (module.itself > 0 && parts.size > 0) parts.set("", { name: module.name, path: module.path, value: module.itself, itself: module.itself, layers: 1, parts: new Map() });
   return { ...module, parts };
 }
 

@@ -244,7 +244,7 @@ describe("reports", () => {
     assert.equal(await page.evaluate(() => location.hash), "");
 
     // Every op that computes is in the roofline, and all time and memory in the modules.
-    const timed = new Set(json.ops.flatMap((op, at) => (data.ops[at].device_flops && data.ops[at].device_bytes && data.steps[0].compute_ps[at] ? [`${op.name.replace(/\d+/g, "#")} ${op.config} ${data.ops[at].device_flops} ${data.ops[at].device_bytes}`] : [])));
+    const timed = new Set(json.ops.flatMap((op, at) => (data.ops[at].device_flops && data.ops[at].device_bytes && data.steps[0].compute_ps[at] ? [`${op.name.replace(/(^|[. ])\d+(?=\.)/g, "$1*")} ${op.config} ${data.ops[at].device_flops} ${data.ops[at].device_bytes}`] : [])));
     assert.equal(await page.locator("#roofline circle.op").count(), timed.size);
     assert.ok((await page.locator("#where .tree").first().textContent()).includes(seconds(sum(data.steps[0].compute_ps) / 1e12)));
     assert.ok((await page.locator("#where .treemap rect").count()) > 10);
