@@ -34,70 +34,53 @@ fn sessions(text: &str) -> Vec<Session> {
     found
 }
 
-/// A part of a line.
-#[derive(Clone, Debug, PartialEq)]
-enum Token {
-    Number(f64),
-    Text(String),
-    /// `…`
-    Anything,
-}
-
-/// A line as numbers and text; blanks before and after numbers do not count, since columns align them.
-fn tokens(line: &str) -> Vec<Token> {
-    let mut found = Vec::new();
-    let mut rest = line;
-    while let Some(first) = rest.chars().next() {
-        let is_part = |c: char| c.is_ascii_digit() || c == ',' || c == '.';
-        let (token, length) = if first == '…' {
-            (Some(Token::Anything), first.len_utf8())
-        } else if first.is_ascii_digit() {
-            let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-            let digits = rest[..end].trim_end_matches([',', '.']);
-            (digits.replace(',', "").parse().ok().map(Token::Number), digits.len())
-        } else {
-            let end = rest.find(|c: char| c.is_ascii_digit() || c == '…').unwrap_or(rest.len());
-            let words = rest[..end].split_whitespace().collect::<Vec<_>>().join(" ");
-            ((!words.is_empty()).then_some(Token::Text(words)), end)
-        };
-        found.extend(token);
-        rest = &rest[length..];
-    }
-    found
-}
-
-/// Whether a line is as shown.
+/// Whether a line is as shown, word by word; how many blanks are between words does not matter, since columns align them.
 fn line_matches(shown: &str, line: &str) -> bool {
-    tokens_match(&tokens(shown), &tokens(line))
+    let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<String>>();
+    words_match(&words(shown), &words(line))
 }
 
-fn tokens_match(shown: &[Token], line: &[Token]) -> bool {
-    let near = |a: f64, b: f64| (a - b).abs() <= 0.1 * a.abs().max(b.abs());
+fn words_match(shown: &[String], line: &[String]) -> bool {
     match (shown.split_first(), line.split_first()) {
         (None, None) => true,
-        (Some((Token::Anything, rest)), _) => {
-            (0..=line.len()).any(|skipped| begins_within(rest, &line[skipped..]))
+        (Some((first, rest)), _) if first == "…" => {
+            (0..=line.len()).any(|skipped| words_match(rest, &line[skipped..]))
         }
-        (Some((Token::Number(a), rest)), Some((Token::Number(b), others))) => {
-            near(*a, *b) && tokens_match(rest, others)
-        }
-        (Some((Token::Text(a), rest)), Some((Token::Text(b), others))) => {
-            // `…` may swallow the end of a text.
-            let open = rest.first() == Some(&Token::Anything) && b.starts_with(a.as_str());
-            (a == b || open) && tokens_match(rest, others)
-        }
+        (Some((a, rest)), Some((b, others))) => word_matches(a, b) && words_match(rest, others),
         _ => false,
     }
 }
 
-/// The same after `…`, which may have swallowed the beginning of a text.
-fn begins_within(shown: &[Token], line: &[Token]) -> bool {
-    match (shown.split_first(), line.split_first()) {
-        (Some((Token::Text(a), rest)), Some((Token::Text(b), others))) => {
-            b.ends_with(a.as_str()) && tokens_match(rest, others)
-        }
-        _ => tokens_match(shown, line),
+fn word_matches(shown: &str, word: &str) -> bool {
+    if let Some((before, after)) = shown.split_once('…') {
+        return word.len() >= before.len() + after.len() && word.starts_with(before) && word.ends_with(after);
     }
+    let near = |a: f64, b: f64| (a - b).abs() <= 0.1 * a.abs().max(b.abs());
+    let (shown, word) = (pieces(shown), pieces(word));
+    shown.len() == word.len()
+        && shown.iter().zip(&word).all(|pair| match pair {
+            ((a, Some(x)), (b, Some(y))) => a == b || near(*x, *y),
+            ((a, None), (b, None)) => a == b,
+            _ => false,
+        })
+}
+
+/// A word as numbers and what is between them: `11,450`, `1.10x`, `n16`.
+fn pieces(word: &str) -> Vec<(&str, Option<f64>)> {
+    let mut found = Vec::new();
+    let mut rest = word;
+    while !rest.is_empty() {
+        let digits = rest.starts_with(|c: char| c.is_ascii_digit());
+        let other = |c: char| match digits {
+            true => !(c.is_ascii_digit() || c == ',' || c == '.'),
+            false => c.is_ascii_digit(),
+        };
+        let piece = &rest[..rest.find(other).unwrap_or(rest.len())];
+        let piece = if digits { piece.trim_end_matches([',', '.']) } else { piece };
+        found.push((piece, digits.then(|| piece.replace(',', "").parse().unwrap_or(f64::NAN))));
+        rest = &rest[piece.len()..];
+    }
+    found
 }
 
 /// Whether lines are as shown, from some line on.
