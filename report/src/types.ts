@@ -685,6 +685,8 @@ export interface StageTimes {
   build_seconds: number;
   /** Searching, including the baselines. */
   solve_seconds: number;
+  /** Bounding the objective on prime axes, where the first search was on merged axes. */
+  bound_seconds: number;
   /** Refining on finer axes, where the first search was on merged axes. */
   refine_seconds: number;
   /** Pricing the plan and the baselines in detail. */
