@@ -1,10 +1,12 @@
 """Predicted collectives and memory against XLA's compiled program."""
 
+from collections import Counter
+
 import jax
 import pytest
 import steps
 
-from shardwright.jax import parallelize, verify_plan
+from shardwright.jax import Verification, parallelize, verify_plan
 from shardwright.jax._hlo import collectives
 
 MESH = {"a": 2, "b": 2, "c": 2}
@@ -40,6 +42,17 @@ ENTRY %main (p0: f32[8]) -> f32[8] {
         ("reduce-scatter", ("a", "b", "c"), 64, 1),
         ("collective-permute", ("b",), 16, 1),
     }
+
+
+def test_widened_and_renamed_collectives_count_as_agreement():
+    a, b = ("a",), ("a", "b")
+    scatter, permute, gather = ("reduce-scatter", a, 64), ("collective-permute", b, 32), ("all-gather", a, 8)
+    compiled = Counter({("all-reduce", a, 128): 2, ("collective-permute", a, 32): 1, ("all-gather", a, 16): 1})
+    found = Verification(Counter({scatter: 2, permute: 1, gather: 1}), compiled, Counter(), 1, 1, 1, narrow={scatter})
+    assert {name: dict(keys) for name, keys in found.matches.items()} == {"widened": {scatter: 2}, "permuted": {permute: 1}}
+    # A gather of 32-bit numbers is not widened: it was sent, and not predicted.
+    assert found.unpredicted == {("all-gather", a, 16): 1}
+    assert found.agreement == (2 * 64 + 32) / (2 * 64 + 32 + 8 + 16)
 
 
 @pytest.mark.parametrize(

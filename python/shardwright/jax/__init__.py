@@ -13,8 +13,9 @@ True
 """
 
 from ._parallelize import Parallelized, parallelize, plan
+from ._pipeline import pipelined
 from ._probe import probe, profile
 from ._recompute import TrainStep, train_step
 from ._verify import Verification, verify_plan
 
-__all__ = ["Parallelized", "TrainStep", "Verification", "parallelize", "plan", "probe", "profile", "train_step", "verify_plan"]
+__all__ = ["Parallelized", "TrainStep", "Verification", "parallelize", "pipelined", "plan", "probe", "profile", "train_step", "verify_plan"]
