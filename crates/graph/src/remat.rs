@@ -55,6 +55,19 @@ pub enum RematError {
 /// # Errors
 /// Where an op is no forward op of the graph, or the graph recomputes ops already.
 pub fn remat(graph: &Graph, recompute: &[OpId]) -> Result<Graph, RematError> {
+    rewritten(graph, recompute, false)
+}
+
+/// The same, and ops that no backward op needs get clones too, directly after those of their operands: trainers that run a
+/// whole block again compute them.
+///
+/// # Errors
+/// As [`remat`].
+pub fn remat_whole(graph: &Graph, recompute: &[OpId]) -> Result<Graph, RematError> {
+    rewritten(graph, recompute, true)
+}
+
+fn rewritten(graph: &Graph, recompute: &[OpId], whole: bool) -> Result<Graph, RematError> {
     if let Some(clone) = graph.ops.iter().find(|node| node.recomputes.is_some()) {
         return Err(RematError::Again { op: clone.name.clone() });
     }
@@ -70,7 +83,8 @@ pub fn remat(graph: &Graph, recompute: &[OpId]) -> Result<Graph, RematError> {
         let single = graph.micro_batches.get() == 1;
         recomputed[op.index()] = single || (node.repeated && !node.op.operator().accumulates());
     }
-    let mut rewrite = Rewrite::new(graph, recomputed);
+    let unneeded = if whole { unneeded(graph, &recomputed) } else { Vec::new() };
+    let mut rewrite = Rewrite::new(graph, recomputed, unneeded);
     for op in graph.op_ids() {
         let mut node = graph.node(op).clone();
         if node.phase != Phase::Forward {
@@ -98,10 +112,27 @@ pub fn recomputed_ops(graph: &Graph) -> Vec<OpId> {
     found
 }
 
+/// The recomputed ops whose results no backward op needs, ascending.
+fn unneeded(graph: &Graph, recomputed: &[bool]) -> Vec<OpId> {
+    let mut needed = vec![false; graph.ops.len()];
+    for op in graph.op_ids().rev() {
+        let node = graph.node(op);
+        if node.phase == Phase::Forward && !needed[op.index()] {
+            continue;
+        }
+        for made in node.inputs.iter().filter_map(|t| graph.tensor(*t).producer) {
+            needed[made.index()] |= recomputed[made.index()];
+        }
+    }
+    graph.op_ids().filter(|op| recomputed[op.index()] && !needed[op.index()]).collect()
+}
+
 /// The new graph while it is built.
 struct Rewrite<'g> {
     old: &'g Graph,
     recomputed: Vec<bool>,
+    /// Recomputed ops that are cloned after their operands' clones, ascending.
+    unneeded: Vec<OpId>,
     /// The new graph; its tensors are the old ones, then the clones' results.
     new: Graph,
     /// Per old op: its new id, once it has one.
@@ -115,13 +146,14 @@ struct Rewrite<'g> {
 }
 
 impl<'g> Rewrite<'g> {
-    fn new(old: &'g Graph, recomputed: Vec<bool>) -> Self {
+    fn new(old: &'g Graph, recomputed: Vec<bool>, unneeded: Vec<OpId>) -> Self {
         let mut new = old.clone();
         new.ops = Vec::with_capacity(old.ops.len());
         let names = old.tensors.iter().map(|t| &t.name).chain(old.ops.iter().map(|n| &n.name));
         Self {
             old,
             recomputed,
+            unneeded,
             new,
             moved: vec![OpId(0); old.ops.len()],
             cloned: vec![false; old.ops.len()],
@@ -158,8 +190,27 @@ impl<'g> Rewrite<'g> {
             needed.push(op);
             open.extend(self.old.node(op).inputs.iter().filter_map(|&t| self.pending(t)));
         }
+        if !needed.is_empty() {
+            needed.extend(self.companions());
+        }
         needed.sort_unstable();
         needed.into_iter().try_for_each(|op| self.clone_op(op))
+    }
+
+    /// The ops without a clone that nothing needs, and whose recomputed operands all have clones.
+    fn companions(&mut self) -> Vec<OpId> {
+        let mut found = Vec::new();
+        for op in std::mem::take(&mut self.unneeded) {
+            let producers = || self.old.node(op).inputs.iter().filter_map(|&t| self.old.tensor(t).producer);
+            let again = || producers().filter(|made| self.recomputed[made.index()]);
+            if again().next().is_some() && again().all(|made| self.cloned[made.index()]) {
+                self.cloned[op.index()] = true;
+                found.push(op);
+            } else {
+                self.unneeded.push(op);
+            }
+        }
+        found
     }
 
     fn clone_op(&mut self, op: OpId) -> Result<(), RematError> {

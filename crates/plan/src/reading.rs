@@ -4,7 +4,7 @@ use crate::{
     error::PlanError,
     plan::{Plan, PlanPipeline},
 };
-use shardwright_graph::{Graph, OpId, microbatch, remat};
+use shardwright_graph::{Graph, OpId, microbatch, remat_whole};
 use shardwright_machine::{AxisId, AxisSet, Machine, Mesh};
 use shardwright_space::{Assignment, Pipeline};
 use shardwright_stages::schedule::Schedule;
@@ -125,7 +125,8 @@ impl Plan {
             })
         };
         let ops = self.recompute.ops.iter().map(find).collect::<Result<Vec<OpId>, PlanError>>()?;
-        remat(&model, &ops).map_err(|error| mismatch(format!("{error}; plan again")))
+        // A plan names the ops that have clones, needed or not.
+        remat_whole(&model, &ops).map_err(|error| mismatch(format!("{error}; plan again")))
     }
 
     /// The plan's assignment.

@@ -1,7 +1,9 @@
 //! Recomputed steps compute the bits of stored ones: random sets of forward ops of whole models, dropout included.
 
 use proptest::prelude::*;
-use shardwright_graph::{Graph, OpId, Optimizer, Phase, recomputed_ops, remat};
+use shardwright_graph::{
+    Graph, OpId, Optimizer, Phase, RecomputePolicy, recomputed_ops, remat, remat_whole, verify::verify,
+};
 use shardwright_runtime::Serial;
 use shardwright_zoo::{BuildOptions, build};
 
@@ -54,6 +56,28 @@ proptest! {
         prop_assert_eq!(graph.ops.len(), base.ops.len() + clones.len());
         prop_assert_eq!(trained(&graph, seed), trained(&base, seed));
     }
+}
+
+#[test]
+fn whole_blocks_run_again_with_results_that_nothing_reads() {
+    let model = "gpt:batch=2,layers=3,hidden=8,heads=4,vocab=12,seq=4,dropout=0.3";
+    let base = build(model, &BuildOptions::default()).unwrap();
+    let named = RecomputePolicy::Full.ops(&base);
+    let (needed, whole) = (remat(&base, &named).unwrap(), remat_whole(&base, &named).unwrap());
+    let clones = |graph: &Graph| {
+        let ops = recomputed_ops(graph).into_iter();
+        ops.map(|op| base.node(op).name.clone()).collect::<Vec<_>>()
+    };
+    for block in 0..3 {
+        let product = format!("blocks.{block}.mlp.fc2");
+        assert!(!clones(&needed).contains(&product) && clones(&whole).contains(&product));
+    }
+    assert_eq!(recomputed_ops(&whole), named);
+    verify(&whole).unwrap();
+    assert_eq!(trained(&whole, 7), trained(&base, 7));
+    // What has a clone says all: the same clones come from their originals.
+    assert_eq!(remat_whole(&base, &recomputed_ops(&whole)).unwrap(), whole);
+    assert_eq!(remat_whole(&base, &recomputed_ops(&needed)).unwrap(), needed);
 }
 
 #[test]
