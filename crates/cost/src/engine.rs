@@ -61,6 +61,15 @@ pub struct Engine {
     /// Microseconds of the host per step.
     #[serde(default)]
     pub host_us_per_step: f64,
+    /// Whether transfers run beside kernels. Else the engine waits for every collective before its next kernel.
+    #[serde(default = "yes")]
+    pub overlap: bool,
+    /// Whether a recomputed block runs again as a whole, with results that nothing reads.
+    #[serde(default)]
+    pub recomputes_whole_blocks: bool,
+    /// The shares of peak that fused attention reaches forwards and backwards, where its kernel is not the usual one.
+    #[serde(default)]
+    pub attention_shares: Option<[f64; 2]>,
     /// Classes that the engine recomputes in the backward pass where that keeps fewer bytes.
     #[serde(default)]
     pub recomputes: BTreeSet<String>,
@@ -95,6 +104,10 @@ pub struct MixedRules {
 
 fn one() -> f64 {
     1.0
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What decides which share of a class applies.
@@ -157,9 +170,11 @@ impl Engine {
     }
 }
 
-const TABLES: [&str; 4] = [
+const TABLES: [&str; 6] = [
     include_str!("../engines/torch-eager.toml"),
     include_str!("../engines/torch-compile.toml"),
+    include_str!("../engines/torchtitan.toml"),
+    include_str!("../engines/megatron.toml"),
     include_str!("../engines/xla.toml"),
     include_str!("../engines/embedded.toml"),
 ];

@@ -101,7 +101,7 @@ pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
     let loads_vectors = workload.dtype.bytes() == 2 && peak > 2.0 * vector;
     let product_seconds = |product: &Gemm| {
         let share = if loads_vectors { unaligned_share(product.align) } else { 1.0 };
-        gemm_seconds(product, peak, u64::from(device.cores)) / share
+        gemm_seconds(product, peak * sustained_share(device), u64::from(device.cores)) / share
     };
     let (busy, start) = match &workload.roofline {
         // Vector units compute 16-bit floats at the rate of singles.
@@ -125,7 +125,16 @@ pub fn roofline(device: &Device, workload: &Workload) -> Seconds {
             (product_seconds(&product).max(memory(MEMORY_SHARE)), GEMM_START)
         }
         RooflineKind::Attention { product, pass } => {
-            let arithmetic = product_seconds(product) / attention_share(*pass);
+            let of_engine = device.engine.and_then(Engine::of).and_then(|engine| engine.attention_shares);
+            let arithmetic = match of_engine {
+                // Slower kernels stay below the power limit.
+                Some(shares) => {
+                    let usual = gemm_seconds(product, peak, u64::from(device.cores));
+                    let own = shares[usize::from(*pass == AttentionPass::Backward)] / TILES[0].2;
+                    (usual / own).max(product_seconds(product) / attention_share(*pass))
+                }
+                None => product_seconds(product) / attention_share(*pass),
+            };
             (arithmetic.max(memory(MEMORY_SHARE)), GEMM_START)
         }
         RooflineKind::Convolution { product, pass, filter_3x3 } => {
@@ -154,6 +163,14 @@ fn eight_bit_bytes(product: &Gemm, dtype: DType) -> (f64, f64) {
     let Gemm { batch, m, n, k, .. } = *product;
     let [batch, m, n, k] = [batch, m, n, k].map(|size| size as f64);
     (batch * (m * k + k * n), batch * m * n * dtype.bytes() as f64)
+}
+
+/// The rate of large products over that of a device which reaches the usual share of its peak: below 1 under a power limit.
+fn sustained_share(device: &Device) -> f64 {
+    match (device.sustained, device.peak.bf16) {
+        (Some(rate), Some(peak)) => rate.0 / (TILES[0].2 * peak.0),
+        _ => 1.0,
+    }
 }
 
 /// The rate of fused attention over that of a product of as many flops: exponentials wait for products and products for

@@ -21,6 +21,7 @@ const FILES: &[(&str, &str)] = &[
     ("b200x64", include_str!("../machines/b200x64.toml")),
     ("gb200x576", include_str!("../machines/gb200x576.toml")),
     ("a100-40gbx64", include_str!("../machines/a100-40gbx64.toml")),
+    ("a100-4nicx64", include_str!("../machines/a100-4nicx64.toml")),
     ("h100-96gbx64", include_str!("../machines/h100-96gbx64.toml")),
     ("v100x64", include_str!("../machines/v100x64.toml")),
     ("a10x64", include_str!("../machines/a10x64.toml")),

@@ -47,6 +47,7 @@ const DEVICE_KEYS: &[&str] = &[
     "memory_bandwidth",
     "launch_overhead",
     "cores",
+    "sustained",
     "overlap",
     "tf32",
     "engine",
@@ -61,6 +62,7 @@ const MIXED_KEYS: &[&str] = &[
     "memory_bandwidth",
     "launch_overhead",
     "cores",
+    "sustained",
     "overlap",
     "tf32",
     "engine",
@@ -385,6 +387,10 @@ fn device(table: &TomlTable) -> Result<Device, MachineError> {
             })?
         }
     };
+    let sustained = match table.entries.contains_key("sustained") {
+        true => Some(table.quantity("sustained", "\"600 TFLOP/s\"", FlopsPerSecond::parse)?),
+        false => None,
+    };
     let engine = match table.entries.contains_key("engine") {
         false => None,
         true => Some(EngineName::parse(table.text("engine")?).map_err(|reason| table.bad("engine", reason))?),
@@ -397,6 +403,7 @@ fn device(table: &TomlTable) -> Result<Device, MachineError> {
         memory_limit: flag("memory_limit")?,
         launch_overhead: table.quantity("launch_overhead", "\"5 us\"", Seconds::parse)?,
         cores,
+        sustained,
         overlap: flag("overlap")?,
         tf32,
         engine,

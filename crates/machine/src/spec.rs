@@ -153,6 +153,10 @@ pub struct Device {
     /// Processors that work on different tiles of one operation: multiprocessors of a GPU, matrix units of a TPU. An
     /// operation with fewer tiles leaves some idle.
     pub cores: u32,
+    /// The rate that large bf16 products were measured to sustain, on a device whose power limit keeps it below the usual share
+    /// of its peak.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustained: Option<FlopsPerSecond>,
     /// Whether the device computes during communication. A core that copies its data itself does not.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub overlap: bool,
@@ -174,6 +178,10 @@ pub enum EngineName {
     TorchEager,
     /// PyTorch with `torch.compile`.
     TorchCompile,
+    /// torchtitan: PyTorch with `torch.compile` for every block, and the loss op by op.
+    Torchtitan,
+    /// Megatron-LM of 2021 and 2022, and trainers built on it.
+    Megatron,
     /// JAX and everything else that XLA compiles.
     Xla,
     /// The engine of `shardwright run`.
@@ -182,13 +190,16 @@ pub enum EngineName {
 
 impl EngineName {
     /// All engines.
-    pub const ALL: [EngineName; 4] = [Self::TorchEager, Self::TorchCompile, Self::Xla, Self::Embedded];
+    pub const ALL: [EngineName; 6] =
+        [Self::TorchEager, Self::TorchCompile, Self::Torchtitan, Self::Megatron, Self::Xla, Self::Embedded];
 
     /// The name that users type.
     pub fn name(self) -> &'static str {
         match self {
             Self::TorchEager => "torch-eager",
             Self::TorchCompile => "torch-compile",
+            Self::Torchtitan => "torchtitan",
+            Self::Megatron => "megatron",
             Self::Xla => "xla",
             Self::Embedded => "embedded",
         }
@@ -401,6 +412,10 @@ impl Device {
             memory_bandwidth: min(self.memory_bandwidth, other.memory_bandwidth),
             launch_overhead: self.launch_overhead.max(other.launch_overhead),
             cores: self.cores.max(other.cores),
+            sustained: [self.sustained, other.sustained]
+                .into_iter()
+                .flatten()
+                .reduce(|a, b| if a <= b { a } else { b }),
             overlap: self.overlap && other.overlap,
             tf32: self.tf32.min(other.tf32),
             engine: self.engine.or(other.engine),
@@ -610,6 +625,12 @@ impl Device {
         check_seconds(format!("{at}.launch_overhead"), self.launch_overhead)?;
         if self.cores == 0 || self.cores > 1 << 20 {
             return spec_error(format!("{at}.cores"), "must be from 1 to 2^20");
+        }
+        if let Some(rate) = self.sustained {
+            check_rate(format!("{at}.sustained"), rate.0, "FLOP/s")?;
+            if self.peak.bf16.is_none_or(|peak| rate > peak) {
+                return spec_error(format!("{at}.sustained"), "must be at most peak.bf16");
+            }
         }
         if self.peak.f32.is_none() {
             return spec_error(format!("{at}.peak.f32"), "is missing; every device states its f32 rate");

@@ -81,6 +81,10 @@ impl Request {
             spec.mixed.iter_mut().for_each(|mixed| mixed.device.engine = self.engine);
         }
         let engine = spec.device.engine.and_then(Engine::of);
+        if engine.is_some_and(|engine| !engine.overlap) {
+            spec.device.overlap = false;
+            spec.mixed.iter_mut().for_each(|mixed| mixed.device.overlap = false);
+        }
         let usual = |engine: &Engine| if engine.tf32_products { Tf32Use::All } else { Tf32Use::Convolutions };
         let used = match self.model.precision {
             Some(Precision::Tf32) => Some(Tf32Use::All),

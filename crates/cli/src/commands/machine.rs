@@ -217,6 +217,7 @@ fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -
             memory_bandwidth: BytesPerSecond(rounded(all.memory)),
             launch_overhead: Seconds(overhead),
             cores: 1,
+            sustained: None,
             overlap: false,
             tf32: Tf32Use::default(),
             engine: None,
