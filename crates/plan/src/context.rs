@@ -128,13 +128,18 @@ impl<'a> Context<'a> {
     /// The least time of a step: that of the host, which launches all kernels one by one. Zero without an engine.
     pub fn host_seconds(&self) -> f64 {
         let Some(engine) = self.engine() else { return 0.0 };
-        let is_kernel = |op: &OpId| {
-            let fused = self.fused.get(op.index()).and_then(Option::as_ref);
-            fused.map_or_else(|| !self.graph.node(*op).op.operator().is_view(), |part| part.starts)
-        };
-        let kernels: f64 =
-            self.graph.op_ids().filter(is_kernel).map(|op| f64::from(self.graph.runs(op))).sum();
-        (engine.host_us_per_step + kernels * engine.host_us_per_kernel) * 1e-6
+        let ops = self.graph.op_ids();
+        let launches: f64 = ops.map(|op| f64::from(self.graph.runs(op)) * self.launch_seconds(op)).sum();
+        engine.host_us_per_step * 1e-6 + launches
+    }
+
+    /// The host's time to launch an op once. Zero without an engine, and for ops that start no kernel.
+    pub fn launch_seconds(&self, op: OpId) -> f64 {
+        let Some(engine) = self.engine() else { return 0.0 };
+        let fused = self.fused.get(op.index()).and_then(Option::as_ref);
+        let is_kernel =
+            fused.map_or_else(|| !self.graph.node(op).op.operator().is_view(), |part| part.starts);
+        if is_kernel { engine.host_us_per_kernel * 1e-6 } else { 0.0 }
     }
 
     /// Times of ops. Where devices differ, a pinned op takes the time of the devices that it is pinned to.

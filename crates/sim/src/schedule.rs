@@ -8,8 +8,9 @@
 //! On machines whose compute cores also move data, a collective is one task per member. Each member fetches its data
 //! once all members have produced theirs, and does not wait for the other fetches.
 //!
-//! In a pipeline, a device computes the passes of the body in the order of its schedule: each of its compute tasks there waits for
-//! the one before. Transfers start when their operands exist, so sends to the next stage overlap with the next pass.
+//! In a step of several micro-batches, a device computes the passes of the body in the order of the program, which is that of a
+//! pipeline's schedule: each of its compute tasks there waits for the one before. Transfers start when their operands exist,
+//! so sends to the next stage overlap with the next pass.
 
 use crate::{
     classes::Classes,
@@ -121,7 +122,7 @@ impl Schedule {
         };
         let mut members: Vec<(u32, u32)> = Vec::new();
         let (mut streams, mut waits_for) = (Vec::new(), Vec::new());
-        // Per class: its last compute task in the body of a pipeline.
+        // Per class: its last compute task in the body.
         let mut last_computed = vec![NO_TASK; schedule.classes.len()];
         for (at, instruction) in program.instructions.iter().enumerate() {
             let (picoseconds, axes) = match &instruction.work {
@@ -142,8 +143,8 @@ impl Schedule {
             members.sort_unstable();
             for group in members.chunk_by(|a, b| a.0 == b.0) {
                 waits_for.clear();
-                let ordered = matches!(instruction.work, Work::Compute { .. })
-                    && program.stage_pass(InstructionId(at as u32)).is_some();
+                // Without micro-batches there is no body.
+                let ordered = matches!(instruction.work, Work::Compute { .. }) && program.body.contains(&at);
                 for &(_, class) in group {
                     for value in &instruction.reads {
                         waits_for.extend(schedule.producer(program, *value, class));

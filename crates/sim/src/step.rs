@@ -7,7 +7,7 @@ use crate::{
     schedule::{Links, Schedule},
     usage::usages,
 };
-use shardwright_lower::{LowerOptions, ParallelGraph, lower, lower_with};
+use shardwright_lower::{InstructionId, LowerOptions, ParallelGraph, Work, lower, lower_with};
 use shardwright_machine::Bytes;
 use shardwright_plan::{Context, StepTimes};
 use shardwright_space::{Assignment, Sharing, assign_layouts};
@@ -20,7 +20,7 @@ pub fn simulate_bubble(context: &Context<'_>, assignment: &Assignment) -> Result
     let program = lower(context.graph, &context.resharder, assignment)?;
     let (links, sharing) = (Links::of(context.machine), Sharing::AcrossLayers);
     let [makespan, idle] = repeat(&program, |program| {
-        let schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
+        let schedule = hosted(context, assignment, program, links, sharing)?;
         let timeline = schedule.simulate();
         let spans = pass_spans(program, &schedule, &timeline);
         Ok([timeline.makespan(), bubble(program, &schedule, &timeline, &spans)])
@@ -57,7 +57,7 @@ pub fn simulate_program(
     let links = Links::of(context.machine);
     let sharing = Sharing::AcrossLayers;
     let [makespan, busy, exposed] = repeat(program, |program| {
-        let schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
+        let schedule = hosted(context, assignment, program, links, sharing)?;
         let timeline = schedule.simulate();
         let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy);
         debug_assert!(busiest.is_some(), "there is at least one device class");
@@ -67,8 +67,10 @@ pub fn simulate_program(
     // Further micro-batches may fill the gaps of the first ones, but a device still computes its ops in sequence.
     let makespan = makespan.max(busy);
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
+    // In several micro-batches the host's time is inside of the passes.
+    let host = if program.body.is_empty() { context.host_seconds() } else { 0.0 };
     let times = StepTimes {
-        step_seconds: seconds(makespan).max(context.host_seconds()),
+        step_seconds: seconds(makespan).max(host),
         compute_seconds: seconds(busy),
         exposed_comm_seconds: seconds(exposed),
     };
@@ -137,6 +139,62 @@ pub fn schedule_per_device(
     let classes = Classes::each(context.mesh());
     let schedule = schedule(context, assignment, &program, classes, Links::Fifo, Sharing::AcrossLayers)?;
     Ok((program, schedule))
+}
+
+/// How much longer computing takes, given seconds of the host, of computing, and of transfers that computing waits for.
+fn lateness([host, computing, waiting]: [f64; 3]) -> f64 {
+    if computing > 0.0 { ((host - waiting) / computing).max(1.0) } else { 1.0 }
+}
+
+/// Kernels by which the host runs ahead of a device: the time that it loses with these is not made up for with the next ones.
+const LAUNCHED_AHEAD: u32 = 32;
+
+/// The tasks of a lowered program in micro-batches that compute no faster than their host launches kernels: where it needs longer
+/// for [`LAUNCHED_AHEAD`] kernels of a device class than the class for their tasks, computing takes as much longer.
+fn hosted(
+    context: &Context<'_>,
+    assignment: &Assignment,
+    program: &ParallelGraph,
+    links: Links,
+    sharing: Sharing,
+) -> Result<Schedule, SimError> {
+    let mut schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
+    let per_kernel = context.engine().map_or(0.0, |engine| engine.host_us_per_kernel * 1e-6);
+    if program.body.is_empty() || per_kernel == 0.0 {
+        return Ok(schedule);
+    }
+    let mut factors = vec![1.0f64; schedule.tasks.len()];
+    for class in schedule.classes.ids() {
+        // Tasks of the window, kernels launched, and seconds of the host, of computing, and of transfers that computing waits for.
+        let (mut window, mut kernels, mut sums) = (Vec::new(), 0, [0.0f64; 3]);
+        for at in program.body.clone() {
+            let id = InstructionId(at as u32);
+            let Some(task) = schedule.task(id, class) else { continue };
+            let taken = schedule.tasks.duration(task as usize) as f64 / 1e12;
+            match program.instruction(id).work {
+                Work::Compute { op, .. } => {
+                    let launch = context.launch_seconds(op);
+                    kernels += u32::from(launch > 0.0);
+                    sums[0] += launch;
+                    sums[1] += taken;
+                    window.push(task as usize);
+                }
+                _ => {
+                    kernels += u32::from(taken > 0.0);
+                    sums[0] += if taken > 0.0 { per_kernel } else { 0.0 };
+                    sums[2] += if links == Links::Core { taken } else { 0.0 };
+                }
+            }
+            if kernels >= LAUNCHED_AHEAD {
+                let factor = lateness(sums);
+                window.drain(..).for_each(|task| factors[task] = factor);
+                (kernels, sums) = (0, [0.0; 3]);
+            }
+        }
+        window.into_iter().for_each(|task| factors[task] = lateness(sums));
+    }
+    schedule.tasks.rescale(|task, duration| (duration as f64 * factors[task]).round() as u64);
+    Ok(schedule)
 }
 
 /// The tasks of a lowered program, with the times that the cost model predicts.

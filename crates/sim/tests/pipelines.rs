@@ -11,7 +11,7 @@ use shardwright_plan::Context;
 use shardwright_sim::{
     Classes, Links, Schedule as Tasks, bubble, pass_spans, simulate_bubble, simulate_step,
 };
-use shardwright_space::{Assignment, Pipeline};
+use shardwright_space::{Assignment, AxisUse, Pipeline};
 use shardwright_stages::schedule::{Costs, Schedule, simulate};
 use std::num::NonZeroU32;
 
@@ -172,4 +172,31 @@ fn further_micro_batches_add_the_same_time() {
         let share = simulate_bubble(&context, &assignment).unwrap();
         assert!((0.0..1.0).contains(&share), "{share}");
     }
+}
+
+/// A product split along its depth waits for an all-reduce, during which the device could compute the next micro-batch.
+#[test]
+fn without_a_pipeline_a_device_computes_one_micro_batch_after_the_other() {
+    let machine = builtin("2xa100").unwrap();
+    let mesh = machine.mesh();
+    let graph = chain(3, 4);
+    let mut assignment = Assignment::replicated(&graph, mesh);
+    for op in graph.op_ids().filter(|&op| graph.node(op).op.kind() == "contract") {
+        let depth = graph.rule(op).factors.iter().position(|factor| factor.name == "c").unwrap();
+        for axis in mesh.all().iter() {
+            assignment.configs[op.index()].set(axis, AxisUse::Split(depth as u8));
+        }
+    }
+    let context = Context::new(&graph, &machine, None, mesh.clone(), true).unwrap();
+    let program = lower(&graph, &context.resharder, &assignment).unwrap().unrolled();
+    let tasks = Tasks::new(&program, Classes::of(&program), Links::Fifo, |_, _| 1_000_000).unwrap();
+    let line = tasks.simulate();
+    let computed = tasks.tasks.ids().filter(|&task| {
+        let id = tasks.instructions[task];
+        program.body.contains(&id.index()) && tasks.owner(task) == Some(0)
+    });
+    let spans: Vec<(u64, u64)> = computed.map(|task| (line.start[task], line.end[task])).collect();
+    assert!(spans.len() > 4 * 6);
+    assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{spans:?}");
+    assert!(spans.windows(2).any(|pair| pair[0].1 < pair[1].0), "some op waits for an all-reduce");
 }
