@@ -88,7 +88,19 @@ fn one_stage_and_one_micro_batch_are_the_ordinary_step() {
         // Composed ones guide the search only: sums of gradients and gathers of weights overlap with other blocks than in the
         // short step.
         let (composed, ordinary) = composed_and_ordinary(8, request);
-        assert!((composed / ordinary - 1.0).abs() < 0.25, "{request}: {composed} against {ordinary}");
+        assert!((composed / ordinary - 1.0).abs() < 0.33, "{request}: {composed} against {ordinary}");
+    }
+}
+
+#[test]
+fn micro_batches_compose_to_the_ordinary_step() {
+    for request in ["tp=2,mbs=1", "tp=8,mbs=2,sp", "tp=4,mbs=1,sp,zero=1", "tp=1,mbs=1,zero=1,recompute=full"]
+    {
+        // Three blocks are not shortened: equal but for weights that are gathered before the first micro-batch.
+        let (composed, ordinary) = composed_and_ordinary(3, request);
+        assert!((composed / ordinary - 1.0).abs() < 0.01, "{request}: {composed} against {ordinary}");
+        let (composed, ordinary) = composed_and_ordinary(8, request);
+        assert!((composed / ordinary - 1.0).abs() < 0.05, "{request}: {composed} against {ordinary}");
     }
 }
 

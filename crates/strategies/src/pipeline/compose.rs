@@ -105,17 +105,37 @@ pub(super) fn compose(
             _ => 0.0,
         }
     };
+    // A pass takes as long as its kernels, or as the host that launches them.
+    let times = pass_times(model, ranges);
+    let slowed = |stage: usize| {
+        let alone = sum(&ranges[stage], &|cost| cost.backward);
+        if alone > 0.0 { times[stage][1] / alone } else { 1.0 }
+    };
     let weight = per_stage(&|cost| cost.weight_backward);
-    let backward = per_stage(&|cost| cost.backward);
+    let weight: Vec<f64> = weight.iter().enumerate().map(|(stage, weight)| weight * slowed(stage)).collect();
+    let backward = times.iter().map(|[_, backward]| *backward);
     let costs = Costs {
-        forward: per_stage(&|cost| cost.forward),
-        backward_input: backward.iter().zip(&weight).map(|(all, weight)| (all - weight).max(0.0)).collect(),
+        forward: times.iter().map(|[forward, _]| *forward).collect(),
+        backward_input: backward.zip(&weight).map(|(all, weight)| (all - weight).max(0.0)).collect(),
         backward_weight: weight,
         send: (0..ranges.len()).map(send).collect(),
         hidden_share: 0.0,
     };
     let timeline = simulate(schedule, plan.pipeline, plan.micro_batches, &costs)?;
     Ok(price(plan, model, ranges, devices, &timeline))
+}
+
+/// Seconds of the forward and the backward pass of every stage.
+fn pass_times(model: &ModelCosts<'_>, ranges: &[Range<usize>]) -> Vec<[f64; 2]> {
+    let time = |range: &Range<usize>| {
+        model.segments[range.clone()].iter().fold([0.0; 2], |sum, cost| {
+            // The host runs ahead over both passes of a segment.
+            let kernels = (cost.forward + cost.backward).max(f64::MIN_POSITIVE);
+            let late = ((cost.host[0] + cost.host[1]) / kernels).max(1.0);
+            [sum[0] + cost.forward * late, sum[1] + cost.backward * late]
+        })
+    };
+    ranges.iter().map(time).collect()
 }
 
 fn price(
@@ -137,7 +157,8 @@ fn price(
         let all = || chunks.iter().flat_map(|range| &model.segments[range.clone()]);
         let tied = if plan.pipeline > 1 && (group == 0 || group == last_group) { model.tied } else { 0.0 };
         let once: f64 = all().map(|cost| cost.once).sum::<f64>() + tied;
-        let seconds: f64 = all().map(|cost| cost.forward + cost.backward).sum();
+        let passes = pass_times(model, &chunks);
+        let seconds: f64 = passes.into_iter().flatten().sum();
         let end =
             timeline.devices[group as usize].iter().map(|action| action.end_seconds).fold(0.0, f64::max);
         step = step.max(end + once);

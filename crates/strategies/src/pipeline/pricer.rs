@@ -9,8 +9,8 @@ use super::{
     uniform_configs::{UniformRules, expert_factor, uniform_assignment},
 };
 use crate::error::StrategyError;
-use shardwright_cost::{Collective, Comm, CostFile};
-use shardwright_graph::{BlockChain, Graph, RecomputePolicy, microbatch, remat};
+use shardwright_cost::{Collective, Comm, CostFile, Engine};
+use shardwright_graph::{BlockChain, Graph, RecomputePolicy, microbatch, remat, remat_whole};
 use shardwright_machine::{AxisSet, Bytes, Machine};
 use shardwright_plan::{Context, PlanError};
 use shardwright_stages::schedule::Schedule;
@@ -32,11 +32,14 @@ impl StepGraph {
         layer_segments: &[u32],
         micro_batches: NonZeroU32,
         recompute: RecomputePolicy,
+        engine: Option<&Engine>,
     ) -> Result<Self, String> {
         let mut graph = microbatch(base, micro_batches).map_err(|error| error.to_string())?.graph;
         let ops = recompute.ops(&graph);
         if !ops.is_empty() {
-            graph = remat(&graph, &ops).map_err(|error| error.to_string())?;
+            let whole = engine.is_some_and(|engine| engine.recomputes_whole_blocks);
+            let clone = if whole { remat_whole } else { remat };
+            graph = clone(&graph, &ops).map_err(|error| error.to_string())?;
         }
         let known: BTreeMap<&str, u32> =
             base.layers.iter().zip(layer_segments).map(|(layer, &at)| (layer.name.as_str(), at)).collect();
@@ -139,6 +142,11 @@ impl<'a> UniformPricer<'a> {
             graphs: Mutex::default(),
             stages: Mutex::default(),
         })
+    }
+
+    /// The engine that runs the plans.
+    pub(super) fn engine(&self) -> Option<&'static Engine> {
+        self.machine.slowest().engine.and_then(Engine::of)
     }
 
     /// Samples of a step.
@@ -298,8 +306,14 @@ impl<'a> UniformPricer<'a> {
             return Ok(Arc::clone(known));
         }
         let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
-        let made = StepGraph::of(&self.chain.short, &self.chain.short_segments, count, plan.recompute)
-            .map_err(|reason| DegreeError { reasons: vec![format!("mbs={}: {reason}", plan.micro_batch)] })?;
+        let made = StepGraph::of(
+            &self.chain.short,
+            &self.chain.short_segments,
+            count,
+            plan.recompute,
+            self.engine(),
+        )
+        .map_err(|reason| DegreeError { reasons: vec![format!("mbs={}: {reason}", plan.micro_batch)] })?;
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Arc::clone(graphs.entry(key).or_insert_with(|| Arc::new(made))))
     }

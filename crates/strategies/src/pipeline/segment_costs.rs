@@ -1,8 +1,9 @@
 //! Times of a step's segments on the mesh of one stage, from the ordinary simulator.
 //!
-//! The short step of a chain is lowered, and one micro-batch of it is simulated with overlap. The times between the ends of
-//! neighbouring segments are the segments' times, so they add up to the simulated micro-batch. What runs once per step (sums of gradients, updates, gathers of weights) is counted as it is exposed, and divided among segments by its
-//! durations.
+//! The short step of a chain is lowered, and up to three micro-batches of it are simulated with overlap. The times between the ends
+//! of neighbouring segments in the middle one are the segments' times, so they add up to a micro-batch between others. What
+//! runs once per step (sums of gradients, updates, gathers of weights) is what the simulated step takes beyond its
+//! micro-batches. It is divided among segments by durations.
 
 use super::segment_memory::{SegmentMemory, segment_memory};
 use crate::error::StrategyError;
@@ -23,6 +24,8 @@ pub struct SegmentCost {
     pub weight_backward: f64,
     /// Seconds of computing alone, forwards and backwards.
     pub computing: f64,
+    /// Seconds in which the host launches the kernels of the forward and of the backward pass.
+    pub host: [f64; 2],
     /// Exposed seconds per step: gradients are summed, weights updated and gathered.
     pub once: f64,
     /// Seconds of updates alone, per step.
@@ -70,6 +73,9 @@ pub(super) fn first_readers(context: &Context<'_>) -> Vec<Option<OpId>> {
     readers
 }
 
+/// Micro-batches that are simulated: the first, one between others, and the last.
+const SIMULATED: u32 = 3;
+
 /// The costs of every segment under an assignment.
 ///
 /// # Errors
@@ -81,7 +87,7 @@ pub(super) fn segment_costs(
 ) -> Result<Vec<SegmentCost>, StrategyError> {
     let program = lower(context.graph, &context.resharder, assignment)?;
     let memory = segment_memory(context, &program, segments);
-    let program = program.unrolled_to(1);
+    let program = program.unrolled_to(SIMULATED);
     let sharing = Sharing::AcrossLayers;
     let links = Links::of(context.machine);
     let tasks = schedule(context, assignment, &program, Classes::of(&program), links, sharing)?;
@@ -89,6 +95,7 @@ pub(super) fn segment_costs(
     let readers = first_readers(context);
     let mut marks = Marks::new(&program, segments);
     let mut costs = vec![SegmentCost::default(); segments.count];
+    let per_kernel = context.engine().map_or(0.0, |engine| engine.host_us_per_kernel * 1e-6);
     let weight_gradient = weight_gradients(context);
     let (mut weight, mut backward) = (vec![0u64; segments.count], vec![0u64; segments.count]);
     let mut once = vec![0u64; segments.count];
@@ -103,8 +110,12 @@ pub(super) fn segment_costs(
                 let phase = context.graph.node(op).phase;
                 let copy = program.micro_batch_of(id);
                 if in_body && phase != Phase::Update {
+                    if copy == 0 {
+                        costs[segment].host[usize::from(phase == Phase::Backward)] +=
+                            context.launch_seconds(op);
+                    }
                     marks.mark(copy, phase, segment, end, timeline.start[task]);
-                    if copy + 1 == marks.copies {
+                    if copy == marks.shown() {
                         costs[segment].computing += seconds(duration);
                         if phase == Phase::Backward {
                             backward[segment] += duration;
@@ -120,6 +131,14 @@ pub(super) fn segment_costs(
                 let tensor = instruction.writes.first().map(|value| program.value(*value).tensor);
                 let segment = tensor.map_or(0, |tensor| segments.of_tensor(context, &readers, tensor));
                 once[segment] += duration;
+            }
+            // The host launches collectives too.
+            _ if program.micro_batch_of(id) == 0 && duration > 0 => {
+                let tensor = instruction.writes.first().map(|value| program.value(*value).tensor);
+                let Some(tensor) = tensor else { continue };
+                let segment = segments.of_tensor(context, &readers, tensor);
+                let reader = readers[tensor.index()].map(|op| context.graph.node(op).phase);
+                costs[segment].host[usize::from(reader == Some(Phase::Backward))] += per_kernel;
             }
             _ => {}
         }
@@ -239,20 +258,32 @@ impl Marks {
         }
     }
 
-    /// Per segment: picoseconds of the last copy's forward and backward pass; and what is exposed outside of the body.
+    /// The micro-batch whose times are taken: one between others, if there is one.
+    fn shown(&self) -> u32 {
+        if self.copies > 2 { 1 } else { 0 }
+    }
+
+    /// Per segment: picoseconds of a micro-batch's forward and backward pass; and what a step takes beyond its micro-batches.
     fn times(&self, makespan: u64) -> (Vec<[u64; 2]>, u64) {
         let first = if self.first_start == u64::MAX { 0 } else { self.first_start };
-        let last = self.copies as usize - 1;
-        let of_copy = |copy: usize| &self.ends[copy * 2 * self.segments..(copy + 1) * 2 * self.segments];
-        let before = if last == 0 { first } else { of_copy(last - 1).iter().copied().max().unwrap_or(0) };
+        let of_copy = |copy: u32| {
+            let start = copy as usize * 2 * self.segments;
+            &self.ends[start..start + 2 * self.segments]
+        };
+        let shown = self.shown();
+        let before = match shown {
+            0 => first,
+            _ => of_copy(shown - 1).iter().copied().max().unwrap_or(0),
+        };
         let mut times = vec![[0; 2]; self.segments];
         let mut now = before;
         let order = (0..self.segments).map(|s| (0, s)).chain((0..self.segments).rev().map(|s| (1, s)));
         for (half, segment) in order {
-            let end = of_copy(last)[half * self.segments + segment];
+            let end = of_copy(shown)[half * self.segments + segment];
             times[segment][half] = end.saturating_sub(now);
             now = now.max(end);
         }
-        (times, first + makespan.saturating_sub(now))
+        let passes = now.saturating_sub(before).saturating_mul(u64::from(self.copies));
+        (times, makespan.saturating_sub(passes))
     }
 }

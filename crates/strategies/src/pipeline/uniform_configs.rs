@@ -178,8 +178,9 @@ impl OpChoice<'_, '_> {
                     rows.or_else(columns).or_else(along_sequence)
                 }
                 AxisRole::Tensor => {
-                    let arrives = arriving();
-                    arrives.or_else(|| self.rules.sequence.then(along_sequence).flatten())
+                    // Masks and tables of positions have no samples: every device computes them whole.
+                    let divided = self.rules.sequence && sample.is_some();
+                    arriving().or_else(|| divided.then(along_sequence).flatten())
                 }
             }
         })

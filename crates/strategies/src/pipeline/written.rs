@@ -44,8 +44,9 @@ pub fn write_down(
 ) -> Result<UniformAnswer, StrategyError> {
     let plan = &priced.plan;
     let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
-    let step = StepGraph::of(pricer.graph, &pricer.chain.layer_segments, count, plan.recompute)
-        .map_err(|reason| DegreeError { reasons: vec![reason] })?;
+    let step =
+        StepGraph::of(pricer.graph, &pricer.chain.layer_segments, count, plan.recompute, pricer.engine())
+            .map_err(|reason| DegreeError { reasons: vec![reason] })?;
     let mesh = role_mesh(pricer.machine, plan, plan.pipeline)?;
     let context = Context::new(&step.graph, pricer.machine, pricer.costs, mesh.mesh.clone(), true)?;
     let rules = UniformRules { zero: plan.zero, sequence: plan.sequence };
