@@ -1,7 +1,8 @@
 """Predicts published training steps (`scripts/bench published FILE.csv`) and prints predicted, measured, error.
 
-The file has one measured step per row: model sizes, machine, degrees and seconds per step (columns as in the header check below).
-Rows that `plan --as` cannot express are counted by reason. No constant of the program is fitted to these rows.
+The file has one measured step per row: model sizes, machine, degrees and seconds per step; or it is vTrain's table of runs on one node
+(`# GPUs,global batch,...`). Model, machine, engine and plan follow from the row's columns and from what its source says of its trainer.
+Rows that `plan --as` cannot express are counted by reason. Only the host's time per kernel of the engine `megatron` was measured on such rows.
 """
 
 import argparse
@@ -17,91 +18,186 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = "source row model layers hidden heads kv_heads ffn seq vocab dtype gpu n_gpus dp tp pp micro_batch global_batch".split()
+NODE_COLUMNS = ["# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",
+                "tensor parallelism", "data parallelism", "pipeline parallelism", "iteration time (ms)"]
+# Text in a row's model, and the published config of that name. The first that fits counts.
+PRESETS = [("LLAMA3_8B", "llama3-8b"), ("LLAMA3_70B", "llama3-70b"), ("LLAMA3.1_405B", "llama3-405b"), ("Llama3 70B", "llama3-70b"),
+           ("Llama-3.1-8B", "llama3-8b"), ("Llama-3.1-70B", "llama3-70b"), ("Llama-3.1-405B", "llama3-405b"),
+           ("Qwen3_30B", "qwen3-30b-a3b"), ("Qwen3 MoE 30B", "qwen3-30b-a3b"), ("Qwen3_235B", "qwen3-235b-a22b"),
+           ("DeepSeekV3", "deepseek-v3"), ("DeepSeek V3", "deepseek-v3"), ("Mixtral-8x7B", "mixtral-8x7b"), ("Mixtral-8x22B", "mixtral-8x22b")]
+# Text in a row's GPU, and the machine of that GPU. The first that fits counts.
+GPUS = [("800 Gb/s", "a100-4nic"), ("A100-40GB", "a100-40gb"), ("A100", "a100"), ("96GB", "h100-96gb"), ("GB200", "gb200"), ("B200", "b200"),
+        ("H200", "h200"), ("H100", "h100"), ("V100-16GB", "v100-16gb"), ("V100", "v100"), ("L4", "l4")]
 
 
-def machine(gpu: str, devices: int) -> str | None:
+def node_row(row: dict, number: int) -> dict:
+    """A run of vTrain on one node, in the columns of `COLUMNS`. Megatron-DeepSpeed with full recomputation; the vocabulary is assumed."""
+    gpus, batch, micro, hidden, heads, layers, seq, tp, dp, pp, milliseconds = (row[column] for column in NODE_COLUMNS)
+    return {"source": "VIA-Research/vTrain one node", "row": str(number), "model": "GPT", "layers": layers, "hidden": hidden, "heads": heads,
+            "kv_heads": heads, "ffn": str(4 * int(hidden)), "seq": seq, "vocab": "51200", "experts": "", "dtype": "fp16", "gpu": "A100 (800 Gb/s per node of 8)",
+            "n_gpus": gpus, "dp": dp, "tp": tp, "pp": pp, "vp": "", "cp": "1", "ep": "1", "micro_batch": micro, "global_batch": batch,
+            "zero_fsdp": "none", "recompute": "full", "schedule": "1F1B", "seconds_per_step": str(float(milliseconds) / 1e3), "notes": ""}
+
+
+def trainer(row: dict) -> str:
+    """The trainer of a row."""
+    names = [("torchtitan", "torchtitan"), ("Megatron-LM@d98e8a64dd", "megatron-core"), ("Bridge", "megatron-core"), ("Automodel", "automodel"),
+             ("alpa", "alpa"), ("maxtext", "maxtext"), ("Mist", "mist"), ("Megatron", "megatron"), ("calculon", "megatron"), ("vTrain", "megatron")]
+    return next((name for text, name in names if text in row["source"]), "")
+
+
+def engine(row: dict) -> str | None:
+    """What runs the kernels of a row."""
+    known = trainer(row)
+    if known == "torchtitan":
+        # Only the first rows are eager; the page compiles in all later ones.
+        return "torch-eager" if "eager" in row["notes"] else "torchtitan"
+    if "Megatron-LM@d98e8a64dd" in row["source"]:
+        # Transformer Engine's kernels in eager mode; Megatron-Bridge's recipes fuse more and replay CUDA graphs.
+        return "torch-eager"
+    return {"megatron": "megatron", "megatron-core": "torch-compile", "automodel": "torch-compile", "alpa": "xla", "maxtext": "xla"}.get(known)
+
+
+def machine(row: dict) -> str | None:
     """The machine of a row."""
-    names = [("A100", "a100"), ("96GB", "h100-96gb"), ("H100", "h100"), ("GB200", "gb200"), ("B200", "b200"), ("V100", "v100")]
-    name = next((known for text, known in names if text in gpu), None)
-    return name and f"{devices}x{name}"
+    name = next((known for text, known in GPUS if text in row["gpu"]), None)
+    return name and f"{row['n_gpus']}x{name}"
 
 
 def model(row: dict) -> str | None:
-    """The model of a row, by its sizes."""
-    sizes = f"layers={row['layers']},hidden={row['hidden']},heads={row['heads']},vocab={row['vocab']},seq={row['seq']}"
-    if row["model"].startswith("GPT"):
-        return f"gpt:{sizes}"
-    if "lama" in row["model"]:
-        return f"llama:{sizes},kv_heads={row['kv_heads']},ffn={row['ffn']}"
-    return None
+    """The model of a row: by its sizes where they are stated, else by its name."""
+    preset = next((preset for text, preset in PRESETS if text in row["model"]), None)
+    if row["layers"] and row["hidden"] and row["heads"] and not row["experts"]:
+        sizes = f"layers={row['layers']},hidden={row['hidden']},heads={row['heads']},vocab={row['vocab']},seq={row['seq']}"
+        if row["model"].startswith("GPT"):
+            # Megatron's defaults: dropout of 0.1 (arXiv 2205.05198 counts its masks). Fused attention came in 2023.
+            old = ",attention=plain,dropout=0.1" if trainer(row) == "megatron" else ""
+            return f"gpt:{sizes},ffn={row['ffn'] or 0}{old}"
+        if "lama" in row["model"]:
+            return f"llama:{sizes},kv_heads={row['kv_heads']},ffn={row['ffn']}"
+    return preset
 
 
-def degrees(row: dict) -> str | None:
+def policies(row: dict) -> list[str]:
+    """What the row recomputes; where it does not say and weights are sharded, the policies in the order in which they are tried until one fits."""
+    recompute = row["recompute"]
+    if not recompute and "FSDP" in row["zero_fsdp"]:
+        return ["off", "selective", "full"]
+    return ["full" if recompute.startswith("full") else "selective" if recompute.startswith("selective") else "off"]
+
+
+def degrees(row: dict, policy: str) -> str | None:
     """The row's plan as `--as` takes it."""
+    known, stages = trainer(row), int(row["pp"])
     parts = [f"tp={row['tp']}", f"pp={row['pp']}", f"dp={row['dp']}"]
     if row["cp"] not in ("", "1"):
         parts.append(f"cp={row['cp']}")
     if row["ep"] not in ("", "1"):
         parts.append(f"ep={row['ep']}")
     if row["micro_batch"]:
-        parts.append(f"mbs={row['micro_batch']}")
+        size = int(row["micro_batch"])
+        if known == "torchtitan" and stages > 1:
+            # The column has the samples of a rank. torchtitan divides them into as many micro-batches as there are ranks of the pipeline.
+            size = max(size // stages, 1)
+        parts.append(f"mbs={size}")
     sharded = row["zero_fsdp"]
     if "FSDP" in sharded:
-        parts.append("zero=3")
+        # In a pipeline torchtitan gathers weights once per step and sums gradients once (`reshard_after_forward` is off): ZeRO-1's traffic.
+        parts.append("zero=1" if stages > 1 else "zero=3")
     elif "ZeRO-1" in sharded or "distributed optimizer" in sharded or "reduce-scatter" in sharded:
         parts.append("zero=1")
     elif sharded not in ("", "none"):
         return None
-    recompute = row["recompute"]
-    policy = "full" if recompute.startswith("full") else "selective" if recompute.startswith("selective") else "off"
     parts.append(f"recompute={policy}")
-    modern = "Megatron-LM@d98e8a64dd" in row["source"] or "torchtitan" in row["source"] or "Bridge" in row["source"]
-    if row["tp"] != "1" and (modern or "sequence parallel" in recompute):
+    if row["tp"] != "1" and (known in ("megatron-core", "torchtitan") or "sequence parallel" in row["recompute"]):
         parts.append("sp")
     schedule = row["schedule"].lower()
-    if row["pp"] != "1":
+    if stages > 1:
         if row["vp"] not in ("", "1"):
             parts.append(f"vp={row['vp']}")
         elif "interleaved" in schedule:
-            parts.append("schedule=interleaved")
+            # torchtitan gives every rank two stages; Megatron's rows do not state theirs: the fastest is taken.
+            parts.append("vp=2" if known == "torchtitan" else "schedule=interleaved")
     return ",".join(parts)
 
 
-def command(row: dict, program: str) -> list[str] | str:
+def command(row: dict, program: str, policy: str) -> list[str] | str:
     """The command that predicts a row, or why there is none."""
-    missing = [key for key in ("layers", "hidden", "heads", "dp", "tp", "pp", "global_batch", "seconds_per_step") if not row[key]]
+    missing = [key for key in ("dp", "tp", "pp", "global_batch", "seconds_per_step") if not row[key]]
     if missing:
         return f"{', '.join(missing)} not stated"
-    if row["experts"]:
-        return "experts"
-    name, on, plan = model(row), machine(row["gpu"], int(row["n_gpus"])), degrees(row)
+    name, on, plan = model(row), machine(row), degrees(row, policy)
     if not (name and on and plan):
         return "no such model, machine or sharding"
     precision = "fp8" if "fp8" in row["dtype"] else "mixed"
-    plain = row["model"].startswith("GPT") and "d98e8a64dd" not in row["source"]
-    name += ",attention=plain" if plain else ""
-    return [program, "plan", name, "--machine", on, "--batch", row["global_batch"], "--precision", precision,
-            "--as", plan, "--memory", "none", "--json", "-q"]
+    run = [program, "plan", name, "--machine", on, "--batch", row["global_batch"], "--seq", row["seq"], "--precision", precision,
+           "--as", plan, "--memory", "none", "--json", "-q"]
+    if ":" in name:
+        del run[run.index("--seq"):run.index("--seq") + 2]
+    return run + (["--engine", engine(row)] if engine(row) else [])
 
 
 def predict(row: dict, program: str) -> dict:
     """A row with its prediction."""
-    wanted = command(row, program)
-    if isinstance(wanted, str):
-        return {**row, "reason": wanted}
-    run = subprocess.run(wanted, capture_output=True, text=True)
-    if run.returncode != 0:
-        reason = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"status {run.returncode}"
-        return {**row, "reason": re.sub(r"\d+", "N", reason), "detail": reason}
-    plan = json.loads(run.stdout)
+    for policy in policies(row):
+        wanted = command(row, program, policy)
+        if isinstance(wanted, str):
+            return {**row, "reason": wanted}
+        run = subprocess.run(wanted, capture_output=True, text=True)
+        if run.returncode != 0:
+            reason = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"status {run.returncode}"
+            return {**row, "reason": re.sub(r"\d+", "N", reason), "detail": reason, "command": wanted}
+        plan = json.loads(run.stdout)
+        if plan["fits"]:
+            break
     step, measured = plan["simulated"]["step_seconds"], float(row["seconds_per_step"])
     uniform = plan["uniform"]
-    return {**row, "step": step, "error": step / measured - 1, "mbs": uniform["mbs"], "chunks": uniform["vp"]}
+    return {**row, "step": step, "measured": measured, "error": step / measured - 1, "mbs": uniform["mbs"], "chunks": uniform["vp"],
+            "computing": plan["simulated"]["compute_seconds"], "memory": plan["peak_memory_bytes"], "command": wanted}
 
 
 def source(row: dict) -> str:
     """A short name of a row's source."""
-    return row["source"].split(" ")[0].strip('"')
+    return row["source"].strip('"').split(" ")[0] + (" (one node)" if row["source"].endswith("one node") else "")
+
+
+def kendall(pairs: list[tuple[float, float]]) -> float:
+    """Kendall's tau-a of measured and predicted steps."""
+    agree = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for at, a in enumerate(pairs) for b in pairs[at + 1:])
+    count = len(pairs) * (len(pairs) - 1) // 2
+    return 2 * agree / count - 1
+
+
+def orders(known: list[dict]) -> None:
+    """How the order of configurations is kept, for every model that was measured with several on one machine and batch."""
+    groups = collections.defaultdict(list)
+    for row in known:
+        sizes = (row["layers"], row["hidden"], row["seq"], row["n_gpus"], row["global_batch"], row["dtype"])
+        groups[(source(row), row["model"], *sizes)].append((row["measured"], row["step"]))
+    groups = {key: pairs for key, pairs in groups.items() if len(pairs) >= 3}
+    if not groups:
+        return
+    print("\n| source | model | GPUs | batch | configurations | Kendall's tau | regret |\n|---|---|---|---|---|---|---|")
+    taus, regrets = [], []
+    for key, pairs in groups.items():
+        chosen, best = min(pairs, key=lambda pair: pair[1])[0], min(pairs)[0]
+        taus.append(kendall(pairs))
+        regrets.append(chosen / best - 1)
+        if len(groups) <= 40:
+            name = key[1] if key[1] != "GPT" else f"GPT {key[2]}x{key[3]}"
+            print(f"| {key[0]} | {name} | {key[5]} | {key[6]} | {len(pairs)} | {taus[-1]:.2f} | {regrets[-1]:.1%} |")
+    print(f"| all | {len(groups)} models | | | | {statistics.mean(taus):.2f} | {statistics.mean(regrets):.1%}, at most {max(regrets):.1%} |")
+
+
+def read(path: Path) -> list[dict]:
+    """The rows of a table."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    if rows and all(column in rows[0] for column in NODE_COLUMNS):
+        return [node_row(row, at + 2) for at, row in enumerate(rows)]
+    if not rows or any(column not in rows[0] for column in COLUMNS):
+        sys.exit(f"{path}: not a table of measured steps; its columns are {', '.join(COLUMNS)}, ...")
+    return rows
 
 
 def main() -> None:
@@ -109,29 +205,36 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="the measured steps, as CSV")
     parser.add_argument("--program", default=str(ROOT / "target/release/shardwright"))
     parser.add_argument("--only", default="", help="rows whose source or model contains this text")
+    parser.add_argument("--stages", choices=["one", "several"], help="rows without or with pipeline stages")
     parser.add_argument("--every", type=int, default=1, help="every so manieth row")
+    parser.add_argument("--commands", action="store_true", help="also print the command of every row")
     options = parser.parse_args()
-    with open(options.file, newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or any(column not in rows[0] for column in COLUMNS):
-        sys.exit(f"{options.file}: not a table of measured steps; its columns are {', '.join(COLUMNS)}, ...")
-    rows = [row for row in rows if options.only in row["source"] + row["model"]][:: options.every]
+    rows = [row for row in read(options.file) if options.only in row["source"] + row["model"]]
+    if options.stages:
+        rows = [row for row in rows if (row["pp"] in ("", "1")) == (options.stages == "one")]
+    rows = rows[:: options.every]
     with ThreadPoolExecutor(2) as pool:
         rows = list(pool.map(lambda row: predict(row, options.program), rows))
-    print("| source | row | model | GPUs | plan | measured, s | predicted, s | error |\n|---|---|---|---|---|---|---|---|")
     known = [row for row in rows if "error" in row]
+    print("| source | row | model | GPUs | plan | measured, s | predicted, s | computing, s | memory, GiB | error |\n|---|---|---|---|---|---|---|---|---|---|")
     for row in known:
         plan = f"tp={row['tp']} pp={row['pp']} vp={row['chunks']} dp={row['dp']} mbs={row['mbs']}"
-        measured = float(row["seconds_per_step"])
-        print(f"| {source(row)} | {row['row']} | {row['model']} | {row['n_gpus']} | {plan} | {measured:.3f} | {row['step']:.3f} | {row['error']:+.1%} |")
+        times = f"{row['measured']:.3f} | {row['step']:.3f} | {row['computing']:.3f} | {row['memory'] / 2**30:.1f}"
+        name = row["model"] if row["model"] != "GPT" else f"GPT {row['layers']}x{row['hidden']}"
+        print(f"| {source(row)} | {row['row']} | {name} | {row['n_gpus']} | {plan} | {times} | {row['error']:+.1%} |")
+        if options.commands:
+            print("  " + " ".join(row["command"]), file=sys.stderr)
     print("\n| source | rows | mean error | median error | mean signed |\n|---|---|---|---|---|")
     groups = collections.defaultdict(list)
     for row in known:
         groups[source(row)].append(row["error"])
-        groups["all" if row["pp"] == "1" else "all, p > 1"].append(row["error"])
+    for row in known:
+        groups["all"].append(row["error"])
+        groups["all, p = 1" if row["pp"] == "1" else "all, p > 1"].append(row["error"])
     for name, errors in groups.items():
         sizes = [abs(error) for error in errors]
         print(f"| {name} | {len(errors)} | {statistics.mean(sizes):.1%} | {statistics.median(sizes):.1%} | {statistics.mean(errors):+.1%} |")
+    orders(known)
     reasons = collections.Counter(row["reason"] for row in rows if "reason" in row)
     for reason, count in reasons.most_common():
         print(f"not predicted, {count} rows: {reason}", file=sys.stderr)
