@@ -10,7 +10,7 @@ use crate::{
     tensor::{Data, HostTensor},
 };
 use shardwright_graph::{
-    Block, Graph, TensorId, TensorType,
+    Block, DType, Graph, TensorId, TensorType,
     block::{elements, extents, relative_to, start},
     ops::{Binary, BinaryFn},
 };
@@ -34,8 +34,14 @@ fn join(reduction: Reduction, a: &HostTensor, b: &HostTensor) -> Result<HostTens
         Reduction::Max => BinaryFn::Max,
         Reduction::LogSumExp => {
             let pairs = a.to_f64_vec().into_iter().zip(b.to_f64_vec());
-            let values: Vec<f64> = pairs.map(|(a, b)| log_add_exp(a, b)).collect();
-            return Ok(HostTensor::new(a.shape().clone(), Data::of_reals(a.ty().dtype, values)));
+            // In the precision of the engine: results are compared bit by bit.
+            let dtype = a.ty().dtype;
+            let both = |(a, b): (f64, f64)| match dtype {
+                DType::F64 => log_add_exp(a, b),
+                _ => f64::from(log_add_exp(a as f32, b as f32)),
+            };
+            let values: Vec<f64> = pairs.map(both).collect();
+            return Ok(HostTensor::new(a.shape().clone(), Data::of_reals(dtype, values)));
         }
     };
     Ok(evaluate(&Binary { f }.into(), &[a, b], &mut Context::default())?.remove(0))
