@@ -6,7 +6,7 @@ use serde::Serialize;
 use shardwright_cost::Resharder;
 use shardwright_graph::{Graph, Tensor};
 use shardwright_machine::AxisSet;
-use shardwright_space::{Assignment, halos};
+use shardwright_space::{Assignment, completion, halos};
 
 /// One exchange between devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -51,8 +51,16 @@ pub fn collectives(
         }
     }
     for op in graph.op_ids() {
+        let (shapes, config) = (&known.shapes[op.index()], &known.layouts.configs[op.index()]);
+        if let Some(own) = completion(shapes, config, known.mesh) {
+            let tensor = graph.tensor(graph.node(op).outputs[own.output]);
+            let steps = own.path(shapes, resharder).map_or(Vec::new(), |path| path.steps);
+            for step in steps.iter().filter(|step| step.action.collective().is_some()) {
+                add(step.action.name(), step.axes, step.message.0, tensor);
+            }
+        }
         for (i, &input) in graph.node(op).inputs.iter().enumerate() {
-            for halo in halos(&known.shapes[op.index()], i, &known.layouts.configs[op.index()], known.mesh) {
+            for halo in halos(shapes, i, config, known.mesh) {
                 for bytes in [halo.down.0, halo.up.0].into_iter().filter(|&bytes| bytes > 0) {
                     add("collective-permute", halo.axes, bytes, graph.tensor(input));
                 }
