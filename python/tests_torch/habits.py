@@ -8,6 +8,7 @@ import copy
 import gc
 import sys
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import shardwright
-from shardwright.torch import parallelize, plan
+from shardwright.torch import _verify, parallelize, plan
 
 Results = dict[str, Any]
 
@@ -261,13 +262,56 @@ def recomputed(reentrant: bool) -> Results:
 
 
 def compiled() -> Results:
-    module = Rounded()
+    """`torch.compile` of a planned module, of its parts before, and by its method."""
+    model, inner = planned(Rounded(), (torch.randn(X),), solver="fsdp"), Rounded()
+    inner.a = torch.compile(inner.a)
+    calls = {
+        "outside": lambda: torch.compile(model, backend="eager")(torch.randn(X)),
+        "inside": lambda: planned(inner, (torch.randn(X),)),
+        "method": model.compile,
+    }
+    return {name: refusal(call) for name, call in calls.items()}
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """The message of the error that a call must raise."""
+    try:
+        call()
+    except shardwright.PlanError as error:
+        return str(error)
+    return ""
+
+
+def precision(solver: str) -> Results:
+    """Computing in 16 bits with weights of 32, against the same on one process."""
+    module, x, y = nn.Sequential(Block(), nn.Linear(8, 8)).eval(), torch.randn(X), torch.randint(0, 8, (8,))
     alone = copy.deepcopy(module)
-    model = planned(module, (torch.randn(X),), solver="fsdp")
-    x = torch.randn(X)
-    alone(x).square().mean().backward()
-    torch.compile(model)(x).square().mean().backward()
-    return {"gradients": same_gradients(model, alone)}
+    model = planned(module, (x, y), functional.cross_entropy, solver, mixed_precision=torch.bfloat16)
+    narrow = {n: p.bfloat16() for n, p in alone.named_parameters()}
+    want = functional.cross_entropy(torch.func.functional_call(alone, narrow, (x.bfloat16(),)).float(), y)
+    want.backward()
+    with _verify.Watch() as watch:
+        got = model(x, y)
+    got.backward()
+    gathered = sum(traffic.bytes for kind, traffic in watch.collectives if kind == "all-gather")
+    types = {str(p.dtype) for p in model.parameters()} | {str(p.grad.dtype) for p in model.parameters()}
+    total = sum(p.numel() for p in alone.parameters())
+    return {
+        "loss": difference(got, want), "gradients": same_gradients(model, alone), "types": sorted(types),
+        "bytes": [gathered, 2 * total if solver == "fsdp" else 0], "notes": model.plan.notes, "gathered": dict(model._engine.gathered),
+    }  # fmt: skip
+
+
+def uneven() -> Results:
+    """Batches that processes cannot share equally."""
+    model = planned(nn.Linear(8, 8), (torch.randn(X),))
+    told = []
+    for size in (8, 6, 5, 5, 7):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(torch.randn(size, 8))
+        told.append([str(w.message) for w in caught if "cannot be divided" in str(w.message)])
+    return {"told": [len(t) for t in told], "message": told[2][0] if told[2] else ""}
 
 
 def autocast() -> Results:
@@ -477,6 +521,10 @@ CASES: dict[str, Callable[[], Results]] = {
     "checkpoint": lambda: recomputed(False),
     "reentrant checkpoint": lambda: recomputed(True),
     "compiled": compiled,
+    "precision data": lambda: precision("data"),
+    "precision fsdp": lambda: precision("fsdp"),
+    "precision megatron": lambda: precision("megatron"),
+    "uneven": uneven,
     "autocast": autocast,
     "permuted_dropout": permuted_dropout,
     "branch": branch,

@@ -50,8 +50,25 @@ def test_autocast_computes_the_loss_in_32_bits(found: dict[str, Any]) -> None:
     assert found["autocast"]["gathered"] == {}
 
 
-def test_a_compiled_module_has_all_gradients(found: dict[str, Any]) -> None:
-    assert found["compiled"]["gradients"] < 1e-6
+def test_compiled_modules_are_refused_instead_of_run_uncompiled(found: dict[str, Any]) -> None:
+    assert "nothing would be compiled" in found["compiled"]["outside"]
+    assert "nothing would be compiled" in found["compiled"]["method"]
+    assert "`a` is compiled" in found["compiled"]["inside"]
+
+
+@pytest.mark.parametrize("solver", ["data", "fsdp", "megatron"])
+def test_mixed_precision_computes_in_16_bits_and_keeps_weights_of_32(found: dict[str, Any], solver: str) -> None:
+    result = found[f"precision {solver}"]
+    assert result["loss"] < 1e-2 and result["gradients"] < 1e-2
+    assert result["types"] == ["torch.float32"]
+    assert result["bytes"][0] == result["bytes"][1], "weights are gathered in 16 bits"
+    assert result["gathered"] == {}
+    assert any("upper bounds" in note for note in result["notes"])
+
+
+def test_batches_that_cannot_be_divided_are_told_of_once(found: dict[str, Any]) -> None:
+    assert found["uneven"]["told"] == [0, 0, 1, 0, 1]
+    assert "5 samples" in found["uneven"]["message"]
 
 
 def test_ops_without_a_rule_are_named(found: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,13 +33,18 @@ from ._translate import Translation
 class WithLoss(torch.nn.Module):
     """A module followed by its loss. The last argument is the loss's target."""
 
-    def __init__(self, module: torch.nn.Module, loss_fn: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, module: torch.nn.Module, loss_fn: Callable[[Any, Any], Any], wide: bool = False) -> None:
         super().__init__()
         self.module = module
         self.loss_fn = loss_fn
+        self.wide = wide
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        return self.loss_fn(self.module(*inputs[:-1], **options), inputs[-1])
+        result = self.module(*inputs[:-1], **options)
+        if self.wide:
+            # The loss is computed in 32 bits.
+            result = pytree.tree_map(lambda x: x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x, result)
+        return self.loss_fn(result, inputs[-1])
 
 
 @dataclass
@@ -63,6 +69,8 @@ class Capture:
     safe: set[Key] = field(default_factory=set)
     whole: set[Key] = field(default_factory=set)
     weights: set[TensorId] = field(default_factory=set)
+    #: Samples of the example.
+    samples: int = 0
     #: What the planner cannot split, and other facts worth knowing.
     warnings: list[str] = field(default_factory=list)
 
@@ -278,6 +286,11 @@ def capture(
     loss_fn: Callable[[Any, Any], Any] | None,
 ) -> Capture:
     """Captures a forward pass, followed by the loss if `loss_fn` is given."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    for path, part in module.named_modules():
+        if (dynamo is not None and isinstance(part, dynamo.OptimizedModule)) or getattr(part, "_compiled_call_impl", None) is not None:
+            where = f"`{path}`" if path else "the module"
+            raise PlanError(f"{where} is compiled: its calls cannot be seen; pass the module without torch.compile")
     if loss_fn is not None and not args:
         raise PlanError("with a loss_fn, the last example input must be its target: there are no example inputs")
     try:
@@ -312,6 +325,8 @@ def _record(
     for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             recorder.source(leaf, f"input{i}", "input")
+    sizes = [len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim() > 0]
+    recorder.capture.samples = sizes[0] if sizes else 0
     with recorder, torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         result = root(*args, **kwargs)
     return recorder.finish(result)

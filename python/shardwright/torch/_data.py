@@ -5,6 +5,7 @@ Local batches become shards of the global batch, without communication: the samp
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from typing import Any
 
@@ -25,12 +26,15 @@ _WHAT_TO_DO = (
 class Batches:
     """Checks batches, and turns local ones into shards."""
 
-    def __init__(self, engine: Any, kind: str) -> None:
+    def __init__(self, engine: Any, kind: str, samples: int = 0) -> None:
         if kind not in ("global", "local"):
             raise PlanError(f'batch="{kind}": "global" (every process passes the whole batch) or "local" (its own samples)')
         self.engine, self.local = engine, kind == "local"
         self._checked = False
         self._size = 0
+        #: Samples of the example, and sizes of batches that were told of.
+        self._planned = samples
+        self._uneven: set[int] = set()
 
     @property
     def _layout(self) -> Layout:
@@ -39,13 +43,28 @@ class Batches:
     def take(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The inputs as the module gets them."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if (dtype := self.engine.weights.dtype) is not None:
+            leaves = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
         if self.local:
             leaves = self._shards(leaves, tensors)
         elif not self._checked:
             self._check(tensors)
         self._checked = True
+        self._notice(tensors)
         return pytree.tree_unflatten(leaves, spec)
+
+    def _notice(self, tensors: list[torch.Tensor]) -> None:
+        """Tells once of each batch size that the mesh does not divide."""
+        world, size = distributed.get_world_size(), len(tensors[0]) if tensors else 0
+        if not size or size % world == 0 or size in self._uneven or self._planned % world:
+            return
+        self._uneven.add(size)
+        warnings.warn(
+            f"a batch of {size} samples cannot be divided among {world} processes: ops that would have uneven blocks run whole on "
+            "every process, which is slower; drop_last=True avoids such batches",
+            stacklevel=4,
+        )
 
     def _check(self, tensors: list[torch.Tensor]) -> None:
         """Raises if the processes' first batches differ."""
@@ -66,6 +85,13 @@ class Batches:
         # Sizes are compared in every step: the last batch of one process may be smaller.
         sizes = [s[0] for s in self._all(torch.tensor([size]))]
         self._size = sum(sizes)
+        if len(set(sizes)) > 1 and self._size not in self._uneven:
+            self._uneven.add(self._size)
+            warnings.warn(
+                f"the processes have batches of different sizes, {min(sizes)} to {max(sizes)} samples: they are gathered, every process "
+                "gets the results of all; drop_last=True avoids such batches",
+                stacklevel=5,
+            )
         batched = {id(t) for t in tensors if t.shape[0] == size and not isinstance(t, ShardTensor)}
         return [
             (self._shard(leaf, size * world) if len(set(sizes)) == 1 else _gathered(leaf, sizes)) if id(leaf) in batched else leaf

@@ -48,6 +48,7 @@ class PlannedPass:
 _VALUES = {int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.memory_format, torch.layout}
 _LISTS = {list, tuple, torch.Size}
 _MOST_ACTIONS = 1 << 16
+_DTYPE = torch.Tensor.dtype
 
 _STEPS: dict[Any, Translation] = {}
 
@@ -70,7 +71,7 @@ class _Mode(TorchFunctionMode):
         self.engine = engine
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_plain(func, args):
+        if is_plain(func, args) and (self.engine.weights.dtype is None or getattr(func, "__self__", None) is not _DTYPE):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return self.engine.call(func, args, kwargs or {}, self.engine.frames.key(func))
@@ -170,11 +171,15 @@ class Engine:
             return self._gradients(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             if is_plain(func, args):
+                if self.weights.dtype is not None and getattr(func, "__self__", None) is _DTYPE:
+                    args = (self.weights.stand_in(args[0]), *args[1:])
                 return func(*args, **kwargs)
             place = self._place(func, args, kwargs, key)
             if place is not None and (quick := self._quick.get(place[0])) is not None:
                 return quick(place[1])
             call = Call.of(func, args, kwargs)
+            if self.weights.dtype is not None:
+                call.tensors = [self.weights.stand_in(t) for t in call.tensors]
             planned = self.planned.calls.get(key) if key is not None else None
             if planned is None and not any(isinstance(t, (ShardTensor, DTensor)) for t in call.tensors):
                 return func(*args, **kwargs)
@@ -206,6 +211,8 @@ class Engine:
     def _describe(self, arg: Any, parts: list[Any], tensors: list[torch.Tensor]) -> bool:
         kind = type(arg)
         if isinstance(arg, torch.Tensor):
+            if self.weights.dtype is not None:
+                arg = self.weights.stand_in(arg)
             for i, other in enumerate(tensors):
                 if other is arg:
                     parts.append(("again", i))

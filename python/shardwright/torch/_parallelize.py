@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ def _without_data(weight: torch.Tensor, mesh: Any, wanted: list[Any]) -> Any:
 
 #: Attributes of `Parallelized`. All others are the module's.
 _OWN = {
-    "training", "plan", "measured", "mesh", "layouts", "_captured", "_engine", "_batch", "_batches", "_parameters",
+    "training", "plan", "_mixed_precision", "measured", "mesh", "layouts", "_captured", "_engine", "_batch", "_batches", "_parameters",
     "_buffers", "_modules",
 }  # fmt: skip
 
@@ -61,11 +62,12 @@ class Parallelized(torch.nn.Module):
         mesh: Any,
         loss_fn: Callable[[Any, Any], Any] | None,
         batch: str = "global",
+        mixed_precision: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self._parameters, self._buffers, self._modules = module._parameters, module._buffers, module._modules
         object.__setattr__(self, "_original", module)
-        object.__setattr__(self, "_root", module if loss_fn is None else WithLoss(module, loss_fn))
+        object.__setattr__(self, "_root", module if loss_fn is None else WithLoss(module, loss_fn, mixed_precision is not None))
         self.training = module.training
         self.plan = plan
         #: Seconds per step of every plan that was tried (`measure=True`). This module runs the fastest.
@@ -77,8 +79,9 @@ class Parallelized(torch.nn.Module):
         object.__setattr__(self, "_loss_fn", loss_fn)
         self._distribute()
         self._engine = Engine(self._root, captured.planned(layouts["ops"] if plan.axes else {}), mesh, module)
-        self._batch = batch
-        self._batches = Batches(self._engine, batch)
+        self._engine.weights.dtype = mixed_precision
+        self._batch, self._mixed_precision = batch, mixed_precision
+        self._batches = Batches(self._engine, batch, captured.samples)
 
     def _distribute(self) -> None:
         """Makes the weights DTensors in their stored layouts. Tied weights stay tied."""
@@ -108,9 +111,14 @@ class Parallelized(torch.nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module."""
+        _refuse_compiled()
         self._engine.weights.begin()
         args, kwargs = self._batches.take(args, kwargs)
         return self._batches.give(self._root(*args, **kwargs))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Refused, with the reason."""
+        raise PlanError(_COMPILED)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -137,7 +145,7 @@ class Parallelized(torch.nn.Module):
 
     def __deepcopy__(self, memo: Any) -> Parallelized:
         module = copy.deepcopy(self._original, memo)
-        result = Parallelized(module, self._captured, self.plan, self.layouts, self.mesh, self._loss_fn, self._batch)
+        result = Parallelized(module, self._captured, self.plan, self.layouts, self.mesh, self._loss_fn, self._batch, self._mixed_precision)
         result.measured = dict(self.measured)
         memo[id(self)] = result
         return result
@@ -176,6 +184,7 @@ def parallelize(
     optimizer: str = "sgd",
     measure: bool = False,
     batch: str = "global",
+    mixed_precision: torch.dtype | None = None,
     plan: Plan | None = None,
     **options: Unpack[SearchOptions],
 ) -> Parallelized:
@@ -199,6 +208,8 @@ def parallelize(
             `machine`, the plan is for the processes as `probe` measures them. Each trial copies the module.
         batch: `"global"`: every process passes the whole batch. `"local"`: each passes its own samples, as loaded with a
             DistributedSampler; results are those of these samples, and losses computed from them are averaged.
+        mixed_precision: the element type of computing, `torch.bfloat16` for example. Weights, their gradients and the optimizer's
+            state keep their own type; weights are gathered and inputs converted to this one, and `loss_fn` gets 32 bits.
         plan: a plan that `shardwright.torch.plan` made for this module, instead of a search.
 
     The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `time`, ...).
@@ -234,7 +245,9 @@ def parallelize(
             axes = result.axes or {"one": 1}
             mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
             result.notes += priced(captured, result)
-            return Parallelized(module, captured, result, json.loads(layouts), mesh, loss_fn, batch)
+            if mixed_precision is not None:
+                result.notes.append(f"planned in the weights' own type, not in {mixed_precision}: times and memory are upper bounds")
+            return Parallelized(module, captured, result, json.loads(layouts), mesh, loss_fn, batch, mixed_precision)
 
         if not measure:
             return build(module, name, solver, options)
@@ -255,9 +268,27 @@ def parallelize(
                 yield candidate.name, model
 
         copied, times = fastest(trials(), lambda model, hopeless: seconds_of(model, args, kwargs, hopeless))
-        best = Parallelized(module, captured, copied.plan, copied.layouts, copied.mesh, loss_fn, batch)
+        best = Parallelized(module, captured, copied.plan, copied.layouts, copied.mesh, loss_fn, batch, mixed_precision)
         best.measured = times
         return best
+
+
+_COMPILED = (
+    "torch.compile of a parallelized module is refused: its calls run by the plan one at a time, so nothing would be compiled; "
+    "leave torch.compile out, or compile functions of local tensors inside of the module"
+)
+
+
+def _refuse_compiled() -> None:
+    """Raises if `torch.compile` was asked to compile this module: it would run uncompiled. A compiled function that calls the
+    module is told of."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame is None:
+            return
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
+            raise PlanError(_COMPILED)
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 @contextlib.contextmanager

@@ -157,7 +157,8 @@ class _Read(torch.autograd.Function):
         grid = back.engine.grid
         target = dual(back.source)
         if back.weight is not None:
-            local = grid.reshard(grad, back.shape, back.gradient, target)
+            # Sums are formed in the weight's own type.
+            local = grid.reshard(grad.to(back.weight.dtype), back.shape, back.gradient, target)
             made = DTensor.from_local(
                 local.contiguous(), grid.mesh, placements(target), run_check=False, shape=back.shape, stride=back.stride
             )
@@ -245,8 +246,8 @@ def _state(x: torch.Tensor, engine: Any) -> tuple[torch.Tensor, Layout, bool]:
     if isinstance(x, ShardTensor):
         return x._local, x._layout, False
     if isinstance(x, DTensor):
-        local = x._local_tensor
-        return local, layout_of(x), False
+        weight = engine.weights.master(x)
+        return weight._local_tensor.to(x.dtype), layout_of(weight), False
     return x, engine.whole, True
 
 
@@ -279,7 +280,8 @@ def read(x: torch.Tensor, engine: Any, layout: Layout, gradient: Layout) -> torc
             if data is None:
                 data = cache[layout] = local_of(x, engine, layout)
             if needs:
-                source, weight = x, x if isinstance(x, DTensor) else None
+                source = engine.weights.master(x)
+                weight = source if isinstance(x, DTensor) else None
                 if isinstance(x, ShardTensor) and (own := linked(x)) is not None:
                     source, plain = own, True
                 back = _Back(engine, tuple(x.shape), x.stride(), at, gradient, weight, plain)

@@ -79,6 +79,8 @@ class Batch:
     #: Reads in a pass, after which fetched weights are no longer held.
     reads: int = 0
     following: Batch | None = None
+    #: The element type in which weights are read (`mixed_precision`).
+    dtype: torch.dtype | None = None
     _started: torch.Tensor | None = None
 
     def _collective(self, kind: str, axes: tuple[int, ...]) -> Collective:
@@ -93,7 +95,8 @@ class Batch:
         if self.exchange.gathered and self._started is None:
             with torch.no_grad():
                 locals_ = [w._local_tensor.reshape(-1) for w in weights or [m.weight for m in self.members]]
-                self._started = self._collective("all-gather", self.exchange.gathered).start(torch.cat(locals_))
+                flat = torch.cat(locals_).to(self.dtype)
+                self._started = self._collective("all-gather", self.exchange.gathered).start(flat)
 
     def drop(self) -> None:
         """Forgets an all-gather that was not used."""
@@ -104,7 +107,8 @@ class Batch:
     def fetch(self, weights: Sequence[Any]) -> list[torch.Tensor]:
         """The local tensors of the weights as they are read."""
         if not self.exchange.gathered:
-            return [aten._unsafe_view.default(w._local_tensor, w._local_tensor.shape) for w in weights]
+            locals_ = [w._local_tensor.to(self.dtype) for w in weights]
+            return [aten._unsafe_view.default(local, local.shape) for local in locals_]
         self.start(weights)
         assert self._started is not None
         flat = torch.ops._c10d_functional.wait_tensor(self._started).view(self._count, -1)
@@ -118,6 +122,8 @@ class Batch:
     def reduce(self, members: Sequence[Member], grads: Sequence[torch.Tensor]) -> torch.Tensor:
         """Starts the reduction of gradients. The result holds the shards, one after the other."""
         count = self._count
+        # Sums are formed in the weights' own type.
+        grads = [g.to(m.weight.dtype) for m, g in zip(members, grads, strict=True)]
         if not self.exchange.gathered:
             flat = torch.cat([g.reshape(-1) for g in grads])
             return self._collective("all-reduce", self.exchange.reduced).start(flat) if self.exchange.reduced else flat
@@ -169,8 +175,34 @@ class Weights:
         self._seen: list[tuple[torch.nn.Module, str, Any, Any]] = []
         self._fetched: dict[int, tuple[list[torch.Tensor], bool, int]] = {}
         self._kept: dict[tuple[int, str], tuple[Batch, Member, torch.Tensor]] = {}
+        #: The element type of computing, where it is not the weights' own.
+        self.dtype: torch.dtype | None = None
+        self._stand_ins: dict[int, tuple[Any, Any]] = {}
+        self._masters: dict[int, Any] = {}
         self._sent: list[tuple[list[Member], torch.Tensor]] = []
         self._awaited = False
+
+    # Mixed precision.
+
+    def type_of(self, weight: Any) -> torch.dtype:
+        """The element type in which a weight is read."""
+        return self.dtype if self.dtype is not None and weight.is_floating_point() else weight.dtype
+
+    def stand_in(self, x: Any) -> Any:
+        """What calls see of a weight that is read in another type: a DTensor of that type, without data."""
+        if not isinstance(x, torch.nn.Parameter) or not isinstance(x, DTensor) or self.type_of(x) == x.dtype:
+            return x
+        found = self._stand_ins.get(id(x))
+        if found is None or found[0] is not x or found[1].requires_grad != x.requires_grad:
+            empty = torch.empty((), dtype=self.dtype, device=x.device).expand(x._local_tensor.shape)
+            made = DTensor.from_local(empty, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+            found = self._stand_ins[id(x)] = (x, made.requires_grad_(x.requires_grad))
+            self._masters[id(made)] = x
+        return found[1]
+
+    def master(self, x: Any) -> Any:
+        """The weight for which a DTensor stands."""
+        return self._masters.get(id(x), x)
 
     # Batches.
 
@@ -204,7 +236,7 @@ class Weights:
             size = math.prod(whole) * weight.element_size()
             batch = last.get(key)
             if batch is None or batch.bytes + size > TOGETHER:
-                batch = Batch(exchange, layout, gradient, grid)
+                batch = Batch(exchange, layout, gradient, grid, dtype=self.type_of(weight))
                 self.batches.append(batch)
                 # A large weight is a batch of its own.
                 if size <= TOGETHER:
@@ -235,6 +267,7 @@ class Weights:
         """The local tensor of a weight, fetched with its batch; `None` for a weight that is read by itself."""
         if self._batch_of is None or not self.together:
             return None
+        weight = self.master(weight)
         place = self._names.get(id(weight))
         found = self._batch_of.get((*place, layout, gradient)) if place is not None else None
         if found is None or place is None:
