@@ -302,6 +302,47 @@ def precision(solver: str) -> Results:
     }  # fmt: skip
 
 
+class Stack(nn.Module):
+    """Blocks of attention, as planners see them repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True) for _ in range(3))
+        self.runs = 0
+        self.layers[1].self_attn.register_forward_pre_hook(self.count)
+
+    def count(self, *_: Any) -> None:
+        self.runs += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def planned_recomputation(policy: str, solver: str) -> Results:
+    """The plan says what is computed again; the module says nothing of it."""
+    module, x = Stack(), torch.randn(8, 4, 8)
+    found = compared(module, (x,), steps=2, solver=solver, recompute=policy)
+    return {**found, "runs": module.runs, "left": "forward" in module.layers[0].__dict__}
+
+
+def micro_batches() -> Results:
+    """A step in as many micro-batches as planned."""
+    module, x, y = nn.Sequential(Block(), nn.Linear(8, 8)).eval(), torch.randn(X), torch.randint(0, 8, (8,))
+    alone = copy.deepcopy(module)
+    model = planned(module, (x, y), functional.cross_entropy, "fsdp", micro_batches=2)
+    want = functional.cross_entropy(alone(x), y)
+    want.backward()
+    with _verify.Watch() as watch:
+        got = model.accumulate(x, y)
+    kinds = [kind for kind, traffic in watch.collectives if traffic.bytes > 4]
+    return {
+        "loss": difference(got, want), "gradients": same_gradients(model, alone), "planned": model.plan.data["micro_batches"],
+        "reduced": kinds.count("reduce-scatter"), "refused": refusal(lambda: model.accumulate(x, y, micro_batches=3)),
+    }  # fmt: skip
+
+
 def uneven() -> Results:
     """Batches that processes cannot share equally."""
     model = planned(nn.Linear(8, 8), (torch.randn(X),))
@@ -525,6 +566,9 @@ CASES: dict[str, Callable[[], Results]] = {
     "precision fsdp": lambda: precision("fsdp"),
     "precision megatron": lambda: precision("megatron"),
     "uneven": uneven,
+    "recomputed full": lambda: planned_recomputation("full", "data"),
+    "recomputed selective": lambda: planned_recomputation("selective", "megatron"),
+    "micro-batches": micro_batches,
     "autocast": autocast,
     "permuted_dropout": permuted_dropout,
     "branch": branch,

@@ -66,6 +66,22 @@ def test_mixed_precision_computes_in_16_bits_and_keeps_weights_of_32(found: dict
     assert any("upper bounds" in note for note in result["notes"])
 
 
+@pytest.mark.parametrize("policy", ["full", "selective"])
+def test_planned_recomputation_is_applied(found: dict[str, Any], policy: str) -> None:
+    result = found[f"recomputed {policy}"]
+    assert result["loss"] < 1e-5 and result["gradients"] < 1e-5
+    assert result["runs"] == 4, "forward and again in the backward pass, in two steps"
+    assert not result["left"] and result["gathered"] == {}
+
+
+def test_a_step_runs_in_the_planned_micro_batches(found: dict[str, Any]) -> None:
+    result = found["micro-batches"]
+    assert result["planned"] == 2
+    assert result["loss"] < 1e-6 and result["gradients"] < 1e-6
+    assert result["reduced"] == 1, "gradients are exchanged once"
+    assert "1, 2, 4, 8 do" in result["refused"]
+
+
 def test_batches_that_cannot_be_divided_are_told_of_once(found: dict[str, Any]) -> None:
     assert found["uneven"]["told"] == [0, 0, 1, 0, 1]
     assert "5 samples" in found["uneven"]["message"]

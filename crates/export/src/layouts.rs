@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use shardwright_cost::{Layout, Placement, Reduction, Resharder};
 use shardwright_graph::{Graph, OpId, Phase, Role};
 use shardwright_machine::{AxisId, Mesh};
-use shardwright_space::{Assignment, AxisUse};
+use shardwright_space::{Assignment, AxisUse, Config};
 use std::collections::BTreeMap;
 
 /// Per axis of the mesh: `R` the same everywhere, `S1` a block of dimension 1, `P` a part of a sum, `M` of a maximum.
@@ -57,9 +57,19 @@ impl Layouts {
     /// Those of a graph whose ops have these configs, on the mesh of `resharder`.
     ///
     /// # Errors
-    /// Where the configs pin ops to devices.
+    /// Where the configs pin ops to devices, other than to the stages of a pipeline. Of a pipeline, layouts are those among the
+    /// devices of a stage: they are replicated along the pipeline's axes.
     pub fn of(graph: &Graph, resharder: &Resharder, assignment: &Assignment) -> Result<Self, ExportError> {
-        Ok(Self::from(graph, &PlanLayouts::of(graph, resharder, assignment)?))
+        let Some(pipeline) = &assignment.pipeline else {
+            return Ok(Self::from(graph, &PlanLayouts::of(graph, resharder, assignment)?));
+        };
+        let within = |config: &Config| {
+            let mut config = config.clone();
+            pipeline.axes.iter().for_each(|axis| config.set(axis, AxisUse::Replicate));
+            config
+        };
+        let inner = Assignment::of(graph, assignment.configs.iter().map(within).collect());
+        Ok(Self::from(graph, &PlanLayouts::of(graph, resharder, &inner)?))
     }
 
     pub(crate) fn from(graph: &Graph, known: &PlanLayouts<'_>) -> Self {
@@ -93,7 +103,6 @@ fn layouts(graph: &Graph, known: &PlanLayouts<'_>, op: OpId) -> OpLayouts {
 mod tests {
     use super::*;
     use shardwright_machine::builtin;
-    use shardwright_space::Config;
     use shardwright_zoo::{self as zoo, BuildOptions};
 
     #[test]

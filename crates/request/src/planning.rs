@@ -51,7 +51,9 @@ impl Inputs {
     pub fn constraints(&self) -> Constraints {
         let memory = self.request.memory.on(&self.machine);
         let balance = self.request.balance;
-        let spmd = self.request.spmd || self.spmd;
+        // The stages of a pipeline are programs of their own, where the engine takes passes from the plan.
+        let staged = self.request.pipeline != PipelineChoice::Off && !self.keeps_passes();
+        let spmd = self.request.spmd || (self.spmd && !staged);
         Constraints { memory, configs: self.request.fix.clone(), balance, spmd }
     }
 
@@ -99,6 +101,12 @@ impl Inputs {
         Ok(variants)
     }
 
+    /// Whether the step has its passes already: a whole program of an engine. Forward passes that an engine runs op by op
+    /// (PyTorch's modules) get theirs from the plan.
+    pub(crate) fn keeps_passes(&self) -> bool {
+        self.spmd && !self.graph.op_by_op
+    }
+
     /// The numbers of micro-batches that are asked for.
     fn micro_batch_counts(&self) -> anyhow::Result<Vec<NonZeroU32>> {
         let choice = self.request.micro_batches;
@@ -106,7 +114,7 @@ impl Inputs {
             return Ok(vec![NonZeroU32::MIN]);
         }
         anyhow::ensure!(
-            !self.spmd,
+            !self.keeps_passes(),
             "--micro-batches: a program of an engine keeps its own micro-batches; leave the option out"
         );
         match choice {
@@ -142,12 +150,12 @@ impl Inputs {
     /// The policies of recomputation that are asked for.
     fn policies(&self) -> anyhow::Result<Vec<RecomputePolicy>> {
         match self.request.recompute {
-            // Programs of engines are run by their engines, which do not recompute by plan yet.
-            RecomputeChoice::Auto if self.spmd => Ok(vec![RecomputePolicy::Off]),
+            // Programs of engines are run by their engines, which recompute as the program says.
+            RecomputeChoice::Auto if self.keeps_passes() => Ok(vec![RecomputePolicy::Off]),
             RecomputeChoice::Auto => Ok(RecomputePolicy::ALL.to_vec()),
             RecomputeChoice::Policy(policy) => {
                 anyhow::ensure!(
-                    !self.spmd || policy == RecomputePolicy::Off,
+                    !self.keeps_passes() || policy == RecomputePolicy::Off,
                     "--recompute {}: a program of an engine keeps its own recomputation; use --recompute off",
                     policy.name()
                 );

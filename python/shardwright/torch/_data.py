@@ -148,6 +148,17 @@ def _checksum(tensors: list[torch.Tensor]) -> int:
     return total
 
 
+def micro_batches_of(batch: Any, count: int) -> list[Any]:
+    """The batch in equal parts, by samples."""
+    leaves, spec = pytree.tree_flatten(batch)
+    size = next((len(x) for x in leaves if isinstance(x, torch.Tensor) and x.dim() > 0), 0)
+    if count < 1 or size % count:
+        allowed = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        raise PlanError(f"{count} micro-batches do not divide {size} samples: {allowed} do" if size else "the step has no batch to divide")
+    parts = [x.chunk(count) if isinstance(x, torch.Tensor) and x.dim() > 0 and len(x) == size else (x,) * count for x in leaves]
+    return [pytree.tree_unflatten(list(part), spec) for part in zip(*parts, strict=True)]
+
+
 def global_example(example: Any, kind: str, world: int) -> Any:
     """The example of the whole batch."""
     if kind != "local":

@@ -89,6 +89,9 @@ class Engine:
         self.weights = Weights(self)
         #: Whether the pass is differentiated.
         self.differentiable = True
+        #: The call that runs, and its op while that computes: reshards before and after it are none.
+        self.now: Key | None = None
+        self.op = ""
         self._plans: dict[Key, Run] = {}
         self.frames = Frames(root, self)
         self.fuse = True
@@ -174,6 +177,7 @@ class Engine:
                 if self.weights.dtype is not None and getattr(func, "__self__", None) is _DTYPE:
                     args = (self.weights.stand_in(args[0]), *args[1:])
                 return func(*args, **kwargs)
+            self.now, self.op = key, ""
             place = self._place(func, args, kwargs, key)
             if place is not None and (quick := self._quick.get(place[0])) is not None:
                 return quick(place[1])

@@ -18,16 +18,17 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from .._native import PlanError
 from .._native import devices as devices_of
-from .._plan import Plan, SearchOptions
+from .._plan import Plan
 from .._plan import plan as search
 from .._trial import candidates, fastest, show_measured
 from ._capture import Capture, WithLoss, capture
-from ._data import Batches, global_example
+from ._data import Batches, global_example, micro_batches_of
 from ._engine import Engine
 from ._layout import Grid, layout_of_placements, placements
-from ._measure import seconds_of
-from ._planning import arguments, check_plan, priced
+from ._measure import seconds_of, trained
+from ._planning import Options, arguments, check_plan, priced
 from ._probe import probe
+from ._recompute import Recomputation
 from ._share import shared
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _without_data(weight: torch.Tensor, mesh: Any, wanted: list[Any]) -> Any:
 
 #: Attributes of `Parallelized`. All others are the module's.
 _OWN = {
-    "training", "plan", "_mixed_precision", "measured", "mesh", "layouts", "_captured", "_engine", "_batch", "_batches", "_parameters",
+    "training", "plan", "_mixed_precision", "_recomputation", "measured", "mesh", "layouts", "_captured", "_engine", "_batch", "_batches", "_parameters",
     "_buffers", "_modules",
 }  # fmt: skip
 
@@ -80,6 +81,7 @@ class Parallelized(torch.nn.Module):
         self._distribute()
         self._engine = Engine(self._root, captured.planned(layouts["ops"] if plan.axes else {}), mesh, module)
         self._engine.weights.dtype = mixed_precision
+        self._recomputation = Recomputation(self._engine, self._root, plan.data["recompute"], captured.calls)
         self._batch, self._mixed_precision = batch, mixed_precision
         self._batches = Batches(self._engine, batch, captured.samples)
 
@@ -114,7 +116,22 @@ class Parallelized(torch.nn.Module):
         _refuse_compiled()
         self._engine.weights.begin()
         args, kwargs = self._batches.take(args, kwargs)
-        return self._batches.give(self._root(*args, **kwargs))
+        with self._recomputation.applied():
+            return self._batches.give(self._root(*args, **kwargs))
+
+    def accumulate(self, *args: Any, micro_batches: int | None = None, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward passes of one step in micro-batches, by default as many as planned. Gradients are added up and
+        exchanged once. The loss must be a mean over samples; its mean over micro-batches is the result."""
+        count = micro_batches or int(self.plan.data["micro_batches"])
+        parts = micro_batches_of((args, kwargs), count)
+        total: torch.Tensor | None = None
+        for i, (own, named) in enumerate(parts):
+            with self.no_sync() if i + 1 < count else contextlib.nullcontext():
+                loss = trained(self(*own, **named)) / count
+                loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Refused, with the reason."""
@@ -186,7 +203,7 @@ def parallelize(
     batch: str = "global",
     mixed_precision: torch.dtype | None = None,
     plan: Plan | None = None,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[Options],
 ) -> Parallelized:
     """Plans a module's training for a machine, and returns a module that runs by the plan.
 
@@ -235,7 +252,7 @@ def parallelize(
         if plan is not None:
             check_plan(plan, captured, type(module).__name__)
 
-        def build(module: torch.nn.Module, machine: str, solver: str, options: SearchOptions) -> Parallelized:
+        def build(module: torch.nn.Module, machine: str, solver: str, options: Options) -> Parallelized:
             """Plans, and distributes the given module in place."""
             result, layouts = shared(
                 lambda: plan
@@ -252,7 +269,7 @@ def parallelize(
         if not measure:
             return build(module, name, solver, options)
         # `fix` constrains the requested plan only, not the baselines.
-        free: SearchOptions = {**options, "fix": None}
+        free: Options = {**options, "fix": None}
 
         def trials() -> Iterator[tuple[str, Parallelized]]:
             for candidate in candidates(name, count, solver, True, propagates=False):

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+class Options(SearchOptions, total=False):
+    """Options that go to `shardwright.plan`, which documents them."""
+
+    recompute: str | None
+    micro_batches: int | str | None
+
+
 def plan(
     module: torch.nn.Module,
     example_inputs: tuple[Any, ...] | Mapping[str, Any],
@@ -29,7 +36,7 @@ def plan(
     solver: str = "exact",
     optimizer: str = "sgd",
     batch: str = "global",
-    **options: Unpack[SearchOptions],
+    **options: Unpack[Options],
 ) -> Plan:
     """Plans a module's training for a machine. No other process is needed, and weights may be on the meta device.
 

@@ -192,7 +192,9 @@ class Run:
                     values[t] = self._source(t, free, tensors)
                 local = read(values[t], engine, layout, gradient)
                 given.append(local.float() if call.wide and local.dtype in _HALF else local)
+            engine.op = call.name
             results = call.function(given)
+            engine.op = ""
             results = results if isinstance(results, (tuple, list)) else (results,)
             # The planner gives pooling a second output, the positions, which the ATen op does not return.
             for (t, layout), local in zip(call.outputs, results, strict=False):
@@ -225,7 +227,7 @@ class Run:
         if call.wide or reduced or step.results != [t] or not all(own in where for own in call.inputs):
             return None
         reads = [(where[own], at, g, g == dual(at)) for own, at, g in zip(call.inputs, call.layouts, call.gradients, strict=True)]
-        function, whole_layout = call.function, engine.whole
+        function, name, whole_layout = call.function, call.name, engine.whole
         shape, stride = step.graph.tensors[t].shape, tuple(step.program.results[0].meta["val"].stride())
         sort: list[int | None] = [None]
 
@@ -238,7 +240,9 @@ class Run:
                     given.append(local)
                 else:
                     given.append(read(x, engine, at, gradient))
+            engine.op = name
             local = function(given)
+            engine.op = ""
             if type(local) in (tuple, list):
                 local = local[0]
             if layout == whole_layout:
