@@ -71,6 +71,10 @@ class Capture:
     weights: set[TensorId] = field(default_factory=set)
     #: Samples of the example.
     samples: int = 0
+    #: The call that makes a tensor, and the tensor's place in its result.
+    made: dict[TensorId, tuple[Key | None, int]] = field(default_factory=dict)
+    #: Calls that cannot be traced, with their lines.
+    untraced: list[str] = field(default_factory=list)
     #: What the planner cannot split, and other facts worth knowing.
     warnings: list[str] = field(default_factory=list)
 
@@ -205,15 +209,17 @@ class Recorder(TorchFunctionMode):
             if type(own) is int:
                 self.values[id(call.tensors[position])] = at[own]
         leaves = pytree.tree_leaves(result)
-        for leaf, own in zip(leaves, step.results, strict=False):
+        for i, (leaf, own) in enumerate(zip(leaves, step.results, strict=False)):
             if isinstance(leaf, torch.Tensor) and type(own) is int:
                 self._keep(leaf, at[own], key)
+                self.capture.made.setdefault(at[own], (key, i))
 
     def _unknown(self, call: Call, known: list[TensorId], leaves: list[torch.Tensor], key: Key | None) -> None:
         """A call that cannot be traced: replicated."""
         name = getattr(call.func, "__name__", str(call.func))
         count, where = self._opaque.get(name, (0, line_of_user()))
         self._opaque[name] = (count + 1, where)
+        self.capture.untraced.append(f"{name} at {line_of_user() or 'an unknown line'}")
         types = [type_of(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
         results = [(tuple(max(size, 1) for size in leaf.shape), leaf.dtype) for leaf in leaves]
         path = self.frames.stack[-1].path if self.frames.stack else ""

@@ -95,7 +95,10 @@ class Engine:
         self._plans: dict[Key, Run] = {}
         self.frames = Frames(root, self)
         self.fuse = True
-        self._mode: list[_Mode] = []
+        self._mode: list[Any] = []
+        #: Makes the mode of a pass, and the mode of the last pass.
+        self.mode: Callable[[Engine], Any] = _Mode
+        self.last_mode: Any = None
         self._runs: dict[Any, Run | None] = {}
         #: What calls do, by their place in the pass and the sorts of their arguments.
         self._quick: dict[Any, Callable[[Any], Any]] = {}
@@ -122,9 +125,9 @@ class Engine:
         self.frames.enter(module)
         if len(self.frames.stack) == 1:
             self.differentiable = torch.is_grad_enabled()
-            mode = _Mode(self)
-            mode.__enter__()
-            self._mode.append(mode)
+            self.last_mode = self.mode(self)
+            self.last_mode.__enter__()
+            self._mode.append(self.last_mode)
 
     def leave(self, module: torch.nn.Module) -> None:
         self.frames.leave()

@@ -27,6 +27,7 @@ from ._engine import Engine
 from ._layout import Grid, layout_of_placements, placements
 from ._measure import seconds_of, trained
 from ._planning import Options, arguments, check_plan, priced
+from ._pipeline import Pipelined
 from ._probe import probe
 from ._recompute import Recomputation
 from ._share import shared
@@ -204,7 +205,7 @@ def parallelize(
     mixed_precision: torch.dtype | None = None,
     plan: Plan | None = None,
     **options: Unpack[Options],
-) -> Parallelized:
+) -> Any:
     """Plans a module's training for a machine, and returns a module that runs by the plan.
 
     Call it in every process, after `torch.distributed.init_process_group`. The first process plans for all.
@@ -252,7 +253,10 @@ def parallelize(
         if plan is not None:
             check_plan(plan, captured, type(module).__name__)
 
-        def build(module: torch.nn.Module, machine: str, solver: str, options: Options) -> Parallelized:
+        if options.get("pipeline"):
+            options.setdefault("recompute", "off")
+
+        def build(module: torch.nn.Module, machine: str, solver: str, options: Options) -> Any:
             """Plans, and distributes the given module in place."""
             result, layouts = shared(
                 lambda: plan
@@ -260,8 +264,18 @@ def parallelize(
             )
             # One process has no axes, and a mesh needs one.
             axes = result.axes or {"one": 1}
+            if (staged := result.data["pipeline"]) is not None and len(staged["axes"]) == len(axes):
+                axes = {**axes, "one": 1}
             mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
             result.notes += priced(captured, result)
+            if result.data["pipeline"] is not None:
+                if batch != "global" or mixed_precision is not None or (result.data["recompute"] or {}).get("ops"):
+                    raise PlanError('a pipeline runs with batch="global", without mixed_precision and without recomputation')
+                own, named = micro_batches_of((args, kwargs), int(result.data["micro_batches"]))[0]
+                part = capture(module, own, named, loss_fn)
+                if any(op.call is not None and op.call.is_random for op in part.graph.ops):
+                    result.notes.append("random bits (dropout) are drawn by each stage for its own ops: they are not those of one process")
+                return Pipelined(module, part, result, json.loads(layouts), mesh, loss_fn)
             if mixed_precision is not None:
                 result.notes.append(f"planned in the weights' own type, not in {mixed_precision}: times and memory are upper bounds")
             return Parallelized(module, captured, result, json.loads(layouts), mesh, loss_fn, batch, mixed_precision)

@@ -23,6 +23,8 @@ class Options(SearchOptions, total=False):
 
     recompute: str | None
     micro_batches: int | str | None
+    pipeline: int | None
+    schedule: str | None
 
 
 def plan(

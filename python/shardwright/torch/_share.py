@@ -44,7 +44,8 @@ def shared(make: Callable[[], Plan]) -> tuple[Plan, str]:
             message[0] = {
                 "json": own.to_json(),
                 "layouts": native.layouts(),
-                "collectives": native.collectives(),
+                # The stages of a pipeline are several programs.
+                "collectives": native.collectives() if own.data["pipeline"] is None else "[]",
                 **{detail: own.table(detail) for detail in ("verdict", "usual", "all")},
             }
         except Exception as error:  # noqa: BLE001: raised on all processes.

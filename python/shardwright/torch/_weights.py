@@ -331,15 +331,31 @@ class Weights:
         earlier = self._kept.pop((id(member.module), member.name), None)
         return grad if earlier is None else earlier[2] + grad
 
+    def flush(self) -> None:
+        """Reduces all gradients that were kept back."""
+        by_batch: dict[int, tuple[Batch, list[Member], list[torch.Tensor]]] = {}
+        for batch, member, grad in self._kept.values():
+            _, members, grads = by_batch.setdefault(id(batch), (batch, [], []))
+            members.append(member)
+            grads.append(grad)
+        self._kept = {}
+        with torch.no_grad():
+            # The batches of the pass come in the same order on all processes.
+            for batch in self.batches:
+                if id(batch) in by_batch:
+                    _, members, grads = by_batch[id(batch)]
+                    self._sent.append((members, batch.reduce(members, grads)))
+        self._finish()
+
     def _finish(self) -> None:
         """Adds the sums to the weights' `.grad`."""
         self._awaited = False
+        if not self.postponed and self._kept:
+            # Weights that only earlier passes used.
+            self.flush()
+            return
         sent, self._sent = self._sent, []
         with torch.no_grad():
-            if not self.postponed:
-                # Weights that only earlier passes used.
-                sent += [([m], batch.reduce([m], [g])) for batch, m, g in self._kept.values()]
-                self._kept = {}
             for members, flat in sent:
                 for m, shard in zip(members, _shards(members, flat), strict=True):
                     weight = m.weight
