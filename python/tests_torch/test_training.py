@@ -106,6 +106,22 @@ def test_a_module_is_evaluated(found: dict[str, Any]) -> None:
     assert found["evaluated"]["difference"] < 1e-5
 
 
+@pytest.mark.parametrize("case", ["staged mlp", "staged fsdp"])
+def test_a_pipeline_trains_as_one_process_does(found: dict[str, Any], case: str) -> None:
+    result = found[case]
+    assert result["losses"][1] == pytest.approx(result["losses"][0], abs=2e-6)
+    assert result["difference"] < 2e-6
+    assert 0 < result["own"][0] < result["own"][1], "a process has the weights of its stage"
+    assert result["sharded"] > 0 or case != "staged fsdp"
+    assert "model.step" in result["forward"]
+    assert "4 micro-batches do not divide 6 samples" in result["uneven"]
+
+
+def test_pipelines_that_cannot_run_are_refused(found: dict[str, Any]) -> None:
+    assert "gpipe and 1f1b" in found["refused"]["schedule"]
+    assert "transformer.wte.weight" in found["refused"]["tied"] and "tied" in found["refused"]["tied"]
+
+
 def test_refused_calls_name_the_cause(found: dict[str, Any]) -> None:
     refused = found["refused"]
     assert "8 devices, but there are 4 processes" in refused["machine"]

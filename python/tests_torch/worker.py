@@ -150,6 +150,45 @@ def evaluated() -> Results:
     return {"type": type(got).__name__, "difference": float((got.full_tensor() - want).abs().max())}
 
 
+def staged(name: str, solver: str, schedule: str) -> Results:
+    """Trains in a pipeline of two stages, four micro-batches, with the stage's weights on two processes."""
+    torch.manual_seed(0)
+    module, args, kwargs, loss_fn = MODELS[name]()
+    module.eval()
+    alone = copy.deepcopy(module)
+    options = {"solver": solver, "pipeline": 2, "schedule": schedule, "micro_batches": 4, "progress": False}
+    model = parallelize(module, args, loss_fn, example_kwargs=kwargs, **options)
+    updates = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, model)]
+    losses: list[list[float]] = [[], []]
+    for _ in range(3):
+        loss = loss_fn(alone(*args[:-1]), args[-1])
+        loss.backward()
+        losses[0].append(float(loss.detach()))
+        losses[1].append(float(model.step(*args)))
+        for update in updates:
+            update.step()
+            update.zero_grad()
+    whole = model.full_state_dict()
+    return {
+        "losses": losses,
+        "difference": largest_difference(dict(alone.named_parameters()), whole),
+        "own": [len(list(model.parameters())), len(whole)],
+        "sharded": sum(p.placements[0].is_shard() for p in model.parameters()),
+        "stage": model.stage,
+        "forward": message(lambda: model(*args)),
+        "uneven": message(lambda: model.step(*(x[:6] for x in args))),
+    }
+
+
+def message(call: Callable[[], Any]) -> str:
+    """The message of the error that a call must raise."""
+    try:
+        call()
+    except PlanError as error:
+        return str(error)
+    return "nothing"
+
+
 def refused() -> Results:
     """The messages of refused calls."""
     messages = {}
@@ -165,6 +204,11 @@ def refused() -> Results:
     module, (x, y), _, loss_fn = MODELS["mlp"]()
     expect("machine", PlanError, lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, machine="flat:8"))
     expect("memory", DoesNotFit, lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, memory="1kB"))
+    pipeline = {"pipeline": 2, "micro_batches": 4, "progress": False}
+    interleaved = {**pipeline, "schedule": "interleaved:2"}
+    messages["schedule"] = message(lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, solver="data", **interleaved))
+    tied, _, inputs, _ = MODELS["gpt2"]()
+    messages["tied"] = message(lambda: parallelize(tied, inputs, solver="data", **pipeline))
     return messages
 
 
@@ -179,6 +223,8 @@ def cases() -> dict[str, Callable[[], Results]]:
     found["accumulated"] = accumulated
     found["kept"] = kept
     found["evaluated"] = evaluated
+    found["staged mlp"] = lambda: staged("mlp", "exact", "1f1b")
+    found["staged fsdp"] = lambda: staged("mlp", "fsdp", "gpipe")
     found["refused"] = refused
     return found
 

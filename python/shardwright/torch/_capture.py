@@ -12,7 +12,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ._engine import PlannedPass, translation
 from ._follow import PlannedCall
 from ._frames import Frames, Key, line_of_user
 from ._functions import SHAPE_ONLY, is_plain, writes_first
-from ._graph import Graph, TensorId, type_of
+from ._graph import Graph, Op, Tensor, TensorId, type_of
 from ._trace import Call, program_of
 from ._translate import Translation
 
@@ -78,9 +78,32 @@ class Capture:
     #: What the planner cannot split, and other facts worth knowing.
     warnings: list[str] = field(default_factory=list)
 
-    def text(self) -> str:
-        """The planner's JSON."""
-        return self.graph.to_json([self.loss] if self.loss is not None else [])
+    def text(self, part: Capture | None = None) -> str:
+        """The planner's JSON. For a step in micro-batches, `part` is the same pass on a part of the batch."""
+        outputs = [self.loss] if self.loss is not None else []
+        return (self.graph if part is None else self._divisible(part)).to_json(outputs)
+
+    def _divisible(self, part: Capture) -> Graph:
+        """The graph with a batch that can be divided. Data that are the same for a part of the batch are constants; data whose
+        first dimension is more than samples (labels of all tokens) are reshaped from one row per sample."""
+        small = {t.name: t.shape for t in part.graph.tensors}
+        made: list[Op] = []
+        graph = Graph(self.graph.name)
+        graph.tensors = [replace(t) for t in self.graph.tensors]
+        for at, tensor in enumerate(list(graph.tensors)):
+            shape = tensor.shape
+            if tensor.role != "input" or tensor.name not in small or not shape:
+                continue
+            if small[tensor.name] == shape:
+                graph.tensors[at] = replace(tensor, role="constant")
+            elif self.samples and shape[0] != self.samples and shape[0] % self.samples == 0:
+                rows = (self.samples, shape[0] // self.samples, *shape[1:])
+                graph.tensors.append(Tensor(f"{tensor.name}.rows", rows, tensor.dtype, "input"))
+                graph.tensors[at] = replace(tensor, role="activation")
+                attributes = {"shape": list(shape)}
+                made.append(Op(f"{tensor.name}.flat", "reshape", (len(graph.tensors) - 1,), (at,), attributes, None))
+        graph.ops = [*made, *self.graph.ops]
+        return graph
 
     def planned(self, layouts: Mapping[str, Any]) -> PlannedPass:
         """The plan of every call."""

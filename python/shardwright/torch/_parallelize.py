@@ -26,7 +26,7 @@ from ._data import Batches, global_example, micro_batches_of
 from ._engine import Engine
 from ._layout import Grid, layout_of_placements, placements
 from ._measure import seconds_of, trained
-from ._planning import Options, arguments, check_plan, priced
+from ._planning import Options, arguments, check_plan, part_of, priced
 from ._pipeline import Pipelined
 from ._probe import probe
 from ._recompute import Recomputation
@@ -248,7 +248,7 @@ def parallelize(
         if count != world:
             raise PlanError(f"machine {name} has {count} devices, but there are {world} processes")
         captured = capture(module, whole_args, whole_kwargs, loss_fn)
-        text = captured.text()
+        text = captured.text(part_of(module, (whole_args, whole_kwargs), loss_fn, options))
 
         if plan is not None:
             check_plan(plan, captured, type(module).__name__)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -98,18 +99,13 @@ def _even(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Lay
     return tuple("R" if at.startswith("S") and shape[int(at[1:])] % parts[at] else at for at in layout)
 
 
-def _data_free(x: Any) -> Any:
-    if not isinstance(x, torch.Tensor) or type(x) is torch.Tensor and x.is_meta:
-        return x
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-
-
 class _StageMode(TorchFunctionMode):
     """Runs the calls of one stage, and those of others without data."""
 
     def __init__(self, stages: Stages, own: int, engine: Engine, received: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.stages, self.own, self.engine = stages, own, engine
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         before = stages.crossings[own - 1] if own else []
         self.received = {
             (c.key, c.at): make(local, c.layout, engine, c.shape, c.stride) for c, local in zip(before, received, strict=True)
@@ -124,7 +120,7 @@ class _StageMode(TorchFunctionMode):
                 return func(*args, **kwargs)
         key = self.engine.frames.key(func)
         stage = self.stages.of.get(key) if key is not None else None
-        missing = any(isinstance(x, torch.Tensor) and x.is_meta for x in pytree.tree_leaves((args, kwargs)))
+        missing = any(isinstance(x, FakeTensor) for x in pytree.tree_leaves((args, kwargs)))
         if stage == self.own or (stage is None and not missing):
             if missing:
                 name = getattr(func, "__name__", str(func))
@@ -136,13 +132,19 @@ class _StageMode(TorchFunctionMode):
             if stage is not None and key is not None:
                 self._keep(key, result)
             return result
-        own, named = pytree.tree_map(_data_free, (tuple(args), dict(kwargs)))
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), self.fake:
+            own, named = pytree.tree_map(self._data_free, (tuple(args), dict(kwargs)))
             result = func(*own, **named)
         if stage is None or key is None or stage > self.own:
             return result
         leaves, spec = pytree.tree_flatten(result)
         return pytree.tree_unflatten([self.received.get((key, i), x) for i, x in enumerate(leaves)], spec)
+
+    def _data_free(self, x: Any) -> Any:
+        """A tensor of another stage: it has a shape and a device, but no data."""
+        if not isinstance(x, torch.Tensor) or isinstance(x, FakeTensor):
+            return x
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=self.engine.grid.mesh.device_type)
 
     def _keep(self, key: Key, result: Any) -> None:
         for i, x in enumerate(pytree.tree_leaves(result)):

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .._native import PlanError
 from .._plan import Plan, SearchOptions
 from .._plan import plan as search
 from .._progress import show_seconds
 from ._capture import Capture, capture
-from ._data import global_example
+from ._data import global_example, micro_batches_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,9 +50,22 @@ def plan(
     args, kwargs = arguments(example_inputs, example_kwargs)
     args, kwargs = global_example((args, kwargs), batch, devices_of(machine))
     captured = capture(module, args, kwargs, loss_fn)
-    found = search(captured.text(), machine=machine, memory=memory, solver=solver, optimizer=optimizer, **options)
+    text = captured.text(part_of(module, (args, kwargs), loss_fn, options))
+    found = search(text, machine=machine, memory=memory, solver=solver, optimizer=optimizer, **options)
     found.notes += priced(captured, found)
     return found
+
+
+def part_of(module: torch.nn.Module, batch: Any, loss_fn: Any, options: Options) -> Capture | None:
+    """The pass on one micro-batch, where a plan may have several; a half or the like, where the planner chooses how many."""
+    count = options.get("micro_batches")
+    size = next((len(x) for x in pytree.tree_leaves(batch) if isinstance(x, torch.Tensor) and x.dim() > 0), 0)
+    if count == "auto":
+        count = next((n for n in range(2, size + 1) if size % n == 0), 1)
+    if count is None or int(count) <= 1:
+        return None
+    args, kwargs = micro_batches_of(batch, int(count))[0]
+    return capture(module, args, kwargs, loss_fn)
 
 
 def arguments(
