@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Times training steps of PyTorch modules on processes of this machine, one thread each, and counts their traffic:
-PyTorch's DistributedDataParallel (`ddp`) and `fully_shard` (`fsdp2`), and the plans of `shardwright.torch`.
+PyTorch's DistributedDataParallel (`ddp`), `fully_shard` (`fsdp2`) and `parallelize_module` (`tp`), and the plans of
+`shardwright.torch`.
 
     scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,exact,kept --probe mine.toml
 
@@ -34,6 +35,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=140, help="begin nothing new after this long")
     parser.add_argument("--search", type=float, default=10, help="seconds for each search")
     parser.add_argument("--small", action="store_true", help="sizes for a try")
+    parser.add_argument("--medium", action="store_true", help="sizes of which a step takes about a tenth of a second")
     return parser.parse_args()
 
 
@@ -62,7 +64,7 @@ def start(given: argparse.Namespace) -> None:
     sys.exit(processes[0].returncode)
 
 
-def models(small: bool):
+def models(small: bool, medium: bool = False):
     """Name -> module, inputs, loss."""
     import torch
     from torch import nn
@@ -97,17 +99,32 @@ def models(small: bool):
             return x
 
     def mlp():
-        width, batch = (64, 32) if small else (4096, 512)
+        width, batch = (64, 32) if small else (512, 256) if medium else (4096, 512)
         layers = [layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())]
         x = torch.randn(batch, width)
         return nn.Sequential(*layers), (x, torch.randn(batch, width)), functional.mse_loss
 
     def gpt():
-        width, batch, tokens = (32, 16, 8) if small else (1024, 16, 128)
+        width, batch, tokens = (32, 16, 8) if small else (256, 16, 64) if medium else (1024, 16, 128)
         x = torch.randn(batch, tokens, width)
         return Stack(width, 16, 4), (x, torch.randn(batch, tokens, width)), functional.mse_loss
 
     return {"mlp": mlp, "gpt": gpt}
+
+
+def tensor_parallel(module, world: int):
+    """Weights split by columns and rows in turn, with PyTorch's `parallelize_module`."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (world,))
+    columns = lambda: ColwiseParallel(use_local_output=False)  # noqa: E731
+    if hasattr(module, "blocks"):
+        block = {**{name: columns() for name in ("query", "key", "value", "up")}, "out": RowwiseParallel(), "down": RowwiseParallel()}
+        for part in module.blocks:
+            parallelize_module(part, mesh, block)
+        return module
+    return parallelize_module(module, mesh, {str(2 * i): RowwiseParallel() if i % 2 else columns() for i in range(4)})
 
 
 def measure(step) -> list[float]:
@@ -137,7 +154,7 @@ def work(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    makers = models(given.small)
+    makers = models(given.small, given.medium)
     machine = given.machine
     if given.probe:
         text, machine = probe(), given.probe
@@ -155,9 +172,11 @@ def work(given: argparse.Namespace) -> None:
             torch.manual_seed(0)
             module, inputs, loss_fn = makers[name]()
             found: dict = {"model": name, "plan": plan, "processes": world, "torch": torch.__version__}
-            if plan in ("ddp", "fsdp2"):
+            if plan in ("ddp", "fsdp2", "tp"):
                 if plan == "ddp":
                     model = torch.nn.parallel.DistributedDataParallel(module)
+                elif plan == "tp":
+                    model = tensor_parallel(module, world)
                 else:
                     from torch.distributed.fsdp import fully_shard
 
@@ -165,7 +184,8 @@ def work(given: argparse.Namespace) -> None:
                         if list(block.parameters()):
                             fully_shard(block)
                     model = fully_shard(module)
-                share = [x.chunk(world)[rank].contiguous() for x in inputs]
+                # Every process has the whole batch where weights are split.
+                share = inputs if plan == "tp" else [x.chunk(world)[rank].contiguous() for x in inputs]
 
                 def loss(model=model, share=share, loss_fn=loss_fn):
                     return loss_fn(model(*share[:-1]), share[-1])

@@ -2,7 +2,7 @@
 """Plans and runs PyTorch models of many libraries, and compares each with a single process: loss and all gradients, in
 training mode with dropout, in 64 bits.
 
-    torchrun --nproc-per-node 2 scripts/torch_coverage.py --families own,ops,hf,torchvision,timm --solver exact
+    torchrun --nproc-per-node 2 scripts/torch_coverage.py --families own,ops,hf,torchvision,detection,timm --solver exact
 
 Prints one JSON line per model, then a table for docs/torch.md. A family whose library is not installed is skipped.
 Needs torch and the Python package; transformers, torchvision and timm for their families.
@@ -51,7 +51,7 @@ SMALL = {
     "n_inner": 64, "rotary_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "n_group": 1,
     "topk_group": 1, "first_k_dense_replace": 1, "state_size": 8, "time_step_rank": 4, "num_labels": 8, "ffn_hidden_size": 64,
-    "attention_hidden_size": 32, "layer_types": None,
+    "attention_hidden_size": 32, "decoder_vocab_size": 128, "layer_types": None,
 }  # fmt: skip
 CAUSAL = (
     "gpt2 llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 phi phi3 opt bloom falcon gpt_neo gpt_neox gptj "
@@ -176,12 +176,46 @@ def torchvision() -> Iterator[tuple[str, Callable[[], Built]]]:
         def made() -> Built:
             size = {"inception_v3": 80, "vit_b_32": 224, "maxvit_t": 224, "alexnet": 64}.get(kind, 64)
             options = {"init_weights": False} if kind in ("googlenet", "inception_v3") else {}
+            if kind == "inception_v3":
+                # Its second classifier needs larger images.
+                options["aux_logits"] = False
             model = getattr(library.models, kind)(num_classes=8, **options)
             return model, (torch.randn(4, 3, size, size),), first_loss
 
         return made
 
     for kind in CLASSIFIERS:
+        yield kind, build(kind)
+
+
+DETECTORS = "fasterrcnn_mobilenet_v3_large_320_fpn ssdlite320_mobilenet_v3_large retinanet_resnet50_fpn fcos_resnet50_fpn".split()
+
+
+def detection() -> Iterator[tuple[str, Callable[[], Built]]]:
+    import torchvision as library
+
+    class Training(nn.Module):
+        """A detector and the sum of its losses. Images and boxes are tensors."""
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, images: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            targets = [{"boxes": b, "labels": n} for b, n in zip(boxes, labels, strict=True)]
+            return sum(self.model(list(images), targets).values())
+
+    def build(kind: str) -> Callable[[], Built]:
+        def made() -> Built:
+            sizes = {} if kind.startswith("ssdlite") else {"min_size": 64, "max_size": 64}
+            model = getattr(library.models.detection, kind)(weights=None, weights_backbone=None, num_classes=3, **sizes)
+            corner = torch.rand(2, 2, 2) * 24
+            boxes = torch.cat((corner, corner + 8 + torch.rand(2, 2, 2) * 24), -1)
+            return Training(model), (torch.rand(2, 3, 64, 64), boxes, torch.randint(1, 3, (2, 2))), first_loss
+
+        return made
+
+    for kind in DETECTORS:
         yield kind, build(kind)
 
 
@@ -232,7 +266,7 @@ def ops() -> Iterator[tuple[str, Callable[[], Built]]]:
         yield name, lambda function=function: (OneOp(function), (torch.randn(4, 8, 8),), first_loss)
 
 
-FAMILIES = {"own": own, "ops": ops, "hf": hugging_face, "torchvision": torchvision, "timm": timm}
+FAMILIES = {"own": own, "ops": ops, "hf": hugging_face, "torchvision": torchvision, "detection": detection, "timm": timm}
 
 
 def compare(build: Callable[[], Built], solver: str, machine: str | None) -> dict[str, Any]:
@@ -301,7 +335,7 @@ def _short(error: Exception) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--families", default="own,ops,hf,torchvision,timm")
+    parser.add_argument("--families", default="own,ops,hf,torchvision,detection,timm")
     parser.add_argument("--only", default="", help="names of models, all by default")
     parser.add_argument("--solver", default="exact")
     parser.add_argument("--machine")

@@ -321,6 +321,7 @@ def plan(
             transformers, else plain gradient descent.
         price: the price of a device for an hour; `Plan.throughput` then has the cost of a million tokens or samples.
         costs: measured op times: a cost file, or a built-in device.
+        pipeline: groups of devices that run stages of layers, or `"auto"`; `schedule` is the order of their passes (`"1f1b"`, `"gpipe"`, ...).
         micro_batches: equal passes over parts of the batch before one update: a divisor of the batch, or `"auto"` for the fastest that fits;
             one by default.
         untied: every op has its own config, so that weights, gradients and optimizer state may be sharded differently.

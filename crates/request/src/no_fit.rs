@@ -89,14 +89,18 @@ impl LeastBaseline {
         if self.peak <= limit && !untied {
             return format!("It fits: plan with --untied, or with --untied --solver {}", self.name);
         }
-        if inputs.request.recompute == RecomputeChoice::Policy(RecomputePolicy::Off) && !inputs.keeps_passes() {
+        if inputs.request.recompute == RecomputeChoice::Policy(RecomputePolicy::Off) && !inputs.keeps_passes()
+        {
             all.push("--recompute full (results of blocks are computed again)".to_string());
         }
         if !untied {
             all.push("--untied (weights, gradients and optimizer state in shards)".to_string());
         }
         let divided = inputs.request.micro_batches != MicroBatchChoice::default();
-        if !divided && !inputs.keeps_passes() && inputs.graph.step_size().samples.is_some_and(|samples| samples > 1) {
+        if !divided
+            && !inputs.keeps_passes()
+            && inputs.graph.step_size().samples.is_some_and(|samples| samples > 1)
+        {
             all.push("--micro-batches auto (the batch in parts, gradients added up)".to_string());
         }
         let state = self

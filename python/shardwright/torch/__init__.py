@@ -14,9 +14,11 @@ In every process, after `torch.distributed.init_process_group`:
 """
 
 from ._parallelize import Parallelized, parallelize
+from ._pipeline import Pipelined
 from ._planning import plan
 from ._probe import probe
 from ._tensor import ShardTensor
+from ._trainer import planned_trainer
 from ._verify import Traffic, Verification, verify_plan
 
-__all__ = ["Parallelized", "ShardTensor", "Traffic", "Verification", "parallelize", "plan", "probe", "verify_plan"]
+__all__ = ["Parallelized", "Pipelined", "ShardTensor", "Traffic", "Verification", "parallelize", "plan", "planned_trainer", "probe", "verify_plan"]

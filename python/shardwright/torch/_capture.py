@@ -316,10 +316,13 @@ def capture(
 ) -> Capture:
     """Captures a forward pass, followed by the loss if `loss_fn` is given."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    for path, part in module.named_modules():
-        if (dynamo is not None and isinstance(part, dynamo.OptimizedModule)) or getattr(part, "_compiled_call_impl", None) is not None:
-            where = f"`{path}`" if path else "the module"
-            raise PlanError(f"{where} is compiled: its calls cannot be seen; pass the module without torch.compile")
+    compiled = [
+        f"`{path}`" if path else "the module"
+        for path, part in module.named_modules()
+        if (dynamo is not None and isinstance(part, dynamo.OptimizedModule)) or getattr(part, "_compiled_call_impl", None) is not None
+    ]
+    if compiled:
+        raise PlanError(f"compiled: {', '.join(compiled)}; their calls cannot be seen: pass the module without torch.compile")
     if loss_fn is not None and not args:
         raise PlanError("with a loss_fn, the last example input must be its target: there are no example inputs")
     try:

@@ -53,6 +53,9 @@ class Stages:
         pipeline = plan.data["pipeline"]
         stage_of_op = {name: s for s, stage in enumerate(pipeline["stages"]) for name in stage["layers"]}
         self.count = len(pipeline["stages"])
+        #: Why the pipeline cannot run.
+        self.problems: list[str] = []
+        self._tied: set[str] = set()
         self.of: dict[Key, int] = {}
         self.weights: dict[str, int] = {}
         reads: dict[TensorId, int] = {}
@@ -78,17 +81,15 @@ class Stages:
             crossing = Crossing(key, at, tensor.shape, tuple(stride), tensor.dtype, layout)
             for boundary in range(self.of[key], min(reads.get(t, 0), self.count - 1)):
                 self.crossings[boundary].append(crossing)
-        empty = [s for s, sent in enumerate(self.crossings) if not sent]
-        if empty:
-            raise PlanError(f"stage {empty[0] + 2} of the pipeline reads nothing of stage {empty[0] + 1}: plan fewer stages")
+        for s, sent in enumerate(self.crossings):
+            if not sent:
+                self.problems.append(f"stage {s + 2} reads nothing of stage {s + 1}: plan fewer stages")
 
     def _own(self, name: str, stage: int) -> None:
         other = self.weights.setdefault(name, stage)
-        if other != stage:
-            raise PlanError(
-                f"`{name}` is used in stages {min(other, stage) + 1} and {max(other, stage) + 1} of the pipeline: tied weights cannot be split "
-                "over stages; untie them, or plan without a pipeline"
-            )
+        if other != stage and name not in self._tied:
+            self._tied.add(name)
+            self.problems.append(f"`{name}` is used in stages {min(other, stage) + 1} and {max(other, stage) + 1}: untie the weight")
 
 
 def _even(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Layout:
@@ -190,11 +191,10 @@ class Pipelined(torch.nn.Module):
         self.plan, self.mesh = plan, mesh
         pipeline = plan.data["pipeline"]
         schedule = _SCHEDULES.get(pipeline["schedule"])
+        problems = [f"{call} cannot be traced, so its stage is not known" for call in captured.untraced]
         if schedule is None or int(pipeline["chunks"]) > 1:
             known = " and ".join(_SCHEDULES)
-            raise PlanError(f"schedule {pipeline['schedule']}: a module runs by {known}, with one stage per group of processes")
-        if captured.untraced:
-            raise PlanError(f"{captured.untraced[0]} cannot be traced, so a pipeline cannot tell its stage; plan without a pipeline")
+            problems.append(f"schedule {pipeline['schedule']}: modules run by {known}, with one stage per group of processes")
         names = list(mesh.mesh_dim_names)
         self._axes = tuple(names.index(name) for name in pipeline["axes"])
         inner = [name for name in names if name not in pipeline["axes"]]
@@ -207,6 +207,9 @@ class Pipelined(torch.nn.Module):
         self.micro_batches = int(plan.data["micro_batches"])
         forms = {name: self._inner(form) for name, form in layouts["ops"].items()}
         self._stages = Stages(captured, plan, forms, tuple(self.stage_mesh.mesh.shape))
+        problems += self._stages.problems
+        if problems or schedule is None:
+            raise PlanError("\n  ".join(["the module cannot run in this pipeline; plan without one, or mend:", *problems]))
         planned = captured.planned(forms)
         self._engine = Engine(self._root, planned, self.stage_mesh, module)
         stored = {name: self._within(at) for name, at in layouts["stored"].items()}

@@ -211,7 +211,8 @@ class Weights:
         counts: dict[tuple[str, Layout, Layout], int] = {}
         for read in reads:
             counts[read] = counts.get(read, 0) + 1
-        self._batch_of, grid, last = {}, self.engine.grid, {}
+        self._batch_of, grid = {}, self.engine.grid
+        last: dict[Any, Batch] = {}
         self.batches, self._names, self._seen = [], {}, []
         own = dict(root.named_parameters())
         for (path, layout, gradient), count in counts.items():
