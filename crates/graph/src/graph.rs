@@ -228,8 +228,8 @@ impl Graph {
         let held = producer
             .filter(|node| self.micro_batches.get() > 1 && !node.repeated && node.op.operator().is_view());
         let source = held.and_then(|node| node.inputs.first().copied());
-        let same =
-            |&t: &TensorId| self.tensor(t).producer.is_none() && self.tensor(t).ty == self.tensor(tensor).ty;
+        let once = |t: TensorId| self.tensor(t).producer.is_none_or(|op| !self.node(op).repeated);
+        let same = |&t: &TensorId| once(t) && self.tensor(t).ty == self.tensor(tensor).ty;
         source.filter(same).unwrap_or(tensor)
     }
 

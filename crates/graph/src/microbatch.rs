@@ -3,9 +3,10 @@
 //! The result is an ordinary graph in which every op runs once per micro-batch ([`Node::repeated`]) or once per step:
 //!
 //! - first, once: forward ops that read no data, such as casts of weights; and a view of every weight that micro-batches read
-//!   (`w.held`). A layout of the view is held for the whole step; a micro-batch fetches any other layout it needs again;
+//!   (`w.held`). A layout of the view is held for the whole step; a micro-batch fetches any other layout it needs again. A
+//!   weight that two layers read (a tied embedding) has a view for each of them;
 //! - the body, once per micro-batch: all ops between data and gradients, on `1/m` of the samples;
-//! - last, once: ops that read accumulated results: updates.
+//! - last, once: ops that read accumulated results: updates, and the sum of a tied embedding's two gradients.
 //!
 //! Every tensor of the body is one of four kinds:
 //!
@@ -94,6 +95,9 @@ pub fn microbatch(graph: &Graph, count: NonZeroU32) -> Result<MicroBatched, Micr
     rewrite.sources();
     rewrite.hold_weights();
     for section in [Section::First, Section::Body, Section::Last] {
+        if section == Section::Body {
+            rewrite.hold_tied_weights();
+        }
         for op in graph.op_ids() {
             if rewrite.sections[op.index()] == section {
                 rewrite.op(op)?;
@@ -124,6 +128,8 @@ struct Rewrite<'g> {
     made: Vec<Option<TensorId>>,
     /// Tensors as the body reads them, where those are others: held weights and statistics.
     in_body: FxHashMap<TensorId, TensorId>,
+    /// The same for a layer that has a view of its own.
+    in_layer: FxHashMap<(TensorId, LayerId), TensorId>,
     /// Sums over micro-batches.
     sums: FxHashMap<TensorId, TensorId>,
     /// Per tensor of the base graph: whether something outside the body needs it.
@@ -160,6 +166,7 @@ impl<'g> Rewrite<'g> {
             names: names.cloned().collect(),
             made: vec![None; base.tensors.len()],
             in_body: FxHashMap::default(),
+            in_layer: FxHashMap::default(),
             sums: FxHashMap::default(),
             layers: vec![None; base.layers.len()],
             statistics: Vec::new(),
@@ -216,13 +223,50 @@ impl<'g> Rewrite<'g> {
                 if self.in_body.contains_key(&t) {
                     continue;
                 }
-                let name = self.unique(format!("{}.held", tensor.name));
-                let layer = self.layer(&name);
-                let view = Reshape { shape: tensor.ty.shape.clone() };
-                let held = self.insert(name, view.into(), weight, (layer, Phase::Forward), false);
+                let held = self.view(t, weight);
                 self.in_body.insert(t, held);
             }
         }
+    }
+
+    /// Adds a view for the second of two layers that read a weight, or what is computed from weights alone. Weights that more
+    /// layers read, such as those of recurrent cells, keep one view.
+    fn hold_tied_weights(&mut self) {
+        let base = self.base;
+        let mut layers: FxHashMap<TensorId, SmallVec<[LayerId; 2]>> = FxHashMap::default();
+        let mut tied = Vec::new();
+        for op in base.op_ids().filter(|op| self.sections[op.index()] == Section::Body) {
+            let node = base.node(op);
+            for &t in &node.inputs {
+                let data = matches!(base.tensor(t).role, Role::Input | Role::Constant);
+                let outside = match base.tensor(t).producer {
+                    None => !data,
+                    Some(producer) => self.sections[producer.index()] == Section::First,
+                };
+                let readers = layers.entry(t).or_default();
+                if outside && !readers.contains(&node.layer) {
+                    readers.push(node.layer);
+                    if readers.len() == 2 {
+                        tied.push(t);
+                    }
+                }
+            }
+        }
+        for t in tied {
+            if let (&[_, second], Some(weight)) = (&layers[&t][..], self.made[t.index()]) {
+                let held = self.view(t, weight);
+                self.in_layer.insert((t, second), held);
+            }
+        }
+    }
+
+    /// Adds a view of a weight as its own layer.
+    fn view(&mut self, t: TensorId, weight: TensorId) -> TensorId {
+        let tensor = self.base.tensor(t);
+        let name = self.unique(format!("{}.held", tensor.name));
+        let layer = self.layer(&name);
+        let view = Reshape { shape: tensor.ty.shape.clone() };
+        self.insert(name, view.into(), weight, (layer, Phase::Forward), false)
     }
 
     /// Begins a layer whose forward op is the next op.
@@ -260,7 +304,8 @@ impl<'g> Rewrite<'g> {
 
     /// A tensor of the base graph as an op of the body reads it.
     fn body_operand(&mut self, op: OpId, t: TensorId, linear: bool) -> Result<TensorId, MicroBatchError> {
-        if let Some(&known) = self.in_body.get(&t) {
+        let layer = self.base.node(op).layer;
+        if let Some(&known) = self.in_layer.get(&(t, layer)).or_else(|| self.in_body.get(&t)) {
             return Ok(known);
         }
         let made = self.operand(op, t)?;

@@ -80,6 +80,29 @@ fn models_train_in_micro_batches_as_with_the_whole_batch() {
 }
 
 #[test]
+fn gradients_of_a_tied_embedding_are_added_once_per_step() {
+    let graph = model("gpt:batch=4,layers=1,hidden=8,heads=2,vocab=12,seq=4", Optimizer::sgd(0.1));
+    let divided = microbatch(&graph, count(4)).unwrap().graph;
+    let sums: Vec<_> = divided.ops.iter().filter(|node| node.name.ends_with(".grad_sum")).collect();
+    let table = sums.iter().find(|node| divided.tensor(node.outputs[0]).ty.shape[..] == [12, 8]).unwrap();
+    assert!(!table.repeated, "it runs once per step");
+    for &t in &table.inputs {
+        let sum = divided.node(divided.tensor(t).producer.unwrap());
+        assert!(sum.op.operator().accumulates(), "{}", sum.name);
+        let rule = divided.rule(divided.tensor(t).producer.unwrap());
+        assert!(rule.inputs[0].partial.is_some(), "partial sums may wait for the end of the step");
+    }
+    // Embedding and logits have a view of the table each.
+    let views = divided.ops.iter().filter(|node| !node.repeated && node.op.operator().is_view());
+    let of_table = views.filter(|node| divided.tensor(node.outputs[0]).ty.shape[..] == [12, 8]);
+    assert_eq!(of_table.count(), 2);
+    // A recurrent cell's weights have many readers, and keep one sum and one view.
+    let graph = model("rnnlm:batch=4,unroll=4,hidden=4,vocab=12", Optimizer::sgd(0.1));
+    let divided = microbatch(&graph, count(2)).unwrap().graph;
+    assert!(divided.ops.iter().filter(|node| node.name.ends_with(".grad_sum")).any(|node| node.repeated));
+}
+
+#[test]
 fn statistics_of_a_batch_norm_are_those_of_a_micro_batch() {
     let spec = |batch| format!("resnet101:batch={batch},image=64,width=0.0625,classes=5,depth=50");
     let (whole, part) = (model(&spec(4), Optimizer::sgd(0.1)), model(&spec(2), Optimizer::sgd(0.1)));

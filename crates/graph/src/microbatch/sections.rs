@@ -2,8 +2,9 @@
 
 use super::cuts::Cuts;
 use crate::{
-    graph::{Graph, Node, Phase},
+    graph::{Consumers, Graph, Node, Phase},
     ids::{OpId, TensorId},
+    rule::Reduction,
 };
 
 /// When an op runs.
@@ -47,6 +48,8 @@ pub(super) fn sections(graph: &Graph, cuts: &Cuts) -> Vec<Section> {
             Section::Body
         } else if node.phase == Phase::Update || node.inputs.iter().any(after) {
             Section::Last
+        } else if !reaches[op.index()] && adds_two_gradients(graph, &consumers, cuts, op) {
+            Section::Last
         } else if !from_data {
             if node.phase == Phase::Forward && own_layer { Section::First } else { Section::Body }
         } else if reaches[op.index()] || (differentiated && node.phase == Phase::Forward) || is_linear(node) {
@@ -60,4 +63,25 @@ pub(super) fn sections(graph: &Graph, cuts: &Cuts) -> Vec<Section> {
         sections.push(section);
     }
     sections
+}
+
+/// Whether an op adds the two gradients of a weight that two ops read, such as a tied embedding's. Each is accumulated before
+/// they are added, so that both may stay partial sums until the end of the step. A weight that more ops read, such as a
+/// recurrent cell's, would need as many sums: its gradients are added in every micro-batch.
+fn adds_two_gradients(graph: &Graph, consumers: &Consumers, cuts: &Cuts, op: OpId) -> bool {
+    let node = graph.node(op);
+    let added = |reader: &OpId| graph.node(*reader).op.operator().is_sum();
+    let sums_samples = |&t: &TensorId| {
+        let Some(producer) = graph.tensor(t).producer else { return false };
+        let output = graph.node(producer).outputs.iter().position(|&made| made == t);
+        let (Some(factor), Some(output)) = (cuts.factors[producer.index()], output) else { return false };
+        let map = &cuts.rules[producer.index()].outputs[output];
+        !map.has(factor) && map.reduction == Reduction::Sum
+    };
+    node.phase == Phase::Backward
+        && node.op.operator().is_sum()
+        && node.inputs.len() == 2
+        && node.inputs[0] != node.inputs[1]
+        && node.inputs.iter().all(|t| sums_samples(t) && consumers.of(*t).iter().all(|&reader| reader == op))
+        && !node.outputs.iter().any(|&t| consumers.of(t).iter().any(added))
 }
