@@ -32,6 +32,7 @@ mod direct;
 mod error;
 mod fusion;
 mod graph_facts;
+mod keep;
 mod limited;
 mod memory;
 mod memory_shares;
@@ -57,6 +58,9 @@ pub use context::Context;
 pub use direct::optcnn_bytes;
 pub use error::PlanError;
 pub use graph_facts::FactorKinds;
+pub use keep::{
+    KeepNetwork, KeepPrice, KeepPricer, KeepSolution, KeepSpace, KeepState, Moment, keep_network,
+};
 pub use limited::limited;
 pub use memory::{local_bytes, memory_lower_bound, network_peak, peak};
 pub use memory_shares::{MemoryShares, memory_shares};

@@ -34,6 +34,11 @@ impl<T: std::hash::Hash + Eq + Clone> Distinct<T> {
         Self { values, of }
     }
 
+    /// The classes of equal values alone.
+    pub fn kinds(&self) -> Distinct<()> {
+        Distinct { values: vec![(); self.values.len()], of: self.of.clone() }
+    }
+
     /// The value that a choice has.
     pub fn value(&self, choice: usize) -> &T {
         &self.values[self.of[choice] as usize]
