@@ -269,6 +269,7 @@ def plan(
     machine: str = "p100x16",
     memory: str | float | None = None,
     recompute: str | None = None,
+    recompute_policy: str | None = None,
     solver: str = "auto",
     batch: int | None = None,
     seq: int | None = None,
@@ -311,6 +312,8 @@ def plan(
             its reserve.
         recompute: forward ops that are computed again in the backward pass: `"off"`, `"selective"` (cheap ops and attention scores),
             `"full"` (whole blocks). By default none, unless the memory limit binds: then the fastest of these.
+        recompute_policy: what chooses between keeping and recomputing: `"blocks"` (one policy for equal blocks, the default) or `"ops"`
+            (every forward op for itself).
         solver: `"auto"`, `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...
         batch: samples per step, for models without a fixed batch size.
         seq: tokens per sample, for built-in models of sequences and configs.
@@ -372,6 +375,7 @@ def plan(
                 *_option("machine", machine),
                 *_option("memory", _bytes(memory, "memory")),
                 *_option("recompute", recompute),
+                *_option("recompute-policy", recompute_policy),
                 *_option("batch", batch),
                 *_option("seq", seq),
                 *_option("precision", precision),

@@ -85,6 +85,7 @@ pub use printable::printable;
 pub use recompute_policy::RecomputePolicy;
 pub use region::{Block, Region};
 pub use remat::{RematError, recomputed_ops, remat, remat_whole};
+pub use repeated_blocks::block_positions;
 pub use rule::{DimMap, Factor, FactorIndex, Reach, Reduction, Rule, TensorMap, Window, dim_name};
 pub use soap::{FactorKind, batch_dims, factor_kinds};
 pub use text::TextError;

@@ -233,6 +233,38 @@ pub(crate) fn blocks(pass: &ForwardPass<'_>) -> Vec<Range<usize>> {
     if 2 * covered >= pass.ops.len() { blocks } else { root_blocks(&crossing) }
 }
 
+/// The forward ops in groups: those at the same position of equal blocks. Ops outside of blocks are alone.
+pub fn block_positions(graph: &Graph) -> Vec<Vec<OpId>> {
+    let pass = ForwardPass::of(graph);
+    let describe = |at: usize| {
+        let op = pass.ops[at];
+        (graph.node(op).op.kind(), graph.input_types(op), graph.output_types(op))
+    };
+    let mut groups: Vec<Vec<OpId>> = Vec::new();
+    let mut alone = vec![true; pass.ops.len()];
+    let mut known: Vec<(Range<usize>, usize)> = Vec::new();
+    for block in blocks(&pass) {
+        let equal = |other: &Range<usize>| {
+            other.len() == block.len()
+                && other.clone().zip(block.clone()).all(|(a, b)| describe(a) == describe(b))
+        };
+        alone[block.clone()].fill(false);
+        let first = match known.iter().find(|(other, _)| equal(other)) {
+            Some((_, first)) => *first,
+            None => {
+                known.push((block.clone(), groups.len()));
+                groups.resize(groups.len() + block.len(), Vec::new());
+                groups.len() - block.len()
+            }
+        };
+        for (group, at) in groups[first..].iter_mut().zip(block) {
+            group.push(pass.ops[at]);
+        }
+    }
+    groups.extend(pass.ops.iter().zip(alone).filter(|(_, alone)| *alone).map(|(&op, _)| vec![op]));
+    groups
+}
+
 /// About as many blocks as the root of the number of ops, each ending at the nearest place that fewest activations cross.
 fn root_blocks(crossing: &[u32]) -> Vec<Range<usize>> {
     let ops = crossing.len();

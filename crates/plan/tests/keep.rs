@@ -114,7 +114,7 @@ fn all_prices(problem: &SearchProblem<'_>, space: &KeepSpace, machine: &Machine)
             // An assignment that takes partial sums of whole tensors is none.
             let Ok(costs) = context.layer_costs(&assignment, &Control::new()) else { continue };
             let held = network_peak(&context, &assignment).0;
-            let counted = pricer.price(&set).peak;
+            let counted = pricer.price(&set, u64::MAX).peak;
             assert!(counted <= held && (counted == held || machine.devices() > 1));
             prices.push((costs.objective(), counted));
         }
@@ -166,7 +166,7 @@ fn check_network(graph: &Graph, machine: &Machine, most: usize) -> Result<(), Te
         let counted = KeepPricer::new(&fixed_configs(&problem, &solution.choices), &space)
             .unwrap()
             .unwrap()
-            .price(&solution.recomputed);
+            .price(&solution.recomputed, limit);
         prop_assert!(counted.peak <= limit);
     }
     Ok(())
@@ -217,7 +217,7 @@ proptest! {
             let context = Context::new(&step, &machine, None, problem.context.mesh().clone(), false).unwrap();
             let assignment = clones_follow(&step, &assignment);
             let Ok(costs) = context.layer_costs(&assignment, &Control::new()) else { continue };
-            let price = pricer.price(&set);
+            let price = pricer.price(&set, u64::MAX);
             prop_assert_eq!(price.time, costs.objective());
             let held = network_peak(&context, &assignment).0;
             prop_assert!(price.peak <= held, "{} is not at most {held}", price.peak);

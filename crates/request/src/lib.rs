@@ -39,8 +39,8 @@ pub use planning::Event;
 pub use printed::printed;
 pub use ram::{free as free_memory, half_of_free, most_held};
 pub use request::{
-    MemoryLimit, MicroBatchChoice, ModelSpec, PipelineChoice, RecomputeChoice, Request, parse_balance,
-    parse_optimizer, parse_precision, parse_price, parse_role, parse_seconds, parse_size,
+    MemoryLimit, MicroBatchChoice, ModelSpec, PipelineChoice, RecomputeChoice, RecomputeUnit, Request,
+    parse_balance, parse_optimizer, parse_precision, parse_price, parse_role, parse_seconds, parse_size,
 };
 pub use shardwright_machine::show_bytes;
 pub use stablehlo::Program;

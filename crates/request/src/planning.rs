@@ -6,12 +6,13 @@ use crate::{
     no_fit::explain,
     opened_plan::OpenedPlan,
     ram::{half_of_free, most_held},
-    request::{MicroBatchChoice, PipelineChoice, RecomputeChoice, Request},
+    request::{MicroBatchChoice, PipelineChoice, RecomputeChoice, RecomputeUnit, Request},
     summary::headline,
 };
 use anyhow::Context as _;
-use shardwright_graph::{RecomputePolicy, micro_batch_counts, printable};
-use shardwright_machine::Bytes;
+use shardwright_cost::Engine;
+use shardwright_graph::{Phase, RecomputePolicy, micro_batch_counts, printable};
+use shardwright_machine::{Bytes, EngineName};
 use shardwright_plan::{Constraints, PlanError};
 use shardwright_search::{Control, LogEntry, Progress};
 use shardwright_strategies::{
@@ -81,6 +82,7 @@ impl Inputs {
     /// # Errors
     /// Where micro-batches or a policy are asked for that the step or its engine does not take.
     pub fn variants(&self) -> anyhow::Result<Vec<Variant>> {
+        self.check_recompute_policy()?;
         let (counts, policies) = (self.micro_batch_counts()?, self.policies()?);
         // A program of an engine has the ops already that the engine recomputes.
         let engine = self.machine.slowest().engine.filter(|_| !self.spmd);
@@ -105,6 +107,41 @@ impl Inputs {
     /// (PyTorch's modules) get theirs from the plan.
     pub(crate) fn keeps_passes(&self) -> bool {
         self.spmd && !self.graph.op_by_op
+    }
+
+    /// Refuses `--recompute-policy ops` where ops cannot be chosen one by one.
+    fn check_recompute_policy(&self) -> anyhow::Result<()> {
+        let Request { recompute_policy, recompute, pipeline, .. } = self.request;
+        if recompute_policy == RecomputeUnit::Blocks {
+            return Ok(());
+        }
+        if let RecomputeChoice::Policy(policy) = recompute {
+            let name = policy.name();
+            anyhow::bail!(
+                "--recompute-policy ops chooses the ops itself, and --recompute {name} names them; leave one of them out"
+            );
+        }
+        anyhow::ensure!(
+            !self.keeps_passes(),
+            "--recompute-policy ops: a program of an engine keeps its own recomputation; leave the option out"
+        );
+        anyhow::ensure!(
+            pipeline == PipelineChoice::Off,
+            "--recompute-policy ops plans steps without a pipeline; leave out --pipeline, or use --recompute-policy blocks"
+        );
+        let engine = self.machine.slowest().engine;
+        let recomputes = engine.and_then(Engine::of).is_some_and(|engine| !engine.recomputes.is_empty());
+        anyhow::ensure!(
+            !recomputes,
+            "--recompute-policy ops: the engine {} chooses what it recomputes; leave out --engine, or use --recompute-policy blocks",
+            engine.map_or("", EngineName::name)
+        );
+        anyhow::ensure!(
+            self.graph.ops.iter().any(|node| node.phase == Phase::Backward),
+            "--recompute-policy ops: {} has no backward pass, so no op can be recomputed; leave the option out",
+            self.graph.name
+        );
+        Ok(())
     }
 
     /// The numbers of micro-batches that are asked for.
@@ -199,7 +236,9 @@ impl Inputs {
         let VariantAnswer { step, answer } = self.request.on_threads(|| {
             listen(Event::Searching);
             let (constraints, costs) = (self.constraints(), self.costs.as_ref());
-            let inputs = VariantInputs { machine: &self.machine, costs, untied: self.request.untied };
+            let recompute_ops = self.request.recompute_policy == RecomputeUnit::Ops;
+            let untied = self.request.untied;
+            let inputs = VariantInputs { machine: &self.machine, costs, untied, recompute_ops };
             let planned = plan_variants(&self.graph, &variants, inputs, strategy, &constraints, &control);
             planned.map_err(|VariantError { step, error }| match (error, step) {
                 // As itself below the message: it decides the exit status.

@@ -149,6 +149,33 @@ impl RecomputeChoice {
     }
 }
 
+/// What chooses between keeping and recomputing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecomputeUnit {
+    /// All equal blocks, by one policy: what engines take.
+    #[default]
+    Blocks,
+    /// Every op for itself.
+    Ops,
+}
+
+impl RecomputeUnit {
+    /// Parses `blocks` or `ops`.
+    ///
+    /// # Errors
+    /// Where it is neither.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "blocks" => Ok(Self::Blocks),
+            "ops" => Ok(Self::Ops),
+            _ => {
+                let nearest = did_you_mean(text, ["blocks", "ops"]);
+                Err(format!("unknown policy {text}{nearest}; choose blocks or ops"))
+            }
+        }
+    }
+}
+
 /// Into how many micro-batches a step is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroBatchChoice {
@@ -279,6 +306,11 @@ pub struct Request {
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = RecomputeChoice::parse, hide_default_value = true)]
     #[serde(skip)]
     pub recompute: RecomputeChoice,
+    /// What chooses between keeping and recomputing: blocks (one policy for all equal blocks, as engines take it) or ops (every
+    /// forward op for itself, as the memory limit allows; in models of many ops, the ops at one position of equal blocks)
+    #[arg(long, value_name = "UNIT", default_value = "blocks", value_parser = RecomputeUnit::parse, conflicts_with_all = ["as_plan", "uniform"])]
+    #[serde(skip)]
+    pub recompute_policy: RecomputeUnit,
     /// Price of a device for an hour, in any currency: `2.5` or `2.5/gpu-hour`. The plan then says what a million tokens cost
     #[arg(long, value_name = "PRICE", value_parser = parse_price)]
     #[serde(skip)]
@@ -356,6 +388,7 @@ impl Request {
             as_plan: None,
             uniform: false,
             recompute: RecomputeChoice::Auto,
+            recompute_policy: RecomputeUnit::Blocks,
             price: None,
             untied: false,
             fix: Vec::new(),

@@ -9,18 +9,19 @@
 //!    the best plan's variant, where that plan takes at most [`BINDING`] of the memory limit.
 //!
 //! The reported bound is the least over all variants that are not ruled out. A variant that was not searched counts
-//! with its computing, unless memory does not bind the plan.
+//! with its computing. Variants that are left out because memory does not bind the plan are not covered; a note says so.
 
 use crate::{
     Planner, Strategy,
     describe::{PlanAnswer, plan},
     error::StrategyError,
+    recompute_ops::plan_ops,
     variants::{Variant, VariantGraph, VariantGraphError, VariantInputs},
 };
 use rayon::prelude::*;
 use shardwright_graph::{Graph, OpId, RecomputePolicy, recomputed_ops};
 use shardwright_machine::show_bytes;
-use shardwright_plan::{Constraints, PlanError, memory_lower_bound, step_lower_bound};
+use shardwright_plan::{Constraints, Plan, PlanError, memory_lower_bound, step_lower_bound};
 use shardwright_search::{Control, gap};
 use shardwright_sim::simulate_step;
 use std::num::NonZeroU32;
@@ -66,6 +67,10 @@ pub fn plan_variants<'g>(
     constraints: &Constraints,
     control: &Control<'_>,
 ) -> Result<VariantAnswer<'g>, VariantError<'g>> {
+    if inputs.recompute_ops {
+        let blocks = VariantInputs { recompute_ops: false, ..inputs };
+        return plan_ops(base, variants, blocks, strategy, constraints, control);
+    }
     let race = Race { base, inputs, strategy, constraints, control };
     if let &[only] = variants {
         return race.only(only);
@@ -257,6 +262,7 @@ impl<'g> Race<'_, 'g> {
         let mut standing = Standing::default();
         let mut left = entries.len();
         let mut unsearched: Vec<&Entry> = Vec::new();
+        let mut left_out = 0;
         for entry in &entries {
             left -= 1;
             let seconds = entry.bounds.computing as f64 / 1e12;
@@ -265,6 +271,7 @@ impl<'g> Race<'_, 'g> {
                 !self.binds(answer.plan.peak_memory_bytes) && variant.keeps_no_less_than(entry.variant)
             });
             if dominated {
+                left_out += 1;
                 continue;
             }
             let slower = best.is_some_and(|(_, best)| seconds >= best.plan.simulated.step_seconds);
@@ -287,6 +294,14 @@ impl<'g> Race<'_, 'g> {
                     return Err(VariantError { step: Some(Box::new(step)), error });
                 }
             }
+        }
+        if let Some((_, best)) = standing.best.as_ref().filter(|_| left_out > 0) {
+            let limit = self.constraints.memory.map_or(u64::MAX, |limit| limit.0).max(1);
+            notes.push(format!(
+                "the plan takes {}% of the memory limit, so {left_out} variants that divide further or recompute more were not searched: the \
+                 lower bound does not cover them",
+                u128::from(best.plan.peak_memory_bytes) * 100 / u128::from(limit)
+            ));
         }
         if !unsearched.is_empty() {
             let least = unsearched.iter().map(|own| own.bounds.computing).min().unwrap_or(0);
@@ -364,6 +379,19 @@ struct Standing {
     overlaps: Vec<f64>,
 }
 
+/// Lowers a plan's bounds to those of a larger space: on the objective in picoseconds, and on the step with overlap in seconds.
+pub(crate) fn lower_bounds(plan: &mut Plan, objective: i64, overlap: f64) {
+    if objective < plan.lower_bound {
+        plan.lower_bound = objective;
+        plan.gap = gap(plan.objective, objective);
+        plan.proved_optimal = plan.proved_optimal && plan.objective <= objective;
+    }
+    if let Some(own) = plan.overlap.as_mut().filter(|own| overlap < own.lower_bound_seconds) {
+        own.lower_bound_seconds = overlap;
+        own.gap = (overlap > 0.0).then(|| plan.simulated.step_seconds / overlap - 1.0);
+    }
+}
+
 impl Standing {
     fn add(&mut self, variant: Variant, mut answer: PlanAnswer) {
         answer.plan.recompute.policy = variant.recompute.name().into();
@@ -408,16 +436,7 @@ impl Standing {
         };
         let plan = &mut answer.plan;
         let least = self.bounds.iter().copied().min().unwrap_or(plan.lower_bound);
-        if least < plan.lower_bound {
-            plan.lower_bound = least;
-            plan.gap = gap(plan.objective, least);
-            plan.proved_optimal = plan.proved_optimal && plan.objective <= least;
-        }
-        let shortest = self.overlaps.iter().copied().fold(f64::INFINITY, f64::min);
-        if let Some(own) = plan.overlap.as_mut().filter(|own| shortest < own.lower_bound_seconds) {
-            own.lower_bound_seconds = shortest;
-            own.gap = (shortest > 0.0).then(|| plan.simulated.step_seconds / shortest - 1.0);
-        }
+        lower_bounds(plan, least, self.overlaps.iter().copied().fold(f64::INFINITY, f64::min));
         if let Some(failure) = self.failure.filter(|failure| failure.variant.keeps_no_less_than(variant)) {
             plan.warnings.push(format!(
                 "no plan with {} was found that keeps the memory limit",

@@ -47,6 +47,8 @@ pub struct VariantGraph<'g> {
     pub graph: Cow<'g, Graph>,
     /// Names of sums over samples that are those of one micro-batch: statistics of batch norms.
     pub statistics: Vec<String>,
+    /// The name of the policy of recomputation: the variant's, or `ops` where ops were chosen one by one.
+    pub policy: &'static str,
 }
 
 impl Variant {
@@ -76,7 +78,7 @@ impl Variant {
         if !ops.is_empty() {
             graph = Cow::Owned(remat(&graph, &ops)?);
         }
-        Ok(VariantGraph { variant: self, graph, statistics })
+        Ok(VariantGraph { variant: self, graph, statistics, policy: self.recompute.name() })
     }
 
     /// Whether the variant keeps at least as much as another and divides the batch no further. Where memory does not limit
@@ -104,6 +106,8 @@ pub struct VariantInputs<'a> {
     pub costs: Option<&'a CostFile>,
     /// Whether every op chooses for itself.
     pub untied: bool,
+    /// Whether recomputed ops are chosen one by one, beside the policies ([`crate::recompute_ops`]).
+    pub recompute_ops: bool,
 }
 
 impl<'a> VariantInputs<'a> {

@@ -3,9 +3,9 @@
 use crate::Verdict;
 use crate::files::{check_outputs, write_atomically};
 use crate::interrupt;
-use anyhow::ensure;
-use shardwright_plan::limited;
-use shardwright_request::{PipelineChoice, Request};
+use anyhow::{Context as _, ensure};
+use shardwright_plan::{KeepSpace, keep_network, limited};
+use shardwright_request::{PipelineChoice, RecomputeUnit, Request};
 use shardwright_search::{
     Control,
     format::{write_cfn, write_iopddl},
@@ -51,7 +51,15 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         // Nothing is searched: a time limit does not apply.
         let control = Control { deadline: None, ..inputs.control(find("exact")?, interrupt::flag()) };
         let problem = planner.problem(&control)?;
-        Ok(match inputs.constraints().memory {
+        let memory = inputs.constraints().memory;
+        if args.request.recompute_policy == RecomputeUnit::Ops {
+            let built = keep_network(problem, &KeepSpace::of(problem.context.graph), memory, &control)?;
+            return built.map(|built| built.network).context(
+                "--recompute-policy ops: the network of configs and recomputed ops is too large, or single ops choose (--untied); \
+                 plan solves it in parts",
+            );
+        }
+        Ok(match memory {
             Some(limit) => limited(problem, limit, &control)?,
             None => problem.network.clone(),
         })

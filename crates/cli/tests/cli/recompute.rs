@@ -70,6 +70,35 @@ fn a_plan_file_with_recomputation_is_simulated_explained_and_run() {
 }
 
 #[test]
+fn recomputed_ops_are_chosen_one_by_one_written_down_and_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json").display().to_string();
+    let free = plan(&["--recompute", "off", "--memory", "none"])["peak_memory_bytes"].as_u64().unwrap();
+    let limit = format!("{}B", free * 3 / 4);
+    let by = |policy: &str| plan(&["--memory", &limit, "--recompute-policy", policy, "-o", &file]);
+    let (blocks, ops) = (by("blocks"), by("ops"));
+    assert_eq!(ops["fits"], true);
+    let step = |plan: &serde_json::Value| plan["simulated"]["step_seconds"].as_f64().unwrap();
+    assert!(step(&ops) <= step(&blocks), "{} and {}", step(&ops), step(&blocks));
+    let simulated = json(&["simulate", &file, "--json"]);
+    assert_eq!(simulated["step_seconds"], ops["simulated"]["step_seconds"]);
+    let run = json(&["run", &file, "--steps", "2", "--json"]);
+    assert_eq!(run["agrees"], true, "{run}");
+}
+
+#[test]
+fn ops_that_cannot_be_chosen_are_refused() {
+    let ops = |more: &[&'static str], expected: &str| {
+        refused(&[&["plan", MODEL, "--recompute-policy", "ops"], more].concat(), expected);
+    };
+    ops(&["--recompute", "full"], "leave one of them out");
+    ops(&["--inference"], "no backward pass");
+    ops(&["--pipeline", "2", "--machine", "cpu:4"], "without a pipeline");
+    ops(&["--engine", "torch-compile"], "chooses what it recomputes");
+    refused(&["plan", MODEL, "--recompute-policy", "op"], "choose blocks or ops");
+}
+
+#[test]
 fn policies_that_name_no_op_are_refused() {
     refused(&["plan", MODEL, "--recompute", "ful"], "choose off, auto, selective or full");
     refused(&["plan", MODEL, "--inference", "--recompute", "full"], "--recompute full: no backward op");

@@ -18,6 +18,19 @@ pub(crate) enum HeldAs {
     Stored(Endpoint),
     /// The smaller of two endpoints'.
     Smaller([Endpoint; 2]),
+    /// The smallest of three endpoints'. A sum may run on partial results where clones leave it the only reader.
+    Smallest([Endpoint; 3]),
+}
+
+impl HeldAs {
+    /// The endpoints, the smallest of whose layouts counts.
+    pub fn ends(&self) -> &[Endpoint] {
+        match self {
+            Self::Stored(end) => std::slice::from_ref(end),
+            Self::Smaller(ends) => ends,
+            Self::Smallest(ends) => ends,
+        }
+    }
 }
 
 /// From one moment up to another one.
@@ -153,15 +166,14 @@ impl<'s, 'a> KeepCharges<'s, 'a> {
         if start < first {
             hold(HeldAs::Stored(source), start, first, false);
         }
-        let own_layout = |end: &Endpoint| {
-            !graph.node(end.op).op.operator().is_view() && transfers.partial_sums[end.op.index()].is_none()
-        };
-        let last = entry(end).filter(own_layout);
+        let last = entry(end).filter(|end| !graph.node(end.op).op.operator().is_view());
         if first < end || last.is_none() {
             hold(HeldAs::Smaller([source, first_end]), first, end, last.is_none());
         }
         if let Some(last) = last {
-            hold(HeldAs::Stored(last), end, end, true);
+            let sums = graph.node(last.op).op.operator().is_sum();
+            let held = if sums { HeldAs::Smallest([source, first_end, last]) } else { HeldAs::Stored(last) };
+            hold(held, end, end, true);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Price and memory of sets of recomputed ops, where every variable has one config: what local search asks thousands of times.
 
 use super::{
-    charges::{HeldAs, KeepCharge, KeepCharges, Span, other_charges},
+    charges::{KeepCharge, KeepCharges, Span, other_charges},
     costs::{FetchCase, FetchCases},
     space::{KeepSpace, Moment},
 };
@@ -25,8 +25,8 @@ pub struct KeepPrice {
     pub time: i64,
     /// Bytes that the network counts.
     pub peak: u64,
-    /// Where the peak is: the op that runs, or the original of the clone that runs.
-    pub peak_op: OpId,
+    /// Bytes above the limit, added up over all moments.
+    pub excess: u128,
 }
 
 /// Prices sets of recomputed ops.
@@ -114,6 +114,11 @@ impl<'p, 'a> KeepPricer<'p, 'a> {
         Ok(Some(pricer))
     }
 
+    /// The time of an op's clone, without its transfers.
+    pub fn clone_time(&self, op: OpId) -> i64 {
+        self.space.position(op).map_or(0, |at| self.again[at])
+    }
+
     fn size(&mut self, tensor: TensorId, end: &Endpoint) -> u64 {
         let context = &*self.problem.context;
         *self.sizes.entry((tensor, *end)).or_insert_with(|| {
@@ -123,8 +128,8 @@ impl<'p, 'a> KeepPricer<'p, 'a> {
         })
     }
 
-    /// The price of recomputing some ops, and views of them.
-    pub fn price(&mut self, recomputed: &[OpId]) -> KeepPrice {
+    /// The price of recomputing some ops, and views of them, under a limit of memory.
+    pub fn price(&mut self, recomputed: &[OpId], limit: u64) -> KeepPrice {
         let mut chosen = vec![false; self.space.ops.len()];
         for op in self.space.with_views(recomputed) {
             if let Some(at) = self.space.position(op) {
@@ -157,21 +162,18 @@ impl<'p, 'a> KeepPricer<'p, 'a> {
             self.charges.of(at, state, &mut charges);
         }
         for KeepCharge { tensor, held, span } in charges {
-            let bytes = match held {
-                HeldAs::Stored(end) => self.size(tensor, &end),
-                HeldAs::Smaller(ends) => ends.iter().map(|end| self.size(tensor, end)).min().unwrap_or(0),
-            };
+            let bytes = held.ends().iter().map(|end| self.size(tensor, end)).min().unwrap_or(0);
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
             changes[index(span.from)] += bytes;
             changes[index(span.to) + usize::from(span.inclusive)] -= bytes;
         }
-        let (mut sum, mut peak, mut peak_op) = (0i64, 0i64, OpId(0));
-        for (moment, change) in moments.iter().zip(&changes) {
+        let (mut sum, mut peak, mut excess) = (0i64, 0u64, 0u128);
+        for change in &changes {
             sum += change;
-            if sum > peak {
-                (peak, peak_op) = (sum, moment.op);
-            }
+            let held = u64::try_from(sum).unwrap_or(0);
+            peak = peak.max(held);
+            excess += u128::from(held.saturating_sub(limit));
         }
-        KeepPrice { time, peak: u64::try_from(peak).unwrap_or(0), peak_op }
+        KeepPrice { time, peak, excess }
     }
 }

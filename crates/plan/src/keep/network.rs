@@ -5,7 +5,7 @@
 //! Copies of weights and data that only clones read are left out, so the network counts at most what the step holds.
 
 use super::{
-    charges::{HeldAs, KeepCharge, KeepCharges, Span, other_charges},
+    charges::{KeepCharge, KeepCharges, Span, other_charges},
     costs::{FetchCase, FetchCases},
     space::{KeepSpace, KeepState, Moment},
 };
@@ -351,14 +351,7 @@ impl Builder<'_, '_> {
             }
             for (KeepCharge { tensor, held, span }, having) in by_charge {
                 let gate = Gate { at, having: &having };
-                match held {
-                    HeldAs::Stored(end) => {
-                        self.hold(&mut memory, Some(gate), tensor, &[end], interval(&span))
-                    }
-                    HeldAs::Smaller(ends) => {
-                        self.hold(&mut memory, Some(gate), tensor, &ends, interval(&span))
-                    }
-                }
+                self.hold(&mut memory, Some(gate), tensor, held.ends(), interval(&span));
             }
         }
         let whole = Layout::replicated(context.mesh().len());

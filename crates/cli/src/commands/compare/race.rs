@@ -5,7 +5,7 @@ use crate::progress::ProgressLine;
 use shardwright_machine::{Bytes, show_bytes};
 use shardwright_plan::{Constraints, PlanError, optcnn_bytes};
 use shardwright_report::{MemoryLimitRow, Row, mark_front};
-use shardwright_request::{Inputs, WallClock};
+use shardwright_request::{Inputs, RecomputeUnit, WallClock};
 use shardwright_search::Control;
 use shardwright_sim::simulate_step;
 use shardwright_strategies::{
@@ -118,7 +118,7 @@ impl<'r> Race<'r> {
                 objective: Some(plan.objective),
                 proved_optimal: plan.proved_optimal,
                 micro_batches: Some(plan.micro_batches),
-                recompute: Some(step.variant.recompute.name()),
+                recompute: Some(step.policy),
                 ..row
             },
             Err(VariantError { error, .. }) => Row { failure: Some(error.to_string()), ..row },
@@ -156,7 +156,7 @@ impl<'r> Race<'r> {
         let control = self.control(strategy);
         let mut row = Row { solver: strategy.name(), ..Row::default() };
         row.micro_batches = Some(self.step.variant.micro_batches.get());
-        row.recompute = Some(self.step.variant.recompute.name());
+        row.recompute = Some(self.step.policy);
         // A strategy that does not search within the limit is shown with its memory, whether it fits or not.
         let limit = constraints.memory;
         let memory = limit.filter(|_| strategy.searches_within_memory());
@@ -208,7 +208,9 @@ fn share(plans: &mut [MemoryLimitRow]) {
 
 /// The parts of a planner that all variants share.
 pub fn variant_inputs(inputs: &Inputs) -> VariantInputs<'_> {
-    VariantInputs { machine: &inputs.machine, costs: inputs.costs.as_ref(), untied: inputs.request.untied }
+    let Inputs { machine, costs, request, .. } = inputs;
+    let recompute_ops = request.recompute_policy == RecomputeUnit::Ops;
+    VariantInputs { machine, costs: costs.as_ref(), untied: request.untied, recompute_ops }
 }
 
 fn devices(inputs: &Inputs) -> String {
