@@ -74,7 +74,7 @@ pub(crate) fn plan_ops<'g>(
         Err(_) => return blocks,
     };
     let mut best = blocks;
-    let mut proved: Option<i64> = None;
+    let mut proved: Option<NetworkBound> = None;
     // Fewer micro-batches hold more, which recomputed ops may make up for.
     let at = counts.partition_point(|count| *count < chosen.micro_batches);
     for &micro_batches in counts[..=at.min(counts.len() - 1)].iter().rev().take(2) {
@@ -107,11 +107,13 @@ pub(crate) fn plan_ops<'g>(
                 computing.min(step_lower_bound(&context, constraints.spmd).map_err(StrategyError::from)?);
         }
         let plan = &mut found.answer.plan;
-        // A plan below the bound is outside of the searched space, on other axes.
-        let inside =
-            |bound: &i64| plan.space.coarse.is_none() && !plan.space.untied && *bound <= plan.objective;
+        // A plan on other axes, or one below the bound, is outside of the searched space.
+        let mesh = &found.answer.mesh;
+        let inside = |known: &NetworkBound| {
+            plan.space.coarse.is_none() && known.mesh == *mesh && known.bound <= plan.objective
+        };
         match proved.filter(inside) {
-            Some(bound) => {
+            Some(NetworkBound { bound, .. }) => {
                 plan.lower_bound = bound;
                 plan.gap = shardwright_search::gap(plan.objective, bound);
                 plan.proved_optimal = plan.objective <= bound;
@@ -121,6 +123,12 @@ pub(crate) fn plan_ops<'g>(
         lower_bounds(plan, i64::MAX, computing as f64 / 1e12);
     }
     best
+}
+
+/// A lower bound on all configs per layer with all sets of recomputed ops, on a mesh.
+struct NetworkBound {
+    mesh: Mesh,
+    bound: i64,
 }
 
 struct OpsSearch<'s> {
@@ -138,7 +146,7 @@ impl OpsSearch<'_> {
         &self,
         step: &VariantGraph<'_>,
         first: Option<&VariantAnswer<'_>>,
-    ) -> Result<(Option<(PlanAnswer, Graph)>, Option<i64>), StrategyError> {
+    ) -> Result<(Option<(PlanAnswer, Graph)>, Option<NetworkBound>), StrategyError> {
         let graph: &Graph = &step.graph;
         let planner = self.inputs.planner(graph);
         let space = KeepSpace::of(graph);
@@ -150,14 +158,23 @@ impl OpsSearch<'_> {
         {
             (found, bound) = self.joint(&planner, &space)?;
         }
-        for (mesh, assignment) in self.configs(&planner, graph, first)? {
+        // A plan that keeps everything at once needs no other set for its configs.
+        let kept = first.is_some_and(|own| {
+            own.step.graph.ops.len() == graph.ops.len()
+                && own.step.variant.micro_batches == graph.micro_batches
+        });
+        let configs = if kept { Vec::new() } else { self.configs(&planner, graph, first)? };
+        for (mesh, assignment) in configs {
             found.extend(self.cheapest(&planner, &space, &mesh, &assignment)?);
         }
         let Some(best) = found.into_iter().min_by_key(|own| own.objective) else { return Ok((None, bound)) };
         let graph = with_clones(graph, &space, &best.recomputed)?;
         let planner = self.inputs.planner(&graph);
         let given = Given { strategy: self.strategy, mesh: &best.mesh, assignment: &best.assignment };
-        let mut answer = plan(&planner, &given, self.constraints, self.control)?;
+        let mut answer = match plan(&planner, &given, self.constraints, self.control) {
+            Err(StrategyError::Plan(error)) if error.is_without_answer() => return Ok((None, bound)),
+            answer => answer?,
+        };
         if !self.control.is_over()
             && let Ok(other) = plan(&planner, self.strategy, self.constraints, self.control)
             && other.plan.simulated.step_seconds < answer.plan.simulated.step_seconds
@@ -181,7 +198,7 @@ impl OpsSearch<'_> {
         &self,
         planner: &Planner<'_>,
         space: &KeepSpace,
-    ) -> Result<(Vec<OpsAnswer>, Option<i64>), StrategyError> {
+    ) -> Result<(Vec<OpsAnswer>, Option<NetworkBound>), StrategyError> {
         let limits = self.control.share(2);
         let problem = match planner.problem(&limits) {
             Err(PlanError::Stopped(_)) => return Ok((Vec::new(), None)),
@@ -198,7 +215,10 @@ impl OpsSearch<'_> {
         for _ in 0..TIGHTER_LIMITS {
             let network = built.network.with_usage_limit(Some(i64::try_from(within).unwrap_or(i64::MAX)));
             let outcome = Exact.solve(&network, &limits.share(2));
-            bound = bound.or(Some(outcome.bound));
+            // Kernels that an engine fuses differ with clones, so the network's prices bound nothing.
+            if bound.is_none() && problem.context.engine().is_none() {
+                bound = Some(NetworkBound { mesh: problem.context.mesh().clone(), bound: outcome.bound });
+            }
             let Some(choice) = outcome.choice else { break };
             let solution = built.solution(&choice);
             let assignment = problem.assignment(&solution.choices);

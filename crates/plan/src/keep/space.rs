@@ -95,7 +95,7 @@ impl KeepSpace {
             let first = later.clone().min().copied();
             let direct = first.zip(later.max().copied()).map(|(a, b)| (Moment::of(a), Moment::of(b)));
             let is_view = node.op.operator().is_view();
-            let shown = graph.tensor(node.inputs[0]).producer.filter(|_| is_view);
+            let shown = node.inputs.first().and_then(|&t| graph.tensor(t).producer).filter(|_| is_view);
             let shows = shown.and_then(|made| at[made.index()]);
             let recomputable = !is_view || shows.is_some_and(|made| ops[made as usize].recomputable);
             at[op.index()] = Some(ops.len() as u32);
