@@ -69,7 +69,7 @@ impl<'p, 'a> KeepPricer<'p, 'a> {
             })
         };
         let own = |op: OpId| {
-            let time = times.compute(op, config(op)) + times.halo(context.resharder.comm(), op, config(op));
+            let time = times.compute(op, config(op)) + times.exchange(&context.resharder, op, config(op));
             i64::from(graph.runs(op)) * time
         };
         let mut pricer = Self {

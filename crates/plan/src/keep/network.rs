@@ -160,7 +160,7 @@ impl Builder<'_, '_> {
             let mut costs = Vec::with_capacity(self.choices(variable));
             for choice in self.problem.choices[variable].iter() {
                 let of = |op: OpId, config| {
-                    let time = times.compute(op, config) + times.halo(context.resharder.comm(), op, config);
+                    let time = times.compute(op, config) + times.exchange(&context.resharder, op, config);
                     i64::from(context.graph.runs(op)) * time
                 };
                 let all: i64 =
