@@ -122,7 +122,7 @@ impl Inputs {
             );
         }
         anyhow::ensure!(
-            !self.keeps_passes(),
+            !self.spmd,
             "--recompute-policy ops: a program of an engine keeps its own recomputation; leave the option out"
         );
         anyhow::ensure!(
