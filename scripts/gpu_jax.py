@@ -5,7 +5,11 @@ The whole step, with the optimizer, is one jitted function whose state is donate
 
 from __future__ import annotations
 
+import glob
+import gzip
+import json
 import statistics
+import tempfile
 import time
 
 import jax
@@ -286,7 +290,38 @@ def measure(case, once=False, device="cuda"):
         result["allocated"] = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + max(
             0, sizes.output_size_in_bytes - sizes.alias_size_in_bytes)
         result["temporary"] = sizes.temp_size_in_bytes
+    if device == "cuda":
+        result["in_use"] = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+        def once_more():
+            nonlocal state
+            state, value = compiled(state, *inputs)
+            value.block_until_ready()
+
+        result["profile"] = kernels(once_more)
     return result
+
+
+def kernels(step, limit=60):
+    """The kernels of a step by the profiler's trace: name, number of launches, microseconds; the slowest first."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            step()
+        found = glob.glob(folder + "/**/*.trace.json.gz", recursive=True)
+        if not found:
+            return None
+        with gzip.open(found[0]) as text:
+            events = json.load(text)["traceEvents"]
+    devices = {e["pid"] for e in events if e.get("name") == "process_name" and "GPU" in str(e.get("args"))}
+    streams = {(e["pid"], e["tid"]) for e in events if e.get("name") == "thread_name" and "Stream" in str(e.get("args"))}
+    table = {}
+    for event in events:
+        place = event.get("pid"), event.get("tid")
+        if event.get("ph") == "X" and place[0] in devices and (not streams or place in streams):
+            count, total = table.get(event["name"], (0, 0.0))
+            table[event["name"]] = (count + 1, total + event.get("dur", 0.0))
+    rows = sorted(((name[:120], count, round(total, 1)) for name, (count, total) in table.items()), key=lambda r: -r[2])
+    return {"kernels": sum(r[1] for r in rows), "busy_ms": sum(r[2] for r in rows) / 1e3, "rows": rows[:limit]}
 
 
 def release():

@@ -40,11 +40,12 @@ class Attention(nn.Module):
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-    def forward(self, x, tables=None):
+    def forward(self, x, tables=None, memory=None):
         n, s, _ = x.shape
+        memory = x if memory is None else memory
         q = self.q(x).view(n, s, self.heads, self.size)
-        k = self.k(x).view(n, s, self.kv_heads, self.size)
-        v = self.v(x).view(n, s, self.kv_heads, self.size)
+        k = self.k(memory).view(n, s, self.kv_heads, self.size)
+        v = self.v(memory).view(n, s, self.kv_heads, self.size)
         if tables is not None:
             q, k = self.turn(q, tables), self.turn(k, tables)
         y = F.scaled_dot_product_attention(
@@ -268,7 +269,7 @@ class Dlrm(nn.Module):
     def __init__(self, o, wide):
         super().__init__()
         self.count, self.rows = int(o.get("tables", 8)), int(o.get("rows", 1_000_000))
-        dim = 64
+        dim = int(o.get("dim", 64))
         layer = lambda a, b: nn.Sequential(nn.Linear(a, b), nn.ReLU())
         self.bottom = nn.Sequential(layer(64, 512), layer(512, 512), layer(512, dim))
         self.tables = nn.ModuleList(nn.Embedding(self.rows, dim) for _ in range(self.count))
@@ -285,9 +286,187 @@ class Dlrm(nn.Module):
         return F.binary_cross_entropy_with_logits(y, labels.to(y.dtype))
 
 
+class Transformer(nn.Module):
+    """Encoder and decoder with norms after the residuals, and one table for source, target and logits."""
+
+    def __init__(self, o, wide):
+        super().__init__()
+        layers, hidden, heads = (int(o.get(k, d)) for k, d in [("layers", 6), ("hidden", 512), ("heads", 8)])
+        inner, self.vocab, self.seq = int(o.get("ffn", 2048)), int(o.get("vocab", 37000)), int(o.get("seq", 256))
+        rate, self.wide, self.scale = float(o.get("dropout", 0.1)), wide, hidden**0.5
+        self.table = nn.Embedding(self.vocab, hidden)
+        nn.init.normal_(self.table.weight, std=hidden**-0.5)
+        self.register_buffer("position", torch.randn(self.seq, hidden))
+        self.drop = nn.Dropout(rate)
+
+        def block(cross):
+            parts = {"attn": Attention(hidden, heads, heads, True, cross, rate), "norm1": nn.LayerNorm(hidden),
+                     "mlp": Mlp(hidden, inner, nn.ReLU()), "norm3": nn.LayerNorm(hidden)}
+            if cross:
+                parts |= {"cross": Attention(hidden, heads, heads, True, False, rate), "norm2": nn.LayerNorm(hidden)}
+            return nn.ModuleDict(parts)
+
+        self.encoder = nn.ModuleList(block(False) for _ in range(layers))
+        self.decoder = nn.ModuleList(block(True) for _ in range(layers))
+        self.encoder_norm, self.decoder_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+
+    def inputs(self, batch, device):
+        return [torch.randint(0, self.vocab, (batch, self.seq), device=device) for _ in range(3)]
+
+    def forward(self, source, target, labels):
+        embed = lambda ids: self.drop(self.table(ids) * self.scale + self.position)
+        x = embed(source)
+        for block in self.encoder:
+            x = block["norm1"](x + self.drop(block["attn"](x)))
+            x = block["norm3"](x + self.drop(block["mlp"](x)))
+        memory, x = self.encoder_norm(x), embed(target)
+        for block in self.decoder:
+            x = block["norm1"](x + self.drop(block["attn"](x)))
+            x = block["norm2"](x + self.drop(block["cross"](x, memory=memory)))
+            x = block["norm3"](x + self.drop(block["mlp"](x)))
+        return loss_of(F.linear(self.decoder_norm(x), self.table.weight), labels, self.wide)
+
+
+class Experts(nn.Module):
+    """Tokens sent to the slots of their experts by index, and back."""
+
+    def __init__(self, hidden, inner, experts, top_k, capacity):
+        super().__init__()
+        self.experts, self.top_k, self.capacity = experts, top_k, capacity
+        self.router = nn.Linear(hidden, experts, bias=False)
+        weight = lambda a, b: nn.Parameter(0.02 * torch.randn(experts, a, b))
+        self.gate, self.up, self.down = weight(hidden, inner), weight(hidden, inner), weight(inner, hidden)
+
+    def forward(self, x):
+        n, s, c = x.shape
+        weight, chosen = self.router(x).float().topk(self.top_k, -1)
+        weight = weight.softmax(-1).to(x.dtype)
+        slots = min(s, max(1, -int(-self.capacity * self.top_k * s // self.experts)))
+        flat = chosen.flatten(1)
+        order = F.one_hot(flat, self.experts).cumsum(1).gather(2, flat[..., None])[..., 0] - 1
+        kept = order < slots
+        # The last slot takes what has no place.
+        at = torch.where(kept, flat * slots + order, self.experts * slots)
+        token = torch.arange(s, device=x.device).repeat_interleave(self.top_k).expand(n, -1)
+        source = torch.full((n, self.experts * slots + 1), s, device=x.device).scatter(1, at, token)[:, :-1]
+        rows = torch.cat([x, x.new_zeros(n, 1, c)], 1)
+        work = rows.gather(1, source[..., None].expand(-1, -1, c)).view(n, self.experts, slots, c)
+        work = work.transpose(0, 1).reshape(self.experts, n * slots, c)
+        done = torch.bmm(F.silu(torch.bmm(work, self.gate)) * torch.bmm(work, self.up), self.down)
+        done = done.view(self.experts, n, slots, c).transpose(0, 1).reshape(n, -1, c)
+        done = torch.cat([done, done.new_zeros(n, 1, c)], 1)
+        back = done.gather(1, at[..., None].expand(-1, -1, c)).view(n, s, self.top_k, c)
+        return (back * weight[..., None]).sum(2)
+
+
+class Moe(Llama):
+    def __init__(self, o, wide):
+        defaults = {"layers": "12", "hidden": "768", "heads": "12", "kv_heads": "4", "ffn": "2048", "vocab": "32000", "seq": "1024",
+                    "tied": "no"}
+        o = {**defaults, **o}
+        super().__init__({**o, "ffn": "1"}, wide)
+        for block in self.blocks:
+            block["mlp"] = Experts(int(o["hidden"]), int(o["ffn"]), int(o.get("experts", 8)), int(o.get("top_k", 2)),
+                                   float(o.get("capacity", 1.25)))
+
+
+class Rnnlm(nn.Module):
+    def __init__(self, o, wide):
+        super().__init__()
+        layers, hidden = int(o.get("layers", 2)), int(o.get("hidden", 2048))
+        self.vocab, self.seq, self.wide = int(o.get("vocab", 100_000)), int(o.get("seq", 40)), wide
+        self.embedding, self.lstm = nn.Embedding(self.vocab, hidden), nn.LSTM(hidden, hidden, layers)
+        self.logits = nn.Linear(hidden, self.vocab)
+
+    def inputs(self, batch, device):
+        return [torch.randint(0, self.vocab, (self.seq, batch), device=device) for _ in range(2)]
+
+    def forward(self, tokens, labels):
+        return loss_of(self.logits(self.lstm(self.embedding(tokens))[0]), labels, self.wide)
+
+
+def alexnet(o, wide):
+    layers, c = [], 3
+    for width, k, stride, pad, pooled in [(64, 11, 4, 2, 1), (192, 5, 1, 2, 1), (384, 3, 1, 1, 0), (256, 3, 1, 1, 0), (256, 3, 1, 1, 1)]:
+        layers += [nn.Conv2d(c, width, k, stride, pad), nn.ReLU(inplace=True)] + [nn.MaxPool2d(3, 2)] * pooled
+        c = width
+    rate = float(o.get("dropout", 0.5))
+    fc = [nn.Dropout(rate), nn.Linear(9216, 4096), nn.ReLU(inplace=True), nn.Dropout(rate), nn.Linear(4096, 4096),
+          nn.ReLU(inplace=True), nn.Linear(4096, 1000)]
+    return Images(nn.Sequential(*layers), nn.Sequential(*fc), wide)
+
+
+class DenseLayer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.norm1, self.conv1 = nn.BatchNorm2d(c), nn.Conv2d(c, 128, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(128), nn.Conv2d(128, 32, 3, padding=1, bias=False)
+
+    def forward(self, x):
+        y = self.conv1(F.relu(self.norm1(x), inplace=True))
+        return torch.cat([x, self.conv2(F.relu(self.norm2(y), inplace=True))], 1)
+
+
+def densenet(o, wide):
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    c, blocks = 64, [6, 12, 24, 16]
+    for block, count in enumerate(blocks):
+        for _ in range(count):
+            layers.append(DenseLayer(c))
+            c += 32
+        if block + 1 < len(blocks):
+            layers += [nn.BatchNorm2d(c), nn.ReLU(inplace=True), nn.Conv2d(c, c // 2, 1, bias=False), nn.AvgPool2d(2)]
+            c //= 2
+    layers += [nn.BatchNorm2d(c), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1)]
+    return Images(nn.Sequential(*layers), nn.Linear(c, 1000), wide)
+
+
+def torchvision(o, wide):
+    import torchvision.models
+
+    return Images(getattr(torchvision.models, o["name"])(weights=None), nn.Identity(), wide)
+
+
+class Unet(nn.Module):
+    """Pairs of convolutions with batch norm, down four levels and up again, with a class per pixel."""
+
+    def __init__(self, o, wide):
+        super().__init__()
+        self.wide, self.size, self.classes = wide, int(o.get("image", 256)), 21
+        widths = [int(o.get("width", 64)) << i for i in range(5)]
+
+        def pair(a, b):
+            unit = lambda a, b: [nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True)]
+            return nn.Sequential(*unit(a, b), *unit(b, b))
+
+        self.down = nn.ModuleList(pair(a, b) for a, b in zip([3, *widths], widths))
+        self.wider = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(widths, widths[1:]))
+        self.up = nn.ModuleList(pair(2 * a, a) for a in widths[:-1])
+        self.logits = nn.Conv2d(widths[0], self.classes, 1)
+
+    def inputs(self, batch, device):
+        dtype = next(self.parameters()).dtype
+        x = torch.randn(batch, 3, self.size, self.size, device=device, dtype=dtype)
+        return [x, torch.randint(0, self.classes, (batch, self.size, self.size), device=device)]
+
+    def body(self, x):
+        kept = []
+        for level, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if level else x)
+            kept.append(x)
+        for level in reversed(range(len(self.up))):
+            x = self.up[level](torch.cat([kept[level], self.wider[level](x)], 1))
+        return self.logits(x)
+
+    def forward(self, x, labels):
+        return F.cross_entropy(self.body(x), labels)
+
+
 VITS = {"vit-b16": (12, 768, 12, 16), "vit-l16": (24, 1024, 16, 16)}
-FAMILIES = {"gpt": Gpt, "llama": Llama, "bert": Bert, "vgg16": vgg16, "resnet101": resnet, "mlp": MlpModel, "dlrm": Dlrm}
-TRANSFORMERS = {"gpt", "llama", "bert", *VITS}
+FAMILIES = {"gpt": Gpt, "llama": Llama, "bert": Bert, "vgg16": vgg16, "resnet101": resnet, "mlp": MlpModel, "dlrm": Dlrm,
+            "transformer": Transformer, "moe": Moe, "rnnlm": Rnnlm, "alexnet": alexnet, "densenet121": densenet,
+            "torchvision": torchvision, "unet": Unet}
+TRANSFORMERS = {"gpt", "llama", "bert", "transformer", "moe", *VITS}
 
 
 def build(spec: str, precision: str, device: str) -> nn.Module:
@@ -336,7 +515,7 @@ class Step:
                 m.grad = None
 
 
-def kernels(step, limit=40):
+def kernels(step, limit=60):
     """The kernels of a step: name, number of launches, microseconds; the slowest first."""
     from torch.profiler import ProfilerActivity, profile
 
