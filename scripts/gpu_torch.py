@@ -462,7 +462,7 @@ class Unet(nn.Module):
         return F.cross_entropy(self.body(x), labels)
 
 
-VITS = {"vit-b16": (12, 768, 12, 16), "vit-l16": (24, 1024, 16, 16)}
+VITS = {"vit-b16": (12, 768, 12, 16), "vit-l16": (24, 1024, 16, 16), "vit-h14": (32, 1280, 16, 14)}
 FAMILIES = {"gpt": Gpt, "llama": Llama, "bert": Bert, "vgg16": vgg16, "resnet101": resnet, "mlp": MlpModel, "dlrm": Dlrm,
             "transformer": Transformer, "moe": Moe, "rnnlm": Rnnlm, "alexnet": alexnet, "densenet121": densenet,
             "torchvision": torchvision, "unet": Unet}
@@ -475,6 +475,26 @@ def build(spec: str, precision: str, device: str) -> nn.Module:
     with torch.device(device):
         model = Vit(o, wide, *VITS[name]) if name in VITS else FAMILIES[name](o, wide)
     return model.to(torch.float32 if precision in ("f32", "tf32") else torch.bfloat16).train()
+
+
+class Forward(nn.Module):
+    """A model of images without its loss."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        y = self.model.body(x)
+        return self.model.classifier(y.flatten(1)) if hasattr(self.model, "classifier") else y
+
+
+def export(spec, precision, path):
+    """Writes the forward pass as ONNX, with batch norms in training mode and any batch."""
+    model = build(spec, precision, "cpu")
+    x = model.inputs(2, "cpu")[0]
+    torch.onnx.export(Forward(model).train(), (x,), path, training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
+                      dynamo=True, dynamic_shapes={"x": {0: torch.export.Dim("batch")}}, external_data=False, optimize=False)
 
 
 class Step:

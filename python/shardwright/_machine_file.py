@@ -47,6 +47,10 @@ class Measurements:
     #: Whether computation and communication overlap on a device.
     overlap: bool
     collectives: list[Times] = field(default_factory=list)
+    #: flop/s of large matrix products in other formats, by the names of machine files.
+    narrow: dict[str, float] = field(default_factory=dict)
+    #: Bytes of memory of a device, where they are a limit.
+    memory: int | None = None
 
     def to_toml(self) -> str:
         """The machine file."""
@@ -68,10 +72,10 @@ class Measurements:
             'topology = "switch"',
             "[device]",
             f'name = "{self.name}"',
-            'memory = "4 GiB"',
-            "memory_limit = false",
+            *(['memory = "4 GiB"', "memory_limit = false"] if self.memory is None else [f'memory = "{self.memory} B"']),
             f'memory_bandwidth = "{self.copies / 1e9:.4g} GB/s"',
             f'peak.f32 = "{self.products / _SHARE_OF_PEAK / 1e9:.4g} GFLOP/s"',
+            *(f'peak.{kind} = "{rate / _SHARE_OF_PEAK / 1e9:.4g} GFLOP/s"' for kind, rate in self.narrow.items()),
             f'launch_overhead = "{self.start * 1e6:.4g} us"',
         ]
         if not self.overlap:

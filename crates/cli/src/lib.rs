@@ -9,6 +9,7 @@ mod commands;
 mod documents;
 mod files;
 mod interrupt;
+mod learn;
 mod lowered_plan;
 mod processes;
 mod progress;

@@ -152,6 +152,8 @@ struct Profile {
     rows: [[Affine; CHOICES]; PATTERNS],
     /// Measured times, which replace the model.
     measured: Vec<(Collective, CollectiveMeasurement)>,
+    /// How many times as long collectives take inside of steps.
+    slowdown: Vec<(Collective, f64)>,
 }
 
 impl Profile {
@@ -206,15 +208,23 @@ impl Profile {
         ];
         rows[Pattern::Halo as usize][0] = line(Algorithm::Direct, farthest, ring);
         let measured = if absent.is_empty() { measured(machine, axes) } else { Vec::new() };
-        Profile { members: crossings.members, rows, measured }
+        let slowdown = &machine.spec().slowdown;
+        let slowdown = slowdown.iter().map(|(&kind, &factor)| (kind.into(), factor)).collect();
+        Profile { members: crossings.members, rows, measured, slowdown }
     }
 
     /// The measured time, or that of the cheapest algorithm, earlier ones winning ties.
     fn time(&self, kind: Collective, bytes: Bytes) -> (Algorithm, f64) {
-        match self.measured.iter().find(|(measured, _)| *measured == kind) {
+        let (algorithm, seconds) = match self.measured.iter().find(|(measured, _)| *measured == kind) {
             Some((_, measured)) => (Algorithm::Direct, measured.at(bytes).0),
             None => self.best(kind.pattern(), bytes.0 as f64),
-        }
+        };
+        (algorithm, seconds * self.slowdown(kind))
+    }
+
+    /// How many times as long as modelled a collective takes inside of steps.
+    fn slowdown(&self, kind: Collective) -> f64 {
+        self.slowdown.iter().find(|(slowed, _)| *slowed == kind).map_or(1.0, |(_, factor)| *factor)
     }
 
     fn best(&self, pattern: Pattern, bytes: f64) -> (Algorithm, f64) {
@@ -368,7 +378,7 @@ impl Comm {
         self.with(axes, AxisSet::EMPTY, |profile| {
             let rows = profile.rows[collective.pattern() as usize];
             let line = rows.iter().find(|line| line.algorithm == algorithm && line.alpha.is_finite())?;
-            Some(Seconds(line.alpha + line.beta * bytes.0 as f64))
+            Some(Seconds((line.alpha + line.beta * bytes.0 as f64) * profile.slowdown(collective)))
         })
     }
 
@@ -383,7 +393,9 @@ impl Comm {
             let measured = profile.measured.iter().any(|(kind, _)| *kind == Collective::Permute);
             Seconds(match measured {
                 true => profile.time(Collective::Permute, bytes).1,
-                false => profile.best(Pattern::Halo, bytes.0 as f64).1,
+                false => {
+                    profile.best(Pattern::Halo, bytes.0 as f64).1 * profile.slowdown(Collective::Permute)
+                }
             })
         })
     }

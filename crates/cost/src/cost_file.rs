@@ -2,9 +2,10 @@
 //!
 //! The file has a table per workload class, element type and mode of the matrix units. A row is the workload's sizes and the time in nanoseconds.
 //! If several devices were measured at once, the key `paces` holds their speed trace: rows of microseconds and of one
-//! number per device, its time in thousandths of the average. Everything in the file is checked.
+//! number per device, its time in thousandths of the average. The key `run` holds factors learned from a run's trace. Everything in
+//! the file is checked.
 
-use crate::speed_trace::SpeedTrace;
+use crate::{learned::LearnedRun, speed_trace::SpeedTrace};
 use serde::{Deserialize, Serialize};
 use shardwright_graph::{DType, Workload};
 use shardwright_machine::Seconds;
@@ -52,6 +53,9 @@ pub enum CostFileError {
     /// An invalid speed trace.
     #[error("paces: {0}")]
     SpeedTrace(String),
+    /// Invalid factors of a run.
+    #[error("run: {0}")]
+    Run(String),
 }
 
 /// A table as written in the file.
@@ -113,6 +117,8 @@ struct FileText {
     method: String,
     #[serde(default, rename = "paces")]
     speed_trace: Option<Vec<Vec<u64>>>,
+    #[serde(default)]
+    run: Option<LearnedRun>,
     tables: Vec<TableText>,
 }
 
@@ -240,6 +246,8 @@ pub struct CostFile {
     pub method: String,
     /// Speed variation between devices, if several were measured at once.
     pub speed_trace: Option<SpeedTrace>,
+    /// Factors learned from a run's trace. They are of one model.
+    pub run: Option<LearnedRun>,
     tables: Vec<CostTable>,
 }
 
@@ -265,8 +273,12 @@ impl CostFile {
         }
         let trace = text.speed_trace.map(SpeedTrace::from_rows).transpose();
         let speed_trace = trace.map_err(CostFileError::SpeedTrace)?;
+        if let Some(run) = &text.run {
+            run.check().map_err(CostFileError::Run)?;
+        }
         Ok(Self {
             speed_trace,
+            run: text.run,
             ..Self::new([text.device, text.date, text.source, text.method], text.tables)?
         })
     }
@@ -296,7 +308,7 @@ impl CostFile {
                 Err((place, reason)) => return fail(place, reason),
             }
         }
-        Ok(Self { device, date, source, method, speed_trace: None, tables: checked })
+        Ok(Self { device, date, source, method, speed_trace: None, run: None, tables: checked })
     }
 
     /// Another file's tables with these rows added. Where both have the same sizes, these replace the old ones.
@@ -344,6 +356,9 @@ impl CostFile {
         };
         if let Some(trace) = &self.speed_trace {
             out += &format!("\"paces\": [\n{}],\n", lines(trace.rows().collect()));
+        }
+        if let Some(run) = &self.run {
+            out += &format!("\"run\": {},\n", serde_json::to_string(run).unwrap_or_default());
         }
         out += "\"tables\": [\n";
         for (i, table) in self.tables.iter().enumerate() {

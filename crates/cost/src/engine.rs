@@ -29,10 +29,15 @@ pub struct Engine {
     /// The share of memory bandwidth that fused kernels reach.
     pub share: f64,
     /// The same for kernels with an op of a class, where it differs. `class.outer`: where the kernel reduces over leading
-    /// dimensions. `class.16bit` and `class.outer.16bit`: where its tensors are 16-bit floats.
+    /// dimensions. `class.wide`: where it reduces over more than [`WIDE`] trailing elements. `class.16bit`, `class.outer.16bit` and
+    /// `class.wide.16bit`: where its tensors are 16-bit floats.
     #[serde(default)]
     pub shares: BTreeMap<String, f64>,
-    /// Classes whose ops of all tensors run in one kernel, with their share of memory bandwidth: the optimizer's.
+    /// How much faster the calls of a library are whose largest tensor fits the cache, in MiB and as a factor: they read it twice.
+    #[serde(default)]
+    pub cached: Option<CachedCalls>,
+    /// Classes whose ops of all tensors run in one kernel, with their share of memory bandwidth: the optimizer's. `class.16bit`: where
+    /// they are 16-bit floats.
     #[serde(default)]
     pub batched: BTreeMap<String, f64>,
     /// What differs in steps with f32 master weights.
@@ -41,15 +46,29 @@ pub struct Engine {
     /// How much longer products and attention take inside of steps than alone: the device slows down under its power limit.
     #[serde(default = "one")]
     pub product_slowdown: f64,
+    /// The same for products of f32 on vector units, which the power limit does not touch.
+    #[serde(default = "one")]
+    pub single_slowdown: f64,
     /// Whether a product adds a bias to its result at no cost.
     #[serde(default)]
     pub bias_epilogue: bool,
     /// Whether 16-bit products with unaligned sizes are padded first: they run at the rate of aligned ones, after a copy.
     #[serde(default)]
     pub pads_products: bool,
+    /// How many times as long 16-bit products with unaligned sizes take as aligned ones, where they are neither padded nor run by the
+    /// matrix library.
+    #[serde(default)]
+    pub unaligned_slowdown: Option<f64>,
     /// Whether convolutions run in the memory format `channels_last`.
     #[serde(default)]
     pub channels_last: bool,
+    /// Whether a step keeps contiguous tensors if one of its convolutions suffers from `channels_last`: one of groups, or one that
+    /// halves the channels or more with a kernel larger than one.
+    #[serde(default)]
+    pub contiguous_if_narrowing: bool,
+    /// Classes whose f32 ops run in TF32 like convolutions.
+    #[serde(default)]
+    pub tf32_classes: BTreeSet<String>,
     /// Whether f32 products run in TF32 unless asked otherwise. Convolutions always do.
     #[serde(default)]
     pub tf32_products: bool,
@@ -82,6 +101,13 @@ pub struct Engine {
     /// Copies of an op's results that the engine holds beside them while the op runs, by class.
     #[serde(default)]
     pub copies: BTreeMap<String, u64>,
+    /// Element-wise functions of which the backward pass keeps one tensor more than it needs, by the readers and writers between
+    /// which they stand: `products` (the derivative needs the operand), `convolutions` (it follows one).
+    #[serde(default)]
+    pub saves: BTreeSet<String>,
+    /// Memory of the device that is no part of a plan's peak.
+    #[serde(default)]
+    pub reserves: Reserves,
     /// Classes whose result takes the place of the operand, unless the engine pads it.
     #[serde(default)]
     pub reuses: BTreeSet<String>,
@@ -100,7 +126,48 @@ pub struct MixedRules {
     /// Copies of results.
     #[serde(default)]
     pub copies: BTreeMap<String, u64>,
+    /// Kernels per weight that widen its gradient.
+    #[serde(default)]
+    pub kernels_per_weight: u32,
 }
+
+/// Calls whose largest tensor fits the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CachedCalls {
+    /// The largest tensor, in MiB.
+    pub mib: u64,
+    /// How many times as fast they are.
+    pub gain: f64,
+}
+
+/// Memory of a device that an engine takes beside a plan's tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reserves {
+    /// The context of the driver with its loaded kernels, in MiB.
+    #[serde(default)]
+    pub context_mib: u64,
+    /// Buffers of the collectives' library, in MiB.
+    #[serde(default)]
+    pub collectives_mib: u64,
+    /// What the allocator holds beyond the tensors, as a share of them: rounded sizes and fragments.
+    #[serde(default)]
+    pub fragments: f64,
+}
+
+impl Reserves {
+    /// Bytes of a device's memory that no plan may fill. With several devices there are buffers of collectives.
+    pub fn bytes(&self, memory: u64, many: bool) -> u64 {
+        let fixed = self.context_mib + if many { self.collectives_mib } else { 0 };
+        // Tensors and their fragments share what is left.
+        let rest = memory.saturating_sub(fixed << 20) as f64;
+        (fixed << 20).saturating_add((rest * self.fragments / (1.0 + self.fragments)) as u64)
+    }
+}
+
+/// The widest rows that compilers reduce in registers.
+pub const WIDE: u64 = 1024;
 
 fn one() -> f64 {
     1.0
@@ -115,6 +182,8 @@ fn yes() -> bool {
 pub struct KernelKind {
     /// It reduces over leading dimensions.
     pub outer: bool,
+    /// It reduces over wide rows.
+    pub wide: bool,
     /// Its tensors are 16-bit floats.
     pub narrow: bool,
     /// The step has f32 master weights.
@@ -148,12 +217,18 @@ impl Engine {
             let key = format!("{class}.outer");
             narrow(&key).or_else(|| of(key))
         };
-        kind.outer.then(outer).flatten().or_else(|| narrow(class)).or_else(|| of(class.into()))
+        let wide = || {
+            let key = format!("{class}.wide");
+            narrow(&key).or_else(|| of(key))
+        };
+        let special = kind.outer.then(outer).flatten().or_else(|| kind.wide.then(wide).flatten());
+        special.or_else(|| narrow(class)).or_else(|| of(class.into()))
     }
 
     /// The share of memory bandwidth of a class whose ops of all tensors run in one kernel.
-    pub fn batched_share(&self, class: &str, mixed: bool) -> Option<f64> {
+    pub fn batched_share(&self, class: &str, mixed: bool, narrow: bool) -> Option<f64> {
         let own = mixed.then(|| self.mixed.batched.get(class)).flatten();
+        let own = own.or_else(|| narrow.then(|| self.batched.get(&format!("{class}.16bit"))).flatten());
         own.or_else(|| self.batched.get(class)).copied()
     }
 
@@ -193,11 +268,12 @@ mod tests {
     fn every_engine_has_a_table_of_known_classes() {
         for text in TABLES {
             let engine = Engine::parse(text).unwrap();
-            let MixedRules { shares, batched, copies } = &engine.mixed;
+            let MixedRules { shares, batched, copies, .. } = &engine.mixed;
             let named = engine.families.iter().flatten().chain(engine.shares.keys()).chain(shares.keys());
             let named =
                 named.chain(engine.batched.keys()).chain(&engine.recomputes).chain(engine.copies.keys());
-            for class in named.chain(batched.keys()).chain(copies.keys()).chain(&engine.reuses) {
+            let named = named.chain(batched.keys()).chain(copies.keys()).chain(&engine.tf32_classes);
+            for class in named.chain(&engine.reuses) {
                 let class = class.split('.').next().unwrap();
                 assert!(WorkloadClass::find(class).is_some(), "{}: {class}", engine.name.name());
             }

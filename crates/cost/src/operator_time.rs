@@ -4,10 +4,11 @@
 use crate::{
     cost_file::{CostFile, CostTable, Mode},
     engine::Engine,
-    roofline::{arithmetic_rate, roofline, stream_seconds},
+    learned::WorkKind,
+    roofline::{arithmetic_rate, roofline_in, stream_seconds},
 };
-use shardwright_graph::{Gemm, RooflineKind, Workload, WorkloadSizes};
-use shardwright_machine::{Device, Seconds};
+use shardwright_graph::{DType, Gemm, RooflineKind, Workload, WorkloadSizes};
+use shardwright_machine::{Device, Seconds, Tf32Use};
 use std::collections::BTreeMap;
 
 /// Measurements farther away than this are ignored. The distance is Euclidean in base-two logarithms of sizes.
@@ -53,6 +54,8 @@ pub struct OperatorTimes<'a> {
     device: &'a Device,
     costs: Option<&'a CostFile>,
     engine: Option<&'static Engine>,
+    /// Whether convolutions run in the memory format `channels_last`.
+    channels_last: bool,
 }
 
 impl<'a> OperatorTimes<'a> {
@@ -62,8 +65,35 @@ impl<'a> OperatorTimes<'a> {
             Some(c) if !c.device.eq_ignore_ascii_case(&device.name) => {
                 Err(WrongDevice { measured: c.device.clone(), device: device.name.clone() })
             }
-            _ => Ok(Self { device, costs, engine: device.engine.and_then(Engine::of) }),
+            _ => {
+                let engine = device.engine.and_then(Engine::of);
+                let channels_last = engine.is_some_and(|engine| engine.channels_last);
+                Ok(Self { device, costs, engine, channels_last })
+            }
         }
+    }
+
+    /// The same where convolutions keep contiguous tensors.
+    #[must_use]
+    pub fn contiguous(mut self, contiguous: bool) -> Self {
+        self.channels_last &= !contiguous;
+        self
+    }
+
+    /// The same in the memory format of other times.
+    #[must_use]
+    pub fn like(self, other: &Self) -> Self {
+        self.contiguous(!other.channels_last)
+    }
+
+    /// The time by the data sheet, in the engine's formats.
+    fn model(&self, workload: &Workload) -> Seconds {
+        let single = self.engine.filter(|_| workload.dtype == DType::F32);
+        if single.is_some_and(|engine| engine.tf32_classes.contains(workload.class.name)) {
+            let device = Device { tf32: Tf32Use::All, ..self.device.clone() };
+            return roofline_in(&device, workload, self.channels_last);
+        }
+        roofline_in(self.device, workload, self.channels_last)
     }
 
     /// The engine that runs the ops.
@@ -73,21 +103,25 @@ impl<'a> OperatorTimes<'a> {
 
     /// The time of a kernel's traffic at a share of the memory bandwidth.
     pub fn stream(&self, bytes: u64, share: f64) -> Seconds {
-        stream_seconds(self.device, bytes as f64, share)
+        let seconds = stream_seconds(self.device, bytes as f64, share);
+        let run = self.costs.and_then(|costs| costs.run.as_ref());
+        Seconds(seconds.0 * run.map_or(1.0, |run| run.kind_factor(WorkKind::MemoryBound)))
     }
 
     /// How a workload's products and convolutions are computed.
     fn mode(&self, workload: &Workload) -> Mode {
         let convolution = matches!(workload.roofline, RooflineKind::Convolution { .. });
-        let tf32 = workload.dtype == shardwright_graph::DType::F32
+        let tf32 = workload.dtype == DType::F32
             && self.device.peak.tf32.is_some_and(|rate| rate.0 == arithmetic_rate(self.device, workload));
-        let engine = self.engine.filter(|_| convolution);
-        Mode::new(tf32, engine.is_some_and(|engine| engine.channels_last))
+        let in_tf32 = self.engine.filter(|_| workload.dtype == DType::F32 && self.device.peak.tf32.is_some());
+        let in_tf32 = in_tf32.is_some_and(|engine| engine.tf32_classes.contains(workload.class.name));
+        Mode::new(tf32 || in_tf32, convolution && self.channels_last)
     }
 
     /// The time of an unaligned 16-bit product that the engine pads, with the copy of its larger operand.
     fn padded(&self, workload: &Workload) -> Option<Estimate> {
-        self.engine.filter(|engine| engine.pads_products)?;
+        let engine =
+            self.engine.filter(|engine| engine.pads_products || engine.unaligned_slowdown.is_some())?;
         let RooflineKind::Product(product) = &workload.roofline else { return None };
         if product.align == Gemm::ALIGNED || workload.dtype.bytes() != 2 || workload.sizes.len() != 4 {
             return None;
@@ -96,10 +130,13 @@ impl<'a> OperatorTimes<'a> {
         let mut sizes: WorkloadSizes = workload.sizes.iter().map(round).collect();
         sizes[0] = workload.sizes[0];
         let aligned = self.alone(&workload.resized(&sizes));
+        if let Some(slowdown) = engine.unaligned_slowdown {
+            return Some(Estimate { seconds: Seconds(aligned.seconds.0 * slowdown), ..aligned });
+        }
         let Gemm { batch, m, n, k, .. } = *product;
         let copied =
             2 * batch.saturating_mul(k).saturating_mul(m.max(n)).saturating_mul(workload.dtype.bytes());
-        let seconds = Seconds(aligned.seconds.0 + self.stream(copied, 0.9).0);
+        let seconds = Seconds(aligned.seconds.0 + stream_seconds(self.device, copied as f64, 0.9).0);
         Some(Estimate { seconds, ..aligned })
     }
 
@@ -107,13 +144,18 @@ impl<'a> OperatorTimes<'a> {
     pub fn estimate(&self, workload: &Workload) -> Estimate {
         let alone = self.padded(workload).unwrap_or_else(|| self.alone(workload));
         let slows = matches!(workload.roofline, RooflineKind::Product(_) | RooflineKind::Attention { .. });
-        let slowdown = self.engine.filter(|_| slows).map_or(1.0, |engine| engine.product_slowdown);
-        Estimate { seconds: Seconds(alone.seconds.0 * slowdown), ..alone }
+        let single = workload.dtype == DType::F32 && self.mode(workload) == Mode::Usual;
+        let slowdown =
+            |engine: &Engine| if single { engine.single_slowdown } else { engine.product_slowdown };
+        let slowdown = self.engine.filter(|_| slows).map_or(1.0, slowdown);
+        // Costs that learned from a run know how many times as long such work took there.
+        let learned = self.costs.and_then(|costs| costs.run.as_ref()).map_or(1.0, |run| run.factor(workload));
+        Estimate { seconds: Seconds(alone.seconds.0 * slowdown * learned), ..alone }
     }
 
     /// The time of a workload that runs alone.
     fn alone(&self, workload: &Workload) -> Estimate {
-        let model = roofline(self.device, workload);
+        let model = self.model(workload);
         // An engine's kernels follow each other without the time of a launch.
         let gap = self.engine.map(|engine| Seconds(engine.gap_us * 1e-6));
         let at_least_launch = |seconds: Seconds| seconds.max(gap.unwrap_or(self.device.launch_overhead));
@@ -123,7 +165,7 @@ impl<'a> OperatorTimes<'a> {
         if let Some(seconds) = table.exact(&workload.sizes) {
             return Estimate { seconds: at_least_launch(seconds), source: TimeSource::Measured };
         }
-        match interpolate(table, workload, |nearby| roofline(self.device, nearby)) {
+        match interpolate(table, workload, |nearby| self.model(nearby)) {
             Some(ratio) => {
                 let seconds = at_least_launch(Seconds(model.0 * ratio));
                 Estimate { seconds, source: TimeSource::Interpolated }
@@ -182,8 +224,8 @@ impl TimeSourceCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost_file::TableText;
-    use shardwright_graph::{DType, RooflineKind, WorkloadClass, WorkloadSizes};
+    use crate::{cost_file::TableText, roofline::roofline};
+    use shardwright_graph::{RooflineKind, WorkloadClass, WorkloadSizes};
     use shardwright_machine::builtin;
 
     fn gemm(sizes: [u64; 4]) -> Workload {

@@ -24,7 +24,8 @@ const MAX_EXTENDS: usize = 16;
 /// file that contains it.
 pub type ReadFile<'a> = dyn FnMut(&str) -> Result<Vec<u8>, String> + 'a;
 
-const TOP_KEYS: &[&str] = &["name", "description", "extends", "level", "device", "mixed", "measured"];
+const TOP_KEYS: &[&str] =
+    &["name", "description", "extends", "level", "device", "mixed", "measured", "slowdown"];
 const LEVEL_KEYS: &[&str] = &[
     "name",
     "count",
@@ -78,6 +79,7 @@ struct Draft {
     device: TomlTable,
     mixed: Vec<TomlTable>,
     measured: Vec<TomlTable>,
+    slowdown: TomlTable,
 }
 
 /// Reads a machine from the text of a file. `file` names it in messages, and relative `extends` are resolved against its
@@ -157,7 +159,7 @@ fn flatten(file: &str, bytes: &[u8]) -> Result<Draft, MachineError> {
         top_location.clone(),
         document,
         TOP_KEYS,
-        &["level", "device", "mixed", "measured"],
+        &["level", "device", "mixed", "measured", "slowdown"],
     )?;
     let mut device =
         TomlTable { path: String::from("device"), location: top_location, entries: BTreeMap::new() };
@@ -167,7 +169,15 @@ fn flatten(file: &str, bytes: &[u8]) -> Result<Draft, MachineError> {
     let levels = source.tables("level", document, LEVEL_KEYS)?;
     let mixed = source.tables("mixed", document, MIXED_KEYS)?;
     let measured = source.tables("measured", document, MEASURED_KEYS)?;
-    Ok(Draft { top, levels, device, mixed, measured })
+    let kinds = CollectiveKind::ALL.map(CollectiveKind::name);
+    let slowdown = match document.get("slowdown") {
+        Some(value) => source.subtable("slowdown", value, &kinds)?,
+        None => {
+            let location = FileLocation { file: file.to_string(), line: 0 };
+            TomlTable { path: String::from("slowdown"), location, entries: BTreeMap::new() }
+        }
+    };
+    Ok(Draft { top, levels, device, mixed, measured, slowdown })
 }
 
 impl Draft {
@@ -202,6 +212,7 @@ impl Draft {
         if !over.measured.is_empty() {
             self.measured = over.measured;
         }
+        self.slowdown.entries.extend(over.slowdown.entries);
         Ok(())
     }
 
@@ -228,7 +239,20 @@ impl Draft {
         });
         let mixed = mixed.collect::<Result<_, _>>()?;
         let measured = self.measured.iter().map(measured).collect::<Result<_, _>>()?;
-        Ok(MachineSpec { name, description, levels, device: device(&self.device)?, mixed, measured })
+        let slowed =
+            CollectiveKind::ALL.into_iter().filter(|kind| self.slowdown.entries.contains_key(kind.name()));
+        let slowdown = slowed
+            .map(|kind| Ok((kind, self.slowdown.number(kind.name())?)))
+            .collect::<Result<_, MachineError>>()?;
+        Ok(MachineSpec {
+            name,
+            description,
+            levels,
+            device: device(&self.device)?,
+            mixed,
+            measured,
+            slowdown,
+        })
     }
 
     /// Finds the line of the key that is invalid in the finished machine. Where it is in a file that `file` extends, the
@@ -246,7 +270,7 @@ impl Draft {
             }
         };
         let tables = || {
-            let single = [&self.top, &self.device].into_iter();
+            let single = [&self.top, &self.device, &self.slowdown].into_iter();
             single.chain(&self.levels).chain(&self.mixed).chain(&self.measured)
         };
         for table in tables() {

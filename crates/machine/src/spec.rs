@@ -3,9 +3,10 @@
 //! A [`MachineSpec`] may be invalid; [`MachineSpec::check`] finds errors. [`crate::Machine`] is a valid spec with its mesh
 //! axes.
 
-use crate::measurement::CollectiveMeasurement;
+use crate::measurement::{CollectiveKind, CollectiveMeasurement};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The most devices of a machine. More than any existing cluster has; keeps bit sets and tables small.
 pub const MAX_DEVICES: u64 = 1 << 20;
@@ -33,6 +34,9 @@ pub struct MachineSpec {
     /// Measured times of collectives, which replace the model of the links.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<CollectiveMeasurement>,
+    /// How many times as long as modelled or measured alone collectives take inside of steps.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub slowdown: BTreeMap<CollectiveKind, f64>,
 }
 
 /// Units of the outermost level with another device.
@@ -478,7 +482,8 @@ impl MachineSpec {
     /// - ports divide the devices of a unit; grid dimensions and tree fan-outs multiply to the count;
     /// - every device states f32, all stated rates above zero, memory at least one byte;
     /// - `mixed` names existing units of the outermost level, each at most once;
-    /// - `measured` has every collective of a level and a group size at most once, with growing sizes and times.
+    /// - `measured` has every collective of a level and a group size at most once, with growing sizes and times;
+    /// - every `slowdown` is a number from 0.01 to 100.
     pub fn check(&self) -> Result<(), SpecError> {
         check_name("name".into(), &self.name)?;
         if self.levels.is_empty() {
@@ -540,7 +545,13 @@ impl MachineSpec {
                 }
             }
         }
-        self.measured.iter().enumerate().try_for_each(|(i, measured)| measured.check(i, self))
+        self.measured.iter().enumerate().try_for_each(|(i, measured)| measured.check(i, self))?;
+        match self.slowdown.iter().find(|(_, factor)| !(0.01..=100.0).contains(*factor)) {
+            None => Ok(()),
+            Some((kind, factor)) => {
+                spec_error(format!("slowdown.{}", kind.name()), format!("{factor} is not from 0.01 to 100"))
+            }
+        }
     }
 }
 

@@ -77,6 +77,12 @@ pub(crate) fn to_toml(spec: &MachineSpec) -> String {
         let times: Vec<String> = measured.points.iter().map(|p| format!("\"{}\"", p.seconds)).collect();
         let _ = writeln!(out, "bytes = [{}]\ntimes = [{}]", bytes.join(", "), times.join(", "));
     }
+    if !spec.slowdown.is_empty() {
+        out.push_str("\n[slowdown]\n");
+    }
+    for (kind, factor) in &spec.slowdown {
+        let _ = writeln!(out, "{} = {factor:?}", kind.name());
+    }
     out
 }
 

@@ -97,6 +97,14 @@ impl TomlTable {
         }
     }
 
+    pub fn number(&self, key: &str) -> Result<f64, MachineError> {
+        match self.get(key, "write a number")? {
+            TomlValue::Float(number) => Ok(*number),
+            TomlValue::Int(number) => Ok(*number as f64),
+            other => Err(self.wrong(key, "a number such as 1.5", other)),
+        }
+    }
+
     pub fn list<T>(
         &self,
         key: &str,

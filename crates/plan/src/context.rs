@@ -1,8 +1,9 @@
 //! The context of all planning: a graph, a machine, and a mesh of its axes. It prices any assignment and searches nothing.
 
 use crate::{
+    conv_format::keeps_contiguous,
     error::PlanError,
-    fusion::{FusedOp, fuse},
+    fusion::{FusedOp, fuse, is_mixed},
     graph_facts::{FactorKinds, GraphFacts},
     op_times::OpTimes,
     variables::Variables,
@@ -38,6 +39,8 @@ pub struct Context<'a> {
     device: Device,
     /// What the engine's kernels leave of each op; empty without an engine.
     fused: Arc<[Option<FusedOp>]>,
+    /// Whether the engine keeps contiguous tensors for the step's convolutions.
+    contiguous: bool,
 }
 
 /// A mesh on which nothing is enumerated yet.
@@ -70,6 +73,7 @@ impl<'a> Context<'a> {
             graph,
             machine,
             fused: engine.map_or_else(Vec::new, |engine| fuse(graph, &shapes, engine)).into(),
+            contiguous: engine.is_some_and(|engine| keeps_contiguous(graph, &shapes, engine)),
             resharder: Resharder::new(machine, &mesh),
             transfers: Arc::new(Transfers::of(graph)),
             search_mesh: all_of(mesh, machine),
@@ -130,7 +134,9 @@ impl<'a> Context<'a> {
         let Some(engine) = self.engine() else { return 0.0 };
         let ops = self.graph.op_ids();
         let launches: f64 = ops.map(|op| f64::from(self.graph.runs(op)) * self.launch_seconds(op)).sum();
-        engine.host_us_per_step * 1e-6 + launches
+        let widened = if is_mixed(self.graph) { engine.mixed.kernels_per_weight } else { 0 };
+        let widening = f64::from(widened) * self.graph.parameters().count() as f64 * engine.host_us_per_kernel;
+        (engine.host_us_per_step + widening) * 1e-6 + launches
     }
 
     /// The host's time to launch an op once. Zero without an engine, and for ops that start no kernel.
@@ -157,14 +163,14 @@ impl<'a> Context<'a> {
         let times = |unit: u32| {
             let device = self.machine.device(DeviceId(unit * per_unit));
             let measured = OperatorTimes::new(device, self.costs);
-            Ok(measured.or_else(|_| OperatorTimes::new(device, None))?)
+            Ok(measured.or_else(|_| OperatorTimes::new(device, None))?.contiguous(self.contiguous))
         };
         (0..units).map(times).collect()
     }
 
     /// Times of ops on the slowest device, split over any mesh.
     pub(crate) fn times_on_slowest<'m>(&'m self, mesh: &'m Mesh) -> Result<OpTimes<'m>, PlanError> {
-        let times = OperatorTimes::new(&self.device, self.costs)?;
+        let times = OperatorTimes::new(&self.device, self.costs)?.contiguous(self.contiguous);
         Ok(self.op_times(times, mesh))
     }
 

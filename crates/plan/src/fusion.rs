@@ -9,7 +9,7 @@
 //! costs stay costs of single ops. They assume that the ops of a group have equal layouts. Where they differ, the reshard between
 //! them is priced in full, but the op still counts as fused.
 
-use shardwright_cost::{Engine, KernelKind};
+use shardwright_cost::{Engine, KernelKind, WIDE};
 use shardwright_graph::{Graph, Op, OpId, Role, RooflineKind, TensorId, TensorType};
 use shardwright_space::OpShapes;
 use smallvec::SmallVec;
@@ -26,6 +26,8 @@ pub(crate) struct FusedOp {
     pub starts: bool,
     /// The share of memory bandwidth that the kernel reaches, in millionths.
     millionths: u32,
+    /// Whether it is a library's call of several ops, which reads its largest tensor again.
+    pub call: bool,
 }
 
 impl FusedOp {
@@ -63,10 +65,11 @@ pub(crate) fn fuse(graph: &Graph, shapes: &[OpShapes], engine: &Engine) -> Vec<O
             outputs: node.outputs.iter().map(|_| pays).collect(),
             starts: false,
             millionths: (share * 1e6) as u32,
+            call: false,
         };
         if facts.bias {
             parts[at] = Some(whole(1.0, false));
-        } else if let Some(share) = engine.batched_share(facts.class, mixed) {
+        } else if let Some(share) = engine.batched_share(facts.class, mixed, facts.narrow) {
             parts[at] = Some(whole(share, true));
         }
     }
@@ -90,6 +93,8 @@ struct OpFacts {
     narrow: bool,
     /// Whether it reduces leading dimensions: what reads its result belongs to a later kernel.
     outer: bool,
+    /// Whether it reduces wide rows.
+    wide: bool,
     view: bool,
     /// Whether it adds a bias inside of a product.
     bias: bool,
@@ -108,11 +113,16 @@ impl OpFacts {
                 map.dims.iter().flat_map(|dim| &dim.factors).filter(sized).copied().collect();
             factors.iter().any(|&f| reduced(f)) && factors.last().is_some_and(|&last| !reduced(last))
         });
+        let wide = rule.inputs.first().is_some_and(|map| {
+            let last = map.dims.last().map(|dim| dim.factors.iter().copied());
+            let rows = last.into_iter().flatten().filter(|&factor| reduced(factor));
+            rows.map(|factor| rule.factors[usize::from(factor)].size).product::<u64>() > WIDE
+        });
         let view = node.op.operator().is_view();
         let bias = engine.bias_epilogue && is_bias(graph, shapes, op);
         let families = if bias { 0 } else { engine.families_of(class) };
         let narrow = own.inputs.first().is_some_and(|ty| ty.dtype.bytes() == 2);
-        Self { class, families, elements, narrow, outer, view, bias }
+        Self { class, families, elements, narrow, outer, wide, view, bias }
     }
 }
 
@@ -256,7 +266,10 @@ fn traffic(
             group.members.iter().any(|&op| (lone && ops[op].outer) || reads_outer(graph, roots, ops, op));
         let classes = || group.members.iter().map(|&op| ops[op].class);
         let narrow = group.members.iter().any(|&op| ops[op].narrow);
-        let kind = KernelKind { outer, narrow, mixed };
+        let wide = group.members.iter().any(|&op| ops[op].wide);
+        let kind = KernelKind { outer, wide, narrow, mixed };
+        // Libraries have such calls for f32; in 16 bits batch norm is several kernels.
+        let call = engine.calls && !lone && outer && !narrow;
         // A lone op of an engine that fuses few ops is what cost files measure.
         if lone && engine.calls && classes().all(|class| engine.class_share(class, kind).is_none()) {
             continue;
@@ -280,7 +293,7 @@ fn traffic(
             let moves = inputs.iter().chain(&outputs).any(|&pays| pays);
             let starts = moves && !started;
             started |= moves;
-            parts[op] = Some(FusedOp { inputs, outputs, starts, millionths: (share * 1e6) as u32 });
+            parts[op] = Some(FusedOp { inputs, outputs, starts, millionths: (share * 1e6) as u32, call });
         }
     }
     parts

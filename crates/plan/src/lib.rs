@@ -28,6 +28,7 @@ mod alignment;
 mod compute_lower_bound;
 mod constraints;
 mod context;
+mod conv_format;
 mod direct;
 mod error;
 mod fusion;

@@ -19,7 +19,7 @@
 
 use crate::{context::Context, fusion::is_mixed};
 use shardwright_cost::{Engine, Layout, Lifetimes, Placement};
-use shardwright_graph::{Gemm, TensorId};
+use shardwright_graph::{Gemm, OpId, Phase, RooflineKind, TensorId};
 use shardwright_lower::{ParallelGraph, lower};
 use shardwright_machine::{Bytes, Mesh};
 use shardwright_space::{Assignment, AxisUse, Config, Endpoint, Transfer};
@@ -83,7 +83,55 @@ fn engine_peak(context: &Context<'_>, assignment: &Assignment, engine: &Engine, 
             _ => more = more.max(bytes.saturating_mul(copies)),
         }
     }
+    let more =
+        more.saturating_add(if engine.saves.is_empty() { 0 } else { saved(context, assignment, engine) });
     program.saturating_add(engine.workspace_mib << 20).saturating_add(more).saturating_sub(less)
+}
+
+/// Bytes that an engine's backward pass keeps beyond what it needs: an intermediate of functions between products whose derivative
+/// needs the operand, and the operand of functions that follow a convolution.
+fn saved(context: &Context<'_>, assignment: &Assignment, engine: &Engine) -> u64 {
+    let graph = context.graph;
+    let workload = |op: OpId| {
+        let shapes = &context.shapes[op.index()];
+        graph.node(op).op.workload(&shapes.inputs, &shapes.outputs)
+    };
+    let is_product = |op: OpId| matches!(workload(op).roofline, RooflineKind::Product(_));
+    let is_convolution = |op: OpId| matches!(workload(op).roofline, RooflineKind::Convolution { .. });
+    // The op that made a tensor, or what was added to before it.
+    let made = |t: TensorId| {
+        let op = graph.tensor(t).producer?;
+        let before = graph.node(op).inputs.first().filter(|_| workload(op).class.name == "binary");
+        Some(before.and_then(|t| graph.tensor(*t).producer).unwrap_or(op))
+    };
+    // Tensors that derivatives of element-wise functions read, and tensors that products of the forward pass read.
+    let (mut by_derivative, mut by_product) =
+        (vec![false; graph.tensors.len()], vec![false; graph.tensors.len()]);
+    for op in graph.op_ids() {
+        let inputs = &graph.node(op).inputs;
+        if workload(op).class.name == "unary_grad" {
+            inputs.first().into_iter().for_each(|t| by_derivative[t.index()] = true);
+        } else if graph.node(op).phase == Phase::Forward && is_product(op) {
+            inputs.iter().for_each(|t| by_product[t.index()] = true);
+        }
+    }
+    let mut bytes = 0u64;
+    for op in graph.op_ids().filter(|&op| graph.node(op).phase == Phase::Forward) {
+        let node = graph.node(op);
+        let (&[x], &[y]) = (&node.inputs[..], &node.outputs[..]) else { continue };
+        if workload(op).class.name != "unary" {
+            continue;
+        }
+        let between_products = by_derivative[x.index()] && by_product[y.index()];
+        let after_convolution = by_derivative[y.index()] && made(x).is_some_and(is_convolution);
+        let counts = |rule: &str, holds: bool| holds && engine.saves.contains(rule);
+        if counts("products", between_products) || counts("convolutions", after_convolution) {
+            let layout =
+                Endpoint::result(graph, op, 0).layout(&context.shapes, assignment.config(op), context.mesh());
+            bytes = bytes.saturating_add(local_bytes(context, y, &layout));
+        }
+    }
+    bytes
 }
 
 /// Memory that the network counts.

@@ -90,7 +90,7 @@ impl<'a> OpTimes<'a> {
             // Measurements of one kind of device do not apply to another.
             let times = OperatorTimes::new(device, costs).or_else(|_| OperatorTimes::new(device, None));
             debug_assert!(times.is_ok(), "a data sheet is always of its device");
-            let times = times.ok()?;
+            let times = times.ok()?.like(&self.times);
             Some(estimate(&times))
         };
         let slowest = units.iter().filter_map(on).max_by(|a, b| a.seconds.0.total_cmp(&b.seconds.0));
@@ -150,7 +150,8 @@ impl<'a> OpTimes<'a> {
             Estimate { seconds: Seconds::ZERO, source: TimeSource::Roofline }
         } else if let Some(part) = self.fused.get(op.index()).and_then(Option::as_ref) {
             let bytes = part.bytes(&local, &inputs, &outputs);
-            self.slowest(|times| fused_time(times, part, bytes), units)
+            let largest = inputs.iter().chain(&outputs).map(TensorType::bytes).max().unwrap_or(0);
+            self.slowest(|times| fused_time(times, part, bytes, largest), units)
         } else {
             self.slowest(|times| times.estimate(&workload), units)
         };
@@ -198,7 +199,10 @@ impl<'a> OpTimes<'a> {
 }
 
 /// The time of an op inside of a kernel: its own traffic, and the kernel's start if it pays for it.
-fn fused_time(times: &OperatorTimes<'_>, part: &FusedOp, bytes: u64) -> Estimate {
+fn fused_time(times: &OperatorTimes<'_>, part: &FusedOp, bytes: u64, largest: u64) -> Estimate {
     let start = times.engine().filter(|_| part.starts).map_or(0.0, |engine| engine.gap_us * 1e-6);
-    Estimate { seconds: Seconds(times.stream(bytes, part.share()).0 + start), source: TimeSource::Roofline }
+    let cached = times.engine().and_then(|engine| engine.cached).filter(|_| part.call);
+    let gain = cached.filter(|cached| largest <= cached.mib << 20).map_or(1.0, |cached| cached.gain);
+    let seconds = Seconds(times.stream(bytes, (part.share() * gain).min(1.0)).0 + start);
+    Estimate { seconds, source: TimeSource::Roofline }
 }

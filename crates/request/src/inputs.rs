@@ -10,7 +10,7 @@ use crate::{
 use anyhow::Context as _;
 use shardwright_cost::{CostFile, Engine};
 use shardwright_graph::{GradientPrecision, Graph, GraphBuilder, Optimizer, TensorId, train, updates_last};
-use shardwright_machine::{Machine, Mesh, Tf32Use};
+use shardwright_machine::{Bytes, EngineName, Machine, Mesh, Tf32Use};
 use shardwright_onnx as onnx;
 use shardwright_plan::Context;
 use shardwright_search::Clock;
@@ -66,11 +66,43 @@ impl Request {
         };
         self.model.read_into(&mut inputs)?;
         self.check_precision(&inputs)?;
+        self.apply_run(&mut inputs)?;
         let engine = inputs.machine.slowest().engine.and_then(Engine::of);
         if engine.is_some_and(|engine| engine.updates_last) && !inputs.spmd {
             inputs.graph = updates_last(&inputs.graph);
         }
         Ok(inputs)
+    }
+
+    /// Checks that costs which learned from a run are of this model, engine and release, and slows collectives down as in the run.
+    fn apply_run(&self, inputs: &mut Inputs) -> anyhow::Result<()> {
+        let Some(run) = inputs.costs.as_ref().and_then(|costs| costs.run.clone()) else { return Ok(()) };
+        let file = self.costs.as_deref().unwrap_or_default();
+        anyhow::ensure!(
+            run.weights == weights_fingerprint(&inputs.graph),
+            "{file}: learned from a run of another model ({}); learn from a trace of this one with `plan --refine`",
+            run.model
+        );
+        let engine = inputs.machine.slowest().engine;
+        let named = |engine: Option<EngineName>| engine.map_or("no engine", EngineName::name);
+        anyhow::ensure!(
+            run.engine == engine,
+            "{file}: learned for {}, but the plan is for {}; give the same --engine, or learn again with `plan --refine`",
+            named(run.engine),
+            named(engine)
+        );
+        let release = env!("CARGO_PKG_VERSION");
+        anyhow::ensure!(
+            run.release == release,
+            "{file}: its factors are relative to the predictions of release {}, and this is {release}; learn again with `plan --refine`",
+            run.release
+        );
+        let mut spec = inputs.machine.spec().clone();
+        for (kind, factor) in run.collectives {
+            *spec.slowdown.entry(kind).or_insert(1.0) *= factor;
+        }
+        inputs.machine = Machine::try_from(spec)?;
+        Ok(())
     }
 
     /// The machine as it multiplies f32 tensors in the request's precision. Measured times are those of IEEE arithmetic.
@@ -84,6 +116,12 @@ impl Request {
         if engine.is_some_and(|engine| !engine.overlap) {
             spec.device.overlap = false;
             spec.mixed.iter_mut().for_each(|mixed| mixed.device.overlap = false);
+        }
+        let many = spec.device_count() > 1;
+        for device in std::iter::once(&mut spec.device).chain(spec.mixed.iter_mut().map(|m| &mut m.device)) {
+            let taken = engine.map_or(0, |engine| engine.reserves.bytes(device.memory.0, many));
+            // A device too small for the reserve keeps its own: the limit then says that nothing fits.
+            device.reserve = device.reserve.max(Bytes(taken).min(Bytes(device.memory.0.saturating_sub(1))));
         }
         let usual = |engine: &Engine| if engine.tf32_products { Tf32Use::All } else { Tf32Use::Convolutions };
         let used = match self.model.precision {
@@ -139,6 +177,17 @@ impl Request {
             _ => Ok(()),
         }
     }
+}
+
+/// A fingerprint of the shapes and types of a model's weights. It does not depend on the batch, nor on where the model came from.
+pub fn weights_fingerprint(graph: &Graph) -> String {
+    let mut weights: Vec<String> = graph.parameters().map(|t| graph.tensor(t).ty.to_string()).collect();
+    weights.sort_unstable();
+    // FNV-1a, 64 bits.
+    let bytes = weights.iter().flat_map(|ty| ty.bytes().chain([b';']));
+    let hash = bytes
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    format!("{hash:016x}")
 }
 
 impl ModelSpec {
@@ -339,7 +388,6 @@ pub fn is_path(model: &str) -> bool {
 mod tests {
     use super::*;
     use shardwright_graph::DType;
-    use shardwright_machine::EngineName;
 
     fn open(model: &str, text: Option<String>, inference: bool) -> anyhow::Result<Inputs> {
         let mut request = Request::new(model, "flat:2");

@@ -33,7 +33,7 @@ mod uniform;
 pub use clock::WallClock;
 pub use external::StoredValues;
 pub use files::{open_machine, read};
-pub use inputs::{Inputs, is_path};
+pub use inputs::{Inputs, is_path, weights_fingerprint};
 pub use opened_plan::{OpenedPlan, read_plan};
 pub use planning::Event;
 pub use printed::printed;

@@ -38,14 +38,16 @@ def median_seconds(
     the first call takes longer than `hopeless`, it is the only one."""
     run()
     seconds: list[float] = []
+    # NCCL reduces tensors on the device only.
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     while len(seconds) < times and (len(seconds) < 3 or sum(seconds) < patience):
         distributed.barrier()
+        _synchronize()
         start = time.perf_counter()
         run()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        _synchronize()
         # All processes use the slowest time, so that they stop together.
-        took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        took = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=device)
         distributed.all_reduce(took, op=distributed.ReduceOp.MAX)
         seconds.append(float(took))
         if seconds[0] > hopeless:
@@ -53,20 +55,30 @@ def median_seconds(
     return statistics.median(seconds)
 
 
-def probe(name: str = "probed", device: str = "cpu") -> str:
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def probe(name: str | None = None, device: str = "cpu") -> str:
     """Measures matrix products, memory copies, and every kind of collective among groups of every size, as DTensor runs
     them, on all processes at once. Returns a machine file of one level, the same text on all processes.
 
     Call it in every process, let one process write the text to a file, and pass the file as `machine`. Four processes
-    take some seconds."""
+    take some seconds. On GPUs the file also has the rates in TF32 and bf16, and the memory; its device has the GPU's name, under
+    which `profile` measures costs."""
     bench = _Bench(device)
     backend = distributed.get_backend()
+    on_gpu = device == "cuda"
+    name = name or (gpu_name() if on_gpu else "probed")
     measured = Measurements(
         name=name,
         description=f"{bench.count} processes ({device}, {backend}) as measured under PyTorch {torch.__version__}",
         count=bench.count,
         copies=bench.copies(),
-        products=bench.products(),
+        products=bench.products(torch.float32, tf32=False),
+        narrow={"tf32": bench.products(torch.float32, tf32=True), "bf16": bench.products(torch.bfloat16)} if on_gpu else {},
+        memory=torch.cuda.get_device_properties(0).total_memory if on_gpu else None,
         start=bench.start(),
         # A core that sends does not compute.
         overlap=device != "cpu",
@@ -75,6 +87,11 @@ def probe(name: str = "probed", device: str = "cpu") -> str:
     text = [measured.to_toml()]
     distributed.broadcast_object_list(text, src=0)
     return text[0]
+
+
+def gpu_name() -> str:
+    """The GPU's name as machine and cost files have it: `H200`, not `NVIDIA H200`."""
+    return torch.cuda.get_device_name().removeprefix("NVIDIA ")
 
 
 class _Bench:
@@ -106,13 +123,26 @@ class _Bench:
 
     def copies(self) -> float:
         """Memory bandwidth of each process: bytes per second, read and written."""
-        x = torch.ones(1 << 22, device=self.device)
+        # More than a cache holds.
+        x = torch.ones(1 << (28 if self.device == "cuda" else 22), device=self.device)
         return 2 * 4 * x.numel() / median_seconds(lambda: x.mul_(1.0))
 
-    def products(self) -> float:
+    def products(self, dtype: torch.dtype = torch.float32, tf32: bool = False) -> float:
         """Floating-point operations per second of large matrix products in each process."""
-        a, b = torch.ones(1024, 1024, device=self.device), torch.ones(1024, 1024, device=self.device)
-        return 2 * 1024**3 / median_seconds(lambda: a @ b)
+        size, repeats = (8192, 4) if self.device == "cuda" else (1024, 1)
+        # Ones and zeros take less power than numbers.
+        a, b = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+
+        def chain() -> None:
+            for _ in range(repeats):
+                a @ b
+
+        try:
+            return 2 * size**3 * repeats / median_seconds(chain)
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def start(self) -> float:
         """Seconds of the smallest operation: the launch overhead."""

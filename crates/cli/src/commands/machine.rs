@@ -223,6 +223,7 @@ fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -
             engine: None,
             peak,
         },
+        slowdown: std::collections::BTreeMap::new(),
         mixed: vec![],
         measured: vec![],
     };

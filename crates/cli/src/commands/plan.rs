@@ -1,15 +1,19 @@
 //! `plan`: plans a model on a machine; and the bare command's demonstration.
 
-use crate::commands::report;
+use crate::commands::report as report_page;
 use crate::files::{STANDARD, check_outputs, write_atomically};
 use crate::interrupt;
+use crate::learn::{learn, report};
+use crate::lowered_plan::LoweredPlan;
 use crate::progress::ProgressLine;
 use crate::{Verdict, complain};
+use anyhow::Context as _;
 use shardwright_plan::PlanError;
 use shardwright_request::{Detail, Event, OpenedPlan, Request, summarise};
 use shardwright_search::LogEntry;
 use shardwright_strategies::{SoyBeanError, StrategyError, find};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -21,9 +25,13 @@ pub struct Args {
     /// Strategy: auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, zero1, zero2, fsdp, hsdp
     #[arg(long, default_value = "auto")]
     solver: String,
-    /// Plan with the op times that `run --record` measured, instead of --costs
-    #[arg(long, value_name = "RUN", conflicts_with = "costs")]
+    /// Learn from a run: a trace of PyTorch's profiler or of JAX's (.json, .json.gz), whose costs are written beside it and
+    /// planned with; or the op times that `run --record` wrote, instead of --costs
+    #[arg(long, value_name = "RUN")]
     refine: Option<String>,
+    /// The plan that ran when --refine's trace was taken. On one device it is known
+    #[arg(long, value_name = "PLAN", requires = "refine")]
+    ran: Option<String>,
     /// Write the plan to this file; `-` is standard output, and nothing else is printed there
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -44,8 +52,10 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let mut request = args.request.clone();
-    request.costs = args.refine.clone().or(request.costs);
     check_outputs(args.output.iter().chain(&args.report))?;
+    if let Some(run) = &args.refine {
+        request.costs = Some(refined(args, &request, run)?);
+    }
     let made = match make(&request, &args.solver) {
         Err(error) => return without_plan(error),
         Ok(made) => made,
@@ -56,7 +66,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         write_atomically(path, |out| writeln!(out, "{json}"))?;
     }
     if let Some(path) = &args.report {
-        report::write(path, &made.opened, &made.log)?;
+        report_page::write(path, &made.opened, &made.log)?;
     }
     if args.output.as_deref() == Some(Path::new(STANDARD)) {
         return Ok(Verdict::Done);
@@ -81,6 +91,44 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
+/// The cost file of a run: the given one, or the one that its trace teaches.
+fn refined(args: &Args, request: &Request, run: &str) -> anyhow::Result<String> {
+    let path = Path::new(run);
+    let mut start = Vec::new();
+    let file = File::open(path).with_context(|| format!("cannot read {run}"))?;
+    file.take(4096).read_to_end(&mut start).with_context(|| format!("cannot read {run}"))?;
+    if !shardwright_trace::is_trace(&start) {
+        anyhow::ensure!(args.ran.is_none(), "--ran is for traces; {run} is a cost file");
+        anyhow::ensure!(request.costs.is_none(), "{run} is a cost file: leave --costs out");
+        return Ok(run.to_string());
+    }
+    let opened = match &args.ran {
+        Some(plan) => OpenedPlan::open(plan)?,
+        None => {
+            let devices = request.open()?.machine.spec().device_count();
+            anyhow::ensure!(
+                devices == 1,
+                "{run}: a trace of {devices} devices; name the plan that ran: --ran plan.json"
+            );
+            make(request, "data")?.opened
+        }
+    };
+    let ran = LoweredPlan::new(opened)?;
+    let lesson = learn(path, &ran)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.trim_end_matches(".gz").trim_end_matches(".json");
+    let costs = path.with_file_name(format!("{stem}.costs.json"));
+    write_atomically(&costs, |out| write!(out, "{}", lesson.costs.to_json()))?;
+    // Standard output may be a plan.
+    let mut out: Box<dyn Write> = match args.json || args.output.as_deref() == Some(Path::new(STANDARD)) {
+        true => Box::new(io::stderr()),
+        false => Box::new(io::stdout()),
+    };
+    report(&mut out, path, &lesson.findings)?;
+    writeln!(out, "costs written to {}\n", costs.display())?;
+    Ok(costs.display().to_string())
+}
+
 /// The file of the demonstration's report; the repository ignores it.
 const DEMONSTRATION: &str = "shardwright-demo.html";
 
@@ -93,7 +141,7 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
     let made = make(&request, "auto")?;
     summarise(&mut out, &made.opened.plan, Detail::Usual)?;
     let path = Path::new(DEMONSTRATION);
-    match report::write(path, &made.opened, &made.log) {
+    match report_page::write(path, &made.opened, &made.log) {
         Ok(()) => writeln!(out, "\nThe report is in {}: open it in a browser.", path.display())?,
         // The summary is useful without the report, so a read-only folder is no error.
         Err(error) => writeln!(out, "\nThere is no report: {error:#}.")?,

@@ -18,6 +18,7 @@ mod plan;
 mod plan_files;
 mod readers;
 mod recompute;
+mod refine;
 mod report;
 mod run;
 mod shell;

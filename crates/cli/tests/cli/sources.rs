@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const CLOCK_READERS: [&str; 5] = ["cli", "engine", "python", "request", "runtime"];
 
 /// The crates by stage, as in ARCHITECTURE.md: a crate uses only crates before it.
-const STAGES: [&str; 25] = [
+const STAGES: [&str; 26] = [
     "simd",
     "suggest",
     "search",
@@ -19,6 +19,7 @@ const STAGES: [&str; 25] = [
     "onnx",
     "stablehlo",
     "cost",
+    "trace",
     "space",
     "soybean",
     "place",
