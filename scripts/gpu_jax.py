@@ -241,7 +241,7 @@ def measure(case, once=False, device="cuda"):
     dtype = jnp.float32 if case["precision"] in ("f32", "tf32", "ieee") else jnp.bfloat16
     # XLA's default multiplies f32 in TF32.
     jax.config.update("jax_default_matmul_precision", "highest" if case["precision"] == "ieee" else None)
-    weights, loss, inputs = FAMILIES[name](o, case["batch"], dtype, mixed)
+    weights, loss, inputs = FAMILIES[name](o, case["batch"], dtype, dtype != jnp.float32)
     adam = name in TRANSFORMERS
     wide = lambda x: x.astype(jnp.float32)
     state = {"w": weights}

@@ -1,8 +1,8 @@
 """The zoo's models in PyTorch, and the measurement of their training steps. Used by scripts/bench_gpu.py.
 
 Every model is the zoo's, layer by layer: queries, keys and values by a linear layer each, fused attention, tied logits where the
-zoo ties them. `forward` returns the loss. Weights of `bf16` and `mixed` are bf16; `mixed` keeps an f32 master copy and f32
-moments and computes the loss in f32.
+zoo ties them. `forward` returns the loss, computed in f32. Weights of `bf16` and `mixed` are bf16; `mixed` keeps an f32 master copy and f32
+moments.
 """
 
 from __future__ import annotations
@@ -471,7 +471,7 @@ TRANSFORMERS = {"gpt", "llama", "bert", "transformer", "moe", *VITS}
 
 def build(spec: str, precision: str, device: str) -> nn.Module:
     name, o = options(spec)
-    wide = precision == "mixed"
+    wide = precision in ("mixed", "bf16")
     with torch.device(device):
         model = Vit(o, wide, *VITS[name]) if name in VITS else FAMILIES[name](o, wide)
     return model.to(torch.float32 if precision in ("f32", "tf32") else torch.bfloat16).train()

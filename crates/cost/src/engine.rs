@@ -117,15 +117,9 @@ pub struct Engine {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixedRules {
-    /// Shares of memory bandwidth.
-    #[serde(default)]
-    pub shares: BTreeMap<String, f64>,
     /// Shares of memory bandwidth of classes whose ops of all tensors run in one kernel.
     #[serde(default)]
     pub batched: BTreeMap<String, f64>,
-    /// Copies of results.
-    #[serde(default)]
-    pub copies: BTreeMap<String, u64>,
     /// Kernels per weight that widen its gradient.
     #[serde(default)]
     pub kernels_per_weight: u32,
@@ -186,8 +180,6 @@ pub struct KernelKind {
     pub wide: bool,
     /// Its tensors are 16-bit floats.
     pub narrow: bool,
-    /// The step has f32 master weights.
-    pub mixed: bool,
 }
 
 impl Engine {
@@ -208,10 +200,7 @@ impl Engine {
 
     /// The share of memory bandwidth of a class, if it has one of its own.
     pub fn class_share(&self, class: &str, kind: KernelKind) -> Option<f64> {
-        let of = |key: String| {
-            let mixed = kind.mixed.then(|| self.mixed.shares.get(&key)).flatten();
-            mixed.or_else(|| self.shares.get(&key)).copied()
-        };
+        let of = |key: String| self.shares.get(&key).copied();
         let narrow = |key: &str| kind.narrow.then(|| of(format!("{key}.16bit"))).flatten();
         let outer = || {
             let key = format!("{class}.outer");
@@ -233,9 +222,8 @@ impl Engine {
     }
 
     /// Copies of an op's results that the engine holds beside them.
-    pub fn copies_of(&self, class: &str, mixed: bool) -> u64 {
-        let own = mixed.then(|| self.mixed.copies.get(class)).flatten();
-        own.or_else(|| self.copies.get(class)).copied().unwrap_or(0)
+    pub fn copies_of(&self, class: &str) -> u64 {
+        self.copies.get(class).copied().unwrap_or(0)
     }
 
     /// The families that a class belongs to, as bits.
@@ -268,17 +256,17 @@ mod tests {
     fn every_engine_has_a_table_of_known_classes() {
         for text in TABLES {
             let engine = Engine::parse(text).unwrap();
-            let MixedRules { shares, batched, copies, .. } = &engine.mixed;
-            let named = engine.families.iter().flatten().chain(engine.shares.keys()).chain(shares.keys());
+            let batched = &engine.mixed.batched;
+            let named = engine.families.iter().flatten().chain(engine.shares.keys());
             let named =
                 named.chain(engine.batched.keys()).chain(&engine.recomputes).chain(engine.copies.keys());
-            let named = named.chain(batched.keys()).chain(copies.keys()).chain(&engine.tf32_classes);
+            let named = named.chain(batched.keys()).chain(&engine.tf32_classes);
             for class in named.chain(&engine.reuses) {
                 let class = class.split('.').next().unwrap();
                 assert!(WorkloadClass::find(class).is_some(), "{}: {class}", engine.name.name());
             }
             let all = engine.shares.values().chain(engine.batched.values()).chain([&engine.share]);
-            let mut all = all.chain(shares.values()).chain(batched.values());
+            let mut all = all.chain(batched.values());
             assert!(all.all(|share| (0.05..=1.0).contains(share)), "{engine:?}");
             assert!(engine.families.len() <= 64);
             assert_eq!(Engine::of(engine.name), Some(&engine));
@@ -295,9 +283,5 @@ mod tests {
         let outer = KernelKind { outer: true, ..usual };
         let narrow = engine.share_of(["normalize"], KernelKind { narrow: true, ..outer });
         assert!(narrow < slow && slow < engine.share_of(["normalize"], outer));
-        let mixed = KernelKind { mixed: true, ..usual };
-        assert!(
-            engine.share_of(["cross_entropy_grad"], mixed) < engine.share_of(["cross_entropy_grad"], usual)
-        );
     }
 }

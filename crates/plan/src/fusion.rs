@@ -258,7 +258,6 @@ fn traffic(
             }
         }
     }
-    let mixed = is_mixed(graph);
     let mut parts: Vec<Option<FusedOp>> = vec![None; graph.ops.len()];
     for (at, group) in groups.iter().enumerate() {
         let lone = group.members.len() == 1;
@@ -267,7 +266,7 @@ fn traffic(
         let classes = || group.members.iter().map(|&op| ops[op].class);
         let narrow = group.members.iter().any(|&op| ops[op].narrow);
         let wide = group.members.iter().any(|&op| ops[op].wide);
-        let kind = KernelKind { outer, wide, narrow, mixed };
+        let kind = KernelKind { outer, wide, narrow };
         // Libraries have such calls for f32; in 16 bits batch norm is several kernels.
         let call = engine.calls && !lone && outer && !narrow;
         // A lone op of an engine that fuses few ops is what cost files measure.

@@ -68,7 +68,7 @@ fn engine_peak(context: &Context<'_>, assignment: &Assignment, engine: &Engine, 
         let (node, shapes) = (context.graph.node(op), &context.shapes[op.index()]);
         let class = node.op.workload(&shapes.inputs, &shapes.outputs).class.name;
         let reuses = engine.reuses.contains(class);
-        let copies = engine.copies_of(class, mixed);
+        let copies = engine.copies_of(class);
         if copies == 0 && !reuses {
             continue;
         }

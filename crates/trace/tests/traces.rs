@@ -10,6 +10,7 @@ use shardwright_trace::{
 use std::io::Write;
 
 const TORCH: &[u8] = include_bytes!("traces/torch-cpu.json.gz");
+const GPU: &[u8] = include_bytes!("traces/torch-gpu.json.gz");
 const JAX: &[u8] = include_bytes!("traces/jax-cpu.json.gz");
 const PRODUCTS: KernelKind = KernelKind::Work(WorkKind::Products);
 const MEMORY: KernelKind = KernelKind::Work(WorkKind::MemoryBound);
@@ -60,6 +61,18 @@ fn pytorch_marks_steps_and_records_shapes() {
     let products = found.kinds.iter().find(|found| found.kind == PRODUCTS).unwrap();
     assert_eq!(products.counts, [5.0, 5.0]);
     assert!((products.factor() - products.seconds[0] / 50e-6).abs() < 1e-9);
+}
+
+#[test]
+fn kernels_of_a_gpu_belong_to_the_ops_that_launched_them() {
+    // Two steps of GPT with two layers of 512 on an H200, batch 8 of 512 tokens, 8192 words, in bf16.
+    let work = work(GPU);
+    let products = work.kernels.iter().filter(|kernel| kernel.product.is_some()).count();
+    assert!((76..=82).contains(&products), "{products} of 78, some in two kernels");
+    assert!(work.kernels.iter().any(|kernel| kernel.product == Some(product_sizes(1, 4096, 8192, 512))));
+    let attention = KernelKind::Work(WorkKind::Attention);
+    assert!(work.kernels.iter().filter(|kernel| kernel.kind == attention).count() >= 8);
+    assert!(work.kernels.iter().all(|kernel| !matches!(kernel.kind, KernelKind::Collective(_))));
 }
 
 #[test]

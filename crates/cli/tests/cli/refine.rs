@@ -47,6 +47,25 @@ fn a_trace_says_what_was_wrong_and_its_costs_predict_the_measured_time() {
 }
 
 #[test]
+fn a_trace_of_a_gpu_is_matched_by_shapes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gpu.json.gz");
+    fs::write(&path, include_bytes!("../../../trace/tests/traces/torch-gpu.json.gz")).unwrap();
+    let model = "gpt:layers=2,hidden=512,heads=8,vocab=8192,seq=512,dtype=bf16,batch=8";
+    let more = ["--machine", "1xh200", "--costs", "h200", "--engine", "torch-eager", "--refine"];
+    let done = shardwright(&[&["plan", model], &more[..], &[path.to_str().unwrap(), "-q"]].concat());
+    let said = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
+    assert!(said.contains("2 steps of 1 device; 100% of the time matched"), "{said}");
+    let factor = |kind: &str| -> f64 {
+        let line = said.lines().find(|line| line.starts_with(kind)).unwrap();
+        line.rsplit(' ').next().unwrap().trim_end_matches('x').parse().unwrap()
+    };
+    assert!((0.6..1.6).contains(&factor("matrix products")), "{said}");
+    assert!((0.4..2.5).contains(&factor("attention")), "{said}");
+}
+
+#[test]
 fn wrong_traces_are_refused_with_place_and_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let good = trace(folder.path());
