@@ -30,7 +30,7 @@ def launch(script: str, world: int, folder: pathlib.Path) -> dict[str, Any]:
     finally:
         for process in processes:
             process.kill()
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"case"')]
     for line in lines:
         assert "error" not in line, f"{line['case']}: {line['error']}"
     return {line["case"]: line for line in lines}

@@ -76,8 +76,10 @@ def generated() -> Results:
     with torch.no_grad():
         got = model.generate(prompt, **options)
     state = model.full_state_dict()
-    folder = f"{sys.argv[4]}/saved{distributed.get_rank()}"
-    alone.save_pretrained(folder, state_dict=state)
+    folder = f"{sys.argv[4]}/saved"
+    # The first process writes.
+    alone.save_pretrained(folder, state_dict=state, is_main_process=distributed.get_rank() == 0)
+    distributed.barrier()
     again = type(alone).from_pretrained(folder)
     return {"same": bool(torch.equal(got, want)), "difference": difference(again, alone), "length": got.shape[1]}
 

@@ -20,7 +20,16 @@ def planned_trainer(base: type) -> type:
             result = super().create_accelerator_and_postprocess()
             # One process as far as Trainer is concerned: the plan knows of the others.
             self.accelerator.state.distributed_type = DistributedType.NO
+            self.accelerator.prepare_data_loader = lambda loader, *_, **__: loader
             return result
+
+        def _set_signature_columns_if_needed(self) -> None:
+            # The columns that the module's own forward pass takes.
+            planned, self.model = self.model, getattr(self.model, "_original", self.model)
+            try:
+                super()._set_signature_columns_if_needed()
+            finally:
+                self.model = planned
 
         def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
             return model
