@@ -25,7 +25,8 @@ def planned_trainer(base: type) -> type:
 
         def _set_signature_columns_if_needed(self) -> None:
             # The columns that the module's own forward pass takes.
-            planned, self.model = self.model, getattr(self.model, "_original", self.model)
+            planned: Any = self.model
+            self.model: Any = getattr(planned, "_original", planned)
             try:
                 super()._set_signature_columns_if_needed()
             finally:
