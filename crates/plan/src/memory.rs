@@ -17,7 +17,7 @@
 //! exceed it: transient copies, shares of all-reduces, buckets and workspaces count in the program only.
 //! [`limited`](crate::limited) adds the network's memory to the search problem.
 
-use crate::context::Context;
+use crate::{context::Context, fusion::is_mixed};
 use shardwright_cost::{Engine, Layout, Lifetimes, Placement};
 use shardwright_graph::{Gemm, OpId, Phase, RooflineKind, TensorId};
 use shardwright_lower::{ParallelGraph, lower};
@@ -62,6 +62,7 @@ pub(crate) fn peak_of(
 /// The peak with what the engine does to it: workspaces of its libraries, the most that it copies of one op's results, or the most
 /// that it saves by writing a result over its operand. Both are taken to happen at the peak, as for the logits of language models.
 fn engine_peak(context: &Context<'_>, assignment: &Assignment, engine: &Engine, program: u64) -> u64 {
+    let mixed = is_mixed(context.graph);
     let (mut more, mut less) = (0, 0);
     for op in context.graph.op_ids() {
         let (node, shapes) = (context.graph.node(op), &context.shapes[op.index()]);
@@ -75,11 +76,11 @@ fn engine_peak(context: &Context<'_>, assignment: &Assignment, engine: &Engine, 
         let layout = end.layout(&context.shapes, assignment.config(op), context.mesh());
         let bytes = local_bytes(context, node.outputs[0], &layout);
         let last = shapes.outputs[0].shape.last().copied().unwrap_or(1);
-        // A padded copy takes the place of what was saved.
+        // A padded copy takes the place of what was saved; with f32 in between there is one more.
         match (reuses, engine.pads_products && !last.is_multiple_of(Gemm::ALIGNED)) {
             (true, false) => less = less.max(bytes),
-            (true, true) => {}
-            (false, _) => more = more.max(bytes.saturating_mul(copies)),
+            (true, true) if mixed => more = more.max(bytes),
+            _ => more = more.max(bytes.saturating_mul(copies)),
         }
     }
     let more =
