@@ -135,7 +135,8 @@ impl<'a> Context<'a> {
         let ops = self.graph.op_ids();
         let launches: f64 = ops.map(|op| f64::from(self.graph.runs(op)) * self.launch_seconds(op)).sum();
         let widened = if is_mixed(self.graph) { engine.mixed.kernels_per_weight } else { 0 };
-        let widening = f64::from(widened) * self.graph.parameters().count() as f64 * engine.host_us_per_kernel;
+        let widening =
+            f64::from(widened) * self.graph.parameters().count() as f64 * engine.host_us_per_kernel;
         (engine.host_us_per_step + widening) * 1e-6 + launches
     }
 

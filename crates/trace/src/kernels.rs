@@ -218,10 +218,9 @@ fn kernel_kind(name: &str, stated: Option<&str>) -> KernelKind {
     if has(
         name,
         &["nccl", "gloo", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"],
-    ) {
-        if let Some(kind) = collective(name) {
-            return KernelKind::Collective(kind);
-        }
+    ) && let Some(kind) = collective(name)
+    {
+        return KernelKind::Collective(kind);
     }
     // Inductor names a kernel after all ops that it fuses.
     if has(name, &["triton_", "elementwise", "reduce_kernel", "Memcpy", "Memset", "multi_tensor"]) {
@@ -243,10 +242,10 @@ fn kernel_kind(name: &str, stated: Option<&str>) -> KernelKind {
 
 /// The kind of a PyTorch op by its name.
 fn op_kind(name: &str) -> KernelKind {
-    if has(name, &["c10d::", "gloo:", "nccl:", "record_param_comms", "c10d_functional::"]) {
-        if let Some(kind) = collective(name) {
-            return KernelKind::Collective(kind);
-        }
+    if has(name, &["c10d::", "gloo:", "nccl:", "record_param_comms", "c10d_functional::"])
+        && let Some(kind) = collective(name)
+    {
+        return KernelKind::Collective(kind);
     }
     KernelKind::Work(if has(name, &["attention"]) {
         WorkKind::Attention

@@ -46,9 +46,10 @@ pub(super) fn sections(graph: &Graph, cuts: &Cuts) -> Vec<Section> {
         let own_layer = graph.layers[node.layer.index()].forward == op;
         let section = if cuts.factors[op.index()].is_some() {
             Section::Body
-        } else if node.phase == Phase::Update || node.inputs.iter().any(after) {
-            Section::Last
-        } else if !reaches[op.index()] && adds_two_gradients(graph, &consumers, cuts, op) {
+        } else if node.phase == Phase::Update
+            || node.inputs.iter().any(after)
+            || (!reaches[op.index()] && adds_two_gradients(graph, &consumers, cuts, op))
+        {
             Section::Last
         } else if !from_data {
             if node.phase == Phase::Forward && own_layer { Section::First } else { Section::Body }
