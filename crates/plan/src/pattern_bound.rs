@@ -33,6 +33,9 @@ const MOST_MEMBERS: usize = 8_000;
 const MOST_MEMBERS_IN_ALL: usize = 150_000;
 /// The most groups of a variable: the size of tables is the square of it.
 const MOST_GROUPS: usize = 400;
+/// The least memory for tables with which the bound is computed. Groups and their reshards take about 150 MiB for eight layers on 64
+/// devices.
+const LEAST_MEMORY: u64 = 512 << 20;
 /// The most rounds.
 const MOST_ROUNDS: usize = 60;
 /// The rounds end when the bound has risen by less than this share in so many rounds.
@@ -61,7 +64,7 @@ pub fn is_on_prime_axes(context: &Context<'_>, mesh: &Mesh, assignment: &Assignm
 /// A bound on prime axes, and the configs that led to it.
 pub struct PatternBound {
     /// Picoseconds that no assignment of the context's variables on the machine's prime axes costs less than; zero where the model
-    /// has too many configs.
+    /// has too many configs, or the control allows too little memory.
     pub bound: i64,
     /// Per variable: configs of its leading op on the prime axes, one of the group that each of the last rounds chose. Good
     /// assignments are made of them.
@@ -79,6 +82,9 @@ pub fn pattern_bound(
     control: &Control<'_>,
 ) -> Result<PatternBound, PlanError> {
     let mut found = PatternBound { bound: 0, candidates: Vec::new() };
+    if control.memory_bytes < LEAST_MEMORY {
+        return Ok(found);
+    }
     let Some(mut relaxation) = Relaxation::new(context, control)? else { return Ok(found) };
     let mut bounds: Vec<i64> = Vec::new();
     let mut rounds: Vec<Vec<u32>> = Vec::new();

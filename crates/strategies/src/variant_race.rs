@@ -295,7 +295,9 @@ impl<'g> Race<'_, 'g> {
                 }
             }
         }
-        if let Some((_, best)) = standing.best.as_ref().filter(|_| left_out > 0) {
+        // A step in a given number of micro-batches is proved for what it keeps; a choice among numbers, for all of them.
+        let chosen = entries.iter().any(|own| own.variant.micro_batches != entries[0].variant.micro_batches);
+        if let Some((_, best)) = standing.best.as_ref().filter(|_| left_out > 0 && chosen) {
             let limit = self.constraints.memory.map_or(u64::MAX, |limit| limit.0).max(1);
             notes.push(format!(
                 "the plan takes {}% of the memory limit, so {left_out} variants that divide further or recompute more were not searched: the \

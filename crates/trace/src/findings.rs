@@ -16,7 +16,7 @@ const LEAST_MATCHED: f64 = 0.7;
 /// The most that the number of products per step may differ by, as a factor.
 const MOST_PRODUCTS: f64 = 2.0;
 
-/// Of so many products one may be a kernel too many, where steps are told by their number.
+/// Of so many products one may be a kernel too many, where their number gives the number of steps.
 const MOST_EXTRA: usize = 8;
 
 /// The time that a plan predicts for an op or collective on one device.
@@ -111,7 +111,7 @@ impl Findings {
     /// Compares a trace with the predictions for one device.
     ///
     /// # Errors
-    /// Where the trace is of another model, or its steps cannot be told apart.
+    /// Where the trace is of another model, or the number of its steps is unknown.
     pub fn of(work: &DeviceWork, predictions: &[Prediction]) -> Result<Self, MatchError> {
         let steps = steps(work, predictions)?;
         let per_step = f64::from(steps) * f64::from(work.devices);

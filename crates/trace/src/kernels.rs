@@ -251,7 +251,7 @@ fn op_kind(name: &str) -> KernelKind {
         WorkKind::Attention
     } else if has(name, &["convolution", "conv2d", "conv_depthwise", "conv1d", "conv3d"]) {
         WorkKind::Convolutions
-    } else if products_of(name).is_some() || has(name, &["lstm", "rnn", "linear", "matmul", "_scaled_mm"]) {
+    } else if products_of(name).is_some() || has(name, &["lstm", "rnn", "_scaled_mm"]) {
         WorkKind::Products
     } else {
         WorkKind::MemoryBound

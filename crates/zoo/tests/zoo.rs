@@ -237,7 +237,7 @@ fn requests_that_make_no_sense_name_the_problem_and_the_remedy() {
             assert!(text.contains(part), "{spec}: `{text}` lacks `{part}`");
         }
     };
-    check("vgg17", &["`vgg17`", "vgg16", "llama"]);
+    check("vgg17", &["`vgg17`", "did you mean `vgg16`", "shardwright models"]);
     check("", &["no model", "mlp"]);
     check("mlp:hiden=3", &["`hiden`", "hidden", "batch", "dtype"]);
     check("mlp:hidden", &["`hidden`", "key=value"]);

@@ -262,7 +262,16 @@ fn ended(child: &mut Child, patience: Duration) -> Output {
 /// A search that holds twice as much where it may.
 #[test]
 fn tables_keep_to_the_memory_that_they_are_allowed() {
-    let model = ["plan", "gpt:layers=1", "--machine", "p100x16", "--batch", "128", "--solver", "exact"];
+    let model = [
+        "plan",
+        "gpt:layers=1,attention=plain",
+        "--machine",
+        "p100x16",
+        "--batch",
+        "128",
+        "--solver",
+        "exact",
+    ];
     let model = [&model[..], &["--threads", "2"]].concat();
     let held = |more: &[&str]| {
         let plan = json(&[&model[..], &["--json"], more].concat());

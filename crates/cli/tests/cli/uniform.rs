@@ -36,7 +36,7 @@ fn a_trainers_plan_is_priced_and_written_as_its_options() {
     assert!(text("nemo").contains("trainer.strategy.sequence_parallel=True"));
     // A plan that is not uniform has no such options.
     let other = folder.path().join("other.json").display().to_string();
-    assert!(shardwright(&plan(&["--solver", "data", "-q", "-o", &other])).status.success());
+    assert!(shardwright(&plan(&["--solver", "model", "-q", "-o", &other])).status.success());
     assert_eq!(shardwright(&["export", &other, "--to", "megatron"]).status.code(), Some(1));
 }
 
