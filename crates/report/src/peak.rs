@@ -93,7 +93,7 @@ pub fn tensor_layers(graph: &Graph) -> Vec<Option<u32>> {
 }
 
 impl Peak {
-    /// The first of the fullest moments; `layers` are those of [`tensor_layers`], `running` says which op is
+    /// The first of the fullest moments; `layers` are those of `tensor_layers`, `running` says which op is
     /// computed at a time.
     pub fn of(
         graph: &Graph,

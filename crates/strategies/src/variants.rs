@@ -106,7 +106,7 @@ pub struct VariantInputs<'a> {
     pub costs: Option<&'a CostFile>,
     /// Whether every op chooses for itself.
     pub untied: bool,
-    /// Whether recomputed ops are chosen one by one, beside the policies ([`crate::recompute_ops`]).
+    /// Whether recomputed ops are chosen one by one, beside the policies (`recompute_ops.rs`).
     pub recompute_ops: bool,
 }
 
