@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 Layout = tuple[str, ...]
@@ -94,7 +95,7 @@ class Grid:
     """The mesh, and this process's position on it."""
 
     mesh: Any
-    _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    _groups: dict[tuple[int, ...], str] = field(default_factory=dict)
     _collectives: dict[tuple[Layout, Layout], Collective | None] = field(default_factory=dict)
 
     @cached_property
@@ -194,5 +195,6 @@ class Grid:
         if axes not in self._groups:
             names = tuple(self.mesh.mesh_dim_names[axis] for axis in axes)
             part = self.mesh[names]
-            self._groups[axes] = (part._flatten() if len(axes) > 1 else part).get_group()
-        return self._groups[axes]
+            self._groups[axes] = (part._flatten() if len(axes) > 1 else part).get_group().group_name
+        # A name, not the group: see `_exit`.
+        return _resolve_process_group(self._groups[axes])

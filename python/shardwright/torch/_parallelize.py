@@ -24,6 +24,7 @@ from .._trial import candidates, fastest, show_measured
 from ._capture import Capture, WithLoss, capture
 from ._data import Batches, global_example, micro_batches_of
 from ._engine import Engine
+from ._exit import release_at_exit
 from ._layout import Grid, layout_of_placements, placements
 from ._measure import seconds_of, trained
 from ._planning import Options, arguments, check_plan, part_of, priced
@@ -267,6 +268,7 @@ def parallelize(
             if (staged := result.data["pipeline"]) is not None and len(staged["axes"]) == len(axes):
                 axes = {**axes, "one": 1}
             mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+            release_at_exit(mesh)
             result.notes += priced(captured, result)
             if result.data["pipeline"] is not None:
                 if batch != "global" or mixed_precision is not None or (result.data["recompute"] or {}).get("ops"):

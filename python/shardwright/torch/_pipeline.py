@@ -6,6 +6,7 @@ layouts. Calls of other stages run without data, for shapes only. Tensors that a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from .._plan import Plan
 from ._capture import Capture, WithLoss
 from ._data import micro_batches_of
 from ._engine import Engine
+from ._exit import release_at_exit
 from ._frames import Key, line_of_user
 from ._functions import is_plain
 from ._graph import TensorId
@@ -203,7 +205,7 @@ class Pipelined(torch.nn.Module):
         group = grid.group(self._axes)
         #: This process's stage, from 0.
         self.stage = distributed.get_rank(group)
-        self._group = group
+        self._group: Any = group
         self.micro_batches = int(plan.data["micro_batches"])
         forms = {name: self._inner(form) for name, form in layouts["ops"].items()}
         self._stages = Stages(captured, plan, forms, tuple(self.stage_mesh.mesh.shape))
@@ -215,9 +217,14 @@ class Pipelined(torch.nn.Module):
         stored = {name: self._within(at) for name, at in layouts["stored"].items()}
         self._take_weights(module, stored)
         self._parts: list[Any] = []
-        self._schedule = schedule(
+        self._schedule: Any = schedule(
             self._pipeline_stage(), self.micro_batches, loss_fn=lambda loss, _: loss, scale_grads=False
         )
+        release_at_exit(mesh, weakref.WeakMethod(self._release))
+
+    def _release(self) -> None:
+        """Drops the references to process groups."""
+        self._group = self._schedule = None
 
     def _within(self, layout: Iterable[str]) -> Layout:
         """A layout without the pipeline's axes. A stage of one process has an axis of one process."""
