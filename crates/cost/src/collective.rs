@@ -24,6 +24,9 @@
 //! `src/graph/tuning.cc`). On a torus the m-1 steps of the hierarchical algorithms are those of one ring per dimension,
 //! and a tree's depth is the number of wires to the farthest unit. Phases of a hierarchical algorithm use different
 //! links and are pipelined, so the slowest level counts, not the sum. It is therefore never worse than the flat ring.
+//! NCCL has no hierarchical all-gather, reduce-scatter or all-reduce over several levels of switches, so it is not
+//! offered there: vTrain's steps with 16-way tensor parallelism over two nodes take the time of one ring. A reshard in
+//! several collectives, one per level, is found by `reshard`.
 //! Bandwidth terms assume messages in pieces small enough to keep all links busy.
 //!
 //! If a machine's file has measured times for a collective in groups of this size, they replace the model.
@@ -188,12 +191,13 @@ impl Profile {
         let scatter = (n - 1.0) / n;
         let mut rows = [[NEVER; CHOICES]; PATTERNS];
         rows[Pattern::Half as usize][0] = line(Algorithm::Ring, chain, scatter * ring);
-        rows[Pattern::Half as usize][1] = line(Algorithm::Hierarchical, per_level, hierarchical);
-        rows[Pattern::AllReduce as usize] = [
-            line(Algorithm::Ring, 2.0 * chain, 2.0 * scatter * ring),
-            line(Algorithm::Tree, 2.0 * tree, 2.0 * ring),
-            line(Algorithm::Hierarchical, 2.0 * per_level, 2.0 * hierarchical),
-        ];
+        rows[Pattern::AllReduce as usize][0] = line(Algorithm::Ring, 2.0 * chain, 2.0 * scatter * ring);
+        rows[Pattern::AllReduce as usize][1] = line(Algorithm::Tree, 2.0 * tree, 2.0 * ring);
+        if crossings.nest_rings {
+            rows[Pattern::Half as usize][1] = line(Algorithm::Hierarchical, per_level, hierarchical);
+            rows[Pattern::AllReduce as usize][2] =
+                line(Algorithm::Hierarchical, 2.0 * per_level, 2.0 * hierarchical);
+        }
         rows[Pattern::Fan as usize][0] = line(Algorithm::Ring, chain, ring);
         rows[Pattern::Fan as usize][1] = line(Algorithm::Tree, tree, ring);
         rows[Pattern::Deal as usize][0] = line(Algorithm::Tree, tree, deal);

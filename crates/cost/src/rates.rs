@@ -41,6 +41,9 @@ pub(crate) struct Crossings {
     list: [Option<LevelCrossing>; MAX_LEVELS],
     /// Devices in one group.
     pub members: u32,
+    /// Whether collectives may run a ring per level. NCCL's run one ring through all members. Rings along the
+    /// dimensions of a torus nest, and so do those within one level.
+    pub nest_rings: bool,
 }
 
 impl Crossings {
@@ -120,7 +123,10 @@ impl Crossings {
             rates.latency = level.link.latency.0;
             list[l] = Some(rates);
         }
-        Crossings { list, members: size(&|_| true, axes) }
+        let crossed = || machine.levels().iter().zip(&list).filter(|(_, crossing)| crossing.is_some());
+        let is_torus = crossed().any(|(level, _)| matches!(level.link.topology, Topology::Torus { .. }));
+        let nest_rings = is_torus || crossed().count() == 1;
+        Crossings { list, members: size(&|_| true, axes), nest_rings }
     }
 }
 

@@ -98,19 +98,25 @@ fn all_reduce_over_everything() {
     // One ring through 16 GPUs crosses each port once: 2 * 15/16 at 8 GB/s. Of the 15 steps of a pass 3 leave a node.
     let alpha = 2.0 * (3.0 * 10.0 + 12.0) * US;
     by(&m, Collective::AllReduce, Algorithm::Ring, all, 8 * MB, alpha + 2.0 * 15.0 / 16.0 * 1e-3);
-    // Hierarchical: each GPU all-reduces its quarter between nodes at a quarter of the port: 2 * 3/4 at 8 GB/s;
-    // inside, 2 * 3/4 at 40 GB/s is hidden behind it.
-    by(&m, Collective::AllReduce, Algorithm::Hierarchical, all, 8 * MB, 2.0 * 33.0 * US + 1.5e-3);
     by(&m, Collective::AllReduce, Algorithm::Tree, all, 8 * MB, 2.0 * (20.0 + 2.0) * US + 2e-3);
-    // A GPU each from two halves of a node: 8 members, two groups share the port.
-    by(
-        &m,
-        Collective::AllReduce,
-        Algorithm::Hierarchical,
-        &[0, 1, 2],
-        8 * MB,
-        2.0 * 31.0 * US + 2.0 * 1.5e-3,
-    );
+    // A GPU each from two halves of a node: 8 members, two groups share the port. Of 7 steps 3 leave a node.
+    let alpha = 2.0 * (3.0 * 10.0 + 4.0) * US;
+    by(&m, Collective::AllReduce, Algorithm::Ring, &[0, 1, 2], 8 * MB, alpha + 2.0 * 2.0 * 7.0 / 8.0 * 1e-3);
+}
+
+#[test]
+fn rings_nest_within_a_level_and_on_a_torus_only() {
+    let kinds = [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
+    let nests = |machine: &Machine, axes| {
+        let comm = Comm::new(machine, machine.mesh());
+        kinds.map(|kind| comm.seconds_by(kind, Algorithm::Hierarchical, axes, Bytes(8 * MB)).is_some())
+    };
+    let two_levels = easy(1, "topology = \"switch\"");
+    assert_eq!(nests(&two_levels, set(GPU)), [true; 3]);
+    assert_eq!(nests(&two_levels, set(NODE)), [true; 3]);
+    assert_eq!(nests(&two_levels, two_levels.mesh().all()), [false; 3]);
+    let torus = builtin("v5p-256").unwrap();
+    assert_eq!(nests(&torus, torus.mesh().all()), [true; 3]);
 }
 
 #[test]
@@ -119,8 +125,7 @@ fn gathers_and_scatters_are_half_an_all_reduce() {
     for kind in [Collective::AllGather, Collective::ReduceScatter] {
         takes(&m, kind, GPU, 40 * MB, 3.0 * US + 0.75e-3);
         takes(&m, kind, NODE, 4 * MB, 30.0 * US + 1.5e-3);
-        takes(&m, kind, &[0, 1, 2, 3], 8 * MB, 33.0 * US + 0.75e-3);
-        by(&m, kind, Algorithm::Ring, &[0, 1, 2, 3], 8 * MB, 42.0 * US + 15.0 / 16.0 * 1e-3);
+        takes(&m, kind, &[0, 1, 2, 3], 8 * MB, 42.0 * US + 15.0 / 16.0 * 1e-3);
     }
 }
 
@@ -275,15 +280,15 @@ fn optcnn_counts_sixteen_and_a_half_gib_for_vgg16_on_16_devices() {
 }
 
 #[test]
-fn hierarchical_traffic_leaves_a_node_less_often() {
+fn a_ring_leaves_every_node_once() {
     let m = easy(1, "topology = \"switch\"");
     let comm = Comm::new(&m, m.mesh());
-    // Large: hierarchical. 2 * 3 * |W| between nodes, 2 * 12 * |W| within.
+    // Each of the 16 links carries 15 of 16 parts twice; four of them leave a node.
     let traffic = comm.traffic(Collective::AllReduce, m.mesh().all(), AxisSet::EMPTY, Bytes(16 * MB));
-    assert_eq!(traffic.level(m.mesh(), LevelId(0)), Bytes(2 * 3 * 16 * MB));
-    assert_eq!(traffic.level(m.mesh(), LevelId(1)), Bytes(2 * 12 * 16 * MB));
-    assert_eq!(traffic.axis(AxisId(0)), Bytes(2 * 16 * MB));
-    assert_eq!(traffic.axis(AxisId(1)), Bytes(4 * 16 * MB));
+    assert_eq!(traffic.level(m.mesh(), LevelId(0)), Bytes(2 * 4 * 15 * MB));
+    assert_eq!(traffic.level(m.mesh(), LevelId(1)), Bytes(2 * 12 * 15 * MB));
+    assert_eq!(traffic.axis(AxisId(0)), Bytes(2 * 2 * 15 * MB));
+    assert_eq!(traffic.axis(AxisId(1)), Bytes(2 * 2 * 15 * MB));
     // All-to-all over everything: each of 16 sends 12/16 of its bytes to other nodes.
     let traffic = comm.traffic(Collective::AllToAll, m.mesh().all(), AxisSet::EMPTY, Bytes(16 * MB));
     assert_eq!(traffic.level(m.mesh(), LevelId(0)), Bytes(12 * 16 * MB));
