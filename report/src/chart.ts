@@ -1,6 +1,6 @@
 // Step charts over time: memory, bounds.
 
-import { el, legend, svg } from "./dom";
+import { chartWidth, el, legend, svg } from "./dom";
 import * as show from "./format";
 import { hideTip, showTip } from "./tip";
 
@@ -56,7 +56,7 @@ function at(line: Line, time: number): number | null {
 }
 
 export function chart({ label, lines, limits, end, floor = 0, value }: Chart): HTMLElement {
-  const [width, height] = [1200, 260];
+  const [width, height] = [chartWidth(), 260];
   const top = 1.06 * Math.max(...lines.flatMap((line) => line.values.reduce((a, b) => Math.max(a, b), floor)), ...limits.map((limit) => limit.value), floor + Number.MIN_VALUE);
   const x = (time: number) => LEFT + ((width - LEFT - RIGHT) * time) / end;
   const y = (own: number) => height - BOTTOM - ((height - TOP - BOTTOM) * (own - floor)) / (top - floor);
@@ -65,7 +65,7 @@ export function chart({ label, lines, limits, end, floor = 0, value }: Chart): H
     drawing.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(mark), y2: y(mark) }),
       svg("text", { x: LEFT - 8, y: y(mark) + 4, "text-anchor": "end" }, show.orZero(value)(mark)));
   }
-  const marks = show.ticks(0, end, 10);
+  const marks = show.ticks(0, end, width < 900 ? 6 : 10);
   for (const mark of marks) {
     drawing.append(svg("text", { x: x(mark), y: height - 8, "text-anchor": "middle" }, show.tickSeconds(mark, marks.length > 1 ? marks[1]! - marks[0]! : end)));
   }

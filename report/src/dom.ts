@@ -15,6 +15,9 @@ function fill<E extends Element>(element: E, attributes: Attributes, children: C
   return element;
 }
 
+/** The width of wide charts: that of the page, so that their text is as large as the page's on narrow screens too. */
+export const chartWidth = (): number => Math.min(1200, Math.max(600, document.documentElement.clientWidth - 48));
+
 export function el<K extends keyof HTMLElementTagNameMap>(name: K, attributes: Attributes = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
   return fill(document.createElement(name), attributes, children);
 }

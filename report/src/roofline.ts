@@ -1,13 +1,13 @@
 // The roofline: how fast ops compute, by their arithmetic per byte, under the rates of the device's data sheet.
 
 import { lineOf } from "./colours";
-import { el, legend, panel, svg } from "./dom";
+import { chartWidth, el, legend, panel, svg } from "./dom";
 import { ofBlocks } from "./fold";
 import * as show from "./format";
 import { Page } from "./model";
 import { hideTip, showTip } from "./tip";
 
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [1200, 384, 92, 130, 16, 50];
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [384, 92, 130, 16, 50];
 /** Kinds with a colour of their own. */
 const MOST_KINDS = 6;
 
@@ -57,18 +57,19 @@ export function roofline(report: Page, select: (op: number) => void): HTMLElemen
   const [xFrom, xTo] = decades([...all.map((own) => own.intensity), top / bandwidth]);
   // Ops far below the others take no time worth looking at.
   const [yFrom, yTo] = [Math.max(decades(all.map((own) => own.rate))[0], Math.log10(top) - 7), decades([top])[1]];
-  const x = (value: number) => LEFT + ((WIDTH - LEFT - RIGHT) * (Math.log10(value) - xFrom)) / (xTo - xFrom);
+  const width = chartWidth();
+  const x = (value: number) => LEFT + ((width - LEFT - RIGHT) * (Math.log10(value) - xFrom)) / (xTo - xFrom);
   const y = (value: number) => HEIGHT - BOTTOM - ((HEIGHT - TOP - BOTTOM) * (Math.log10(Math.max(value, 10 ** yFrom)) - yFrom)) / (yTo - yFrom);
-  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", "aria-label": `ops by arithmetic per byte and rate of arithmetic on ${name}` });
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, class: "chart", role: "img", "aria-label": `ops by arithmetic per byte and rate of arithmetic on ${name}` });
   for (let power = xFrom; power <= xTo; power++) {
     drawing.append(svg("line", { class: "grid", x1: x(10 ** power), x2: x(10 ** power), y1: TOP, y2: HEIGHT - BOTTOM }),
       svg("text", { x: x(10 ** power), y: HEIGHT - BOTTOM + 21, "text-anchor": "middle" }, power < 0 ? (10 ** power).toFixed(-power) : String(10 ** power)));
   }
   for (let power = Math.ceil(yFrom); power <= yTo; power++) {
-    drawing.append(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(10 ** power), y2: y(10 ** power) }),
+    drawing.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(10 ** power), y2: y(10 ** power) }),
       svg("text", { x: LEFT - 8, y: y(10 ** power) + 4, "text-anchor": "end" }, show.flops(10 ** power)));
   }
-  drawing.append(svg("text", { class: "axis", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "flops per byte of memory traffic"));
+  drawing.append(svg("text", { class: "axis", x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "flops per byte of memory traffic"));
   const highest = Math.max(...roofs.map((roof) => roof.flops_per_second), 1);
   const start = Math.max(10 ** xFrom, (10 ** yFrom) / bandwidth);
   const knee = Math.min(highest / bandwidth, 10 ** xTo);
@@ -76,9 +77,9 @@ export function roofline(report: Page, select: (op: number) => void): HTMLElemen
   let free = -Infinity;
   for (const roof of [...roofs].sort((a, b) => b.flops_per_second - a.flops_per_second)) {
     const at = y(roof.flops_per_second);
-    drawing.append(svg("line", { class: "limit", x1: x(Math.min(Math.max(roof.flops_per_second / bandwidth, 10 ** xFrom), 10 ** xTo)), x2: WIDTH - RIGHT, y1: at, y2: at }));
+    drawing.append(svg("line", { class: "limit", x1: x(Math.min(Math.max(roof.flops_per_second / bandwidth, 10 ** xFrom), 10 ** xTo)), x2: width - RIGHT, y1: at, y2: at }));
     free = Math.max(at + 4, free + 15);
-    drawing.append(svg("text", { class: "limit-text", x: WIDTH - RIGHT + 6, y: free }, `${roof.format} ${show.flops(roof.flops_per_second)}`));
+    drawing.append(svg("text", { class: "limit-text", x: width - RIGHT + 6, y: free }, `${roof.format} ${show.flops(roof.flops_per_second)}`));
   }
   const sums = new Map<string, number>();
   all.forEach((own) => sums.set(own.kind, (sums.get(own.kind) ?? 0) + own.seconds));

@@ -350,6 +350,13 @@ describe("reports", () => {
       assert.deepEqual(time, [true, true], `the time of an op is in sight at ${width} pixels`);
       const seen = await page.locator("#summary .tile").evaluateAll((all) => all.every((own) => own.scrollWidth <= own.clientWidth));
       assert.ok(seen, `tiles hold their texts at ${width} pixels`);
+      // Charts are drawn for the width at which a page is opened.
+      await page.reload();
+      await page.locator("main:not([aria-busy])").waitFor();
+      for (const id of ["memory", "roofline", "search"]) {
+        const height = await page.locator(`#${id} svg.chart text`).first().evaluate((text) => text.getBoundingClientRect().height);
+        assert.ok(height > 11, `the text of ${id} is ${height} pixels high at ${width} pixels`);
+      }
       await picture(page, `llama-${width}`);
     }
     await close();
