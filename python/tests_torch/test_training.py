@@ -106,19 +106,21 @@ def test_a_module_is_evaluated(found: dict[str, Any]) -> None:
     assert found["evaluated"]["difference"] < 1e-5
 
 
-@pytest.mark.parametrize("case", ["staged mlp", "staged fsdp"])
+@pytest.mark.parametrize("case", ["staged mlp", "staged fsdp", "staged interleaved", "staged zb-v", "staged dualpipe-v"])
 def test_a_pipeline_trains_as_one_process_does(found: dict[str, Any], case: str) -> None:
     result = found[case]
     assert result["losses"][1] == pytest.approx(result["losses"][0], abs=2e-6)
     assert result["difference"] < 2e-6
     assert 0 < result["own"][0] < result["own"][1], "a process has the weights of its stage"
     assert result["sharded"] > 0 or case != "staged fsdp"
+    turned = case in ("staged zb-v", "staged dualpipe-v")
+    assert result["stages"] == ([0, 3] if turned else [0, 2] if case == "staged interleaved" else [0])
     assert "model.step" in result["forward"]
     assert "4 micro-batches do not divide 6 samples" in result["uneven"]
 
 
 def test_pipelines_that_cannot_run_are_refused(found: dict[str, Any]) -> None:
-    assert "gpipe and 1f1b" in found["refused"]["schedule"]
+    assert "schedule zb-h1: this PyTorch runs modules by gpipe, 1f1b, interleaved" in found["refused"]["schedule"]
     assert "`transformer.wte.weight` is used in stages 1 and 2" in found["refused"]["tied"]
 
 

@@ -151,7 +151,7 @@ def evaluated() -> Results:
 
 
 def staged(name: str, solver: str, schedule: str) -> Results:
-    """Trains in a pipeline of two stages, four micro-batches, with the stage's weights on two processes."""
+    """Trains in a pipeline of two groups, four micro-batches, with a stage's weights on two processes."""
     torch.manual_seed(0)
     module, args, kwargs, loss_fn = MODELS[name]()
     module.eval()
@@ -174,7 +174,7 @@ def staged(name: str, solver: str, schedule: str) -> Results:
         "difference": largest_difference(dict(alone.named_parameters()), whole),
         "own": [len(list(model.parameters())), len(whole)],
         "sharded": sum(p.placements[0].is_shard() for p in model.parameters()),
-        "stage": model.stage,
+        "stages": model.stages,
         "forward": message(lambda: model(*args)),
         "uneven": message(lambda: model.step(*(x[:6] for x in args))),
     }
@@ -205,8 +205,8 @@ def refused() -> Results:
     expect("machine", PlanError, lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, machine="flat:8"))
     expect("memory", DoesNotFit, lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, memory="1kB"))
     pipeline = {"pipeline": 2, "micro_batches": 4, "progress": False}
-    interleaved = {**pipeline, "schedule": "interleaved:2"}
-    messages["schedule"] = message(lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, solver="data", **interleaved))
+    unknown = {**pipeline, "schedule": "zb-h1"}
+    messages["schedule"] = message(lambda: parallelize(copy.deepcopy(module), (x, y), loss_fn, solver="data", **unknown))
     tied, _, inputs, _ = MODELS["gpt2"]()
     messages["tied"] = message(lambda: parallelize(tied, inputs, solver="data", **pipeline))
     return messages
@@ -225,6 +225,8 @@ def cases() -> dict[str, Callable[[], Results]]:
     found["evaluated"] = evaluated
     found["staged mlp"] = lambda: staged("mlp", "exact", "1f1b")
     found["staged fsdp"] = lambda: staged("mlp", "fsdp", "gpipe")
+    for schedule in ["interleaved", "zb-v", "dualpipe-v"]:
+        found[f"staged {schedule}"] = lambda schedule=schedule: staged("mlp", "data", schedule)
     found["refused"] = refused
     return found
 

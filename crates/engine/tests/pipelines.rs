@@ -118,8 +118,8 @@ fn random_pipeline(whole: &Graph, mesh: &Mesh, random: &mut Random) -> Option<(G
     let pipeline = Pipeline::new(&graph, axes, schedule, |layer: LayerId| stages[layer.index()]);
     let tied = random.below(2) == 0;
     let mut configs = configs(&graph, mesh, random, tied, false);
-    for op in graph.op_ids() {
-        pipeline.pin(mesh, pipeline.stage(&graph, op), &mut configs[op.index()]);
+    for (config, stage) in configs.iter_mut().zip(pipeline.op_stages(&graph)) {
+        pipeline.pin(mesh, stage, config);
     }
     let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(&graph, op)).collect();
     let assignment = Assignment { pipeline: Some(pipeline), ..Assignment::of(&graph, configs) };

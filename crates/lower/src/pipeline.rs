@@ -79,7 +79,7 @@ pub fn weight_gradient_ops(graph: &Graph) -> Vec<bool> {
 impl ProgramPipeline {
     /// The pipeline of a lowered program whose body is written once.
     pub(crate) fn new(graph: &Graph, pipeline: &Pipeline, program: &ParallelGraph) -> Self {
-        let weights = weight_gradient_ops(graph);
+        let (weights, stages) = (weight_gradient_ops(graph), pipeline.op_stages(graph));
         let body = &program.instructions[program.body.clone()];
         // Per value: the pass before all its readers in the body.
         let mut read_by: FxHashMap<u32, StagePass> = FxHashMap::default();
@@ -92,7 +92,7 @@ impl ProgramPipeline {
                         _ if weights[op.index()] => Pass::BackwardWeight,
                         _ => Pass::BackwardInput,
                     };
-                    Some(StagePass { stage: pipeline.stage(graph, op), pass, micro_batch: 0 })
+                    Some(StagePass { stage: stages[op.index()], pass, micro_batch: 0 })
                 }
                 _ => {
                     let readers =

@@ -68,6 +68,8 @@ pub struct Explainer<'p> {
     context: &'p Context<'p>,
     groups: &'p Variables,
     chosen: Assignment,
+    /// The stage of every op; empty without a pipeline.
+    stages: Vec<u32>,
     times: OpTimes<'p>,
     links: Vec<Vec<Link<'p>>>,
     /// Times of reshards that were asked for before.
@@ -93,6 +95,7 @@ impl<'p> Explainer<'p> {
         Ok(Self {
             context,
             groups,
+            stages: assignment.pipeline.as_ref().map_or_else(Vec::new, |own| own.op_stages(context.graph)),
             chosen: assignment.clone(),
             times: context.times()?,
             links,
@@ -119,7 +122,12 @@ impl<'p> Explainer<'p> {
         let (context, split) = (self.context, &self.groups.members[part]);
         let mut priced = Vec::new();
         for config in self.listed(part) {
-            let own = split.configs(&context.shapes, context.mesh(), &config);
+            let mut own = split.configs(&context.shapes, context.mesh(), &config);
+            if let Some(pipeline) = &self.chosen.pipeline {
+                for (op, config) in split.ops.iter().zip(&mut own) {
+                    pipeline.pin(context.mesh(), self.stages[op.index()], config);
+                }
+            }
             if let Some(choice) = self.price(part, &own)? {
                 priced.push((choice.total_ps(), config));
             }
@@ -132,13 +140,13 @@ impl<'p> Explainer<'p> {
     fn listed(&self, part: usize) -> Vec<Config> {
         let lead = self.groups.members[part].forward();
         let rule = &self.context.shapes[lead.index()].rule;
-        let (graph, mesh) = (self.context.graph, self.context.mesh());
+        let mesh = self.context.mesh();
         if count_configs(rule, mesh, MOST_CONFIGS) > MOST_CONFIGS {
             return Vec::new();
         }
         let mut listed = configs(rule, mesh);
         if let Some(pipeline) = &self.chosen.pipeline {
-            listed.iter_mut().for_each(|config| pipeline.pin(mesh, pipeline.stage(graph, lead), config));
+            listed.iter_mut().for_each(|config| pipeline.pin(mesh, self.stages[lead.index()], config));
             listed.sort();
             listed.dedup();
         }

@@ -8,7 +8,7 @@ use shardwright_graph::{GradientPrecision, Optimizer, RecomputePolicy, Role};
 use shardwright_machine::{Bytes, EngineName, Machine};
 use shardwright_onnx::Loss;
 use shardwright_plan::ConfigConstraint;
-use shardwright_stages::schedule::Schedule;
+use shardwright_stages::schedule::{SCHEDULES, Schedule};
 use shardwright_strategies::pipeline::UniformRequest;
 use shardwright_suggest::did_you_mean;
 use shardwright_zoo::Precision;
@@ -250,7 +250,9 @@ fn parse_schedule(text: &str) -> Result<Schedule, String> {
             (name, Some(chunks))
         }
     };
-    Schedule::parse(name, chunks).map_err(|error| error.to_string())
+    let names = SCHEDULES.map(|(known, _)| known);
+    let nearest = if names.contains(&name) { String::new() } else { did_you_mean(name, names) };
+    Schedule::parse(name, chunks).map_err(|error| format!("{error}{nearest}"))
 }
 
 /// A model on a machine, constraints of the plan, and limits of the search.

@@ -45,8 +45,8 @@ fn assignment(graph: &Graph, machine: &Machine, schedule: Schedule) -> Assignmen
     };
     let pipeline = Pipeline::new(graph, mesh.all(), schedule, stage);
     let mut assignment = Assignment::replicated(graph, mesh);
-    for op in graph.op_ids() {
-        pipeline.pin(mesh, pipeline.stage(graph, op), &mut assignment.configs[op.index()]);
+    for (config, stage) in assignment.configs.iter_mut().zip(pipeline.op_stages(graph)) {
+        pipeline.pin(mesh, stage, config);
     }
     Assignment { pipeline: Some(pipeline), ..assignment }
 }
@@ -62,8 +62,9 @@ fn tasks(graph: &Graph, program: &mut ParallelGraph, times: &[[i64; 3]]) -> Task
     let weights = weight_gradient_ops(graph);
     // The first product has no gradients of inputs: its sum over micro-batches stands for it.
     let pipeline = program.pipeline.as_ref().unwrap().pipeline.clone();
+    let stages = pipeline.op_stages(graph);
     let time = |op: OpId, _: bool| {
-        let (node, stage) = (graph.node(op), pipeline.stage(graph, op) as usize);
+        let (node, stage) = (graph.node(op), stages[op.index()] as usize);
         let is_product = node.op.kind() == "contract";
         match node.phase {
             Phase::Forward if is_product => times[stage][0],

@@ -1,7 +1,7 @@
 //! A pipeline: stages of layers on groups of devices, and the schedule of their passes.
 //!
 //! Some mesh axes number the groups: devices that agree on these axes form a group. A stage is a set of layers that runs on one
-//! group; every op of a layer, forward, backward or update, runs there. The configs say so too: they pin the pipeline's axes to
+//! group; every op of a layer, forward, backward or update, runs there, except sums of gradients (`Pipeline::op_stages`). The configs say so too: they pin the pipeline's axes to
 //! the group's digits, so that prices, layouts and programs need no other rule. With several chunks per group, stages wrap
 //! around the groups or turn back in a V ([`Schedule::place`]).
 
@@ -9,7 +9,7 @@ use crate::{
     assignment::AssignmentError,
     config::{AxisUse, Config},
 };
-use shardwright_graph::{Graph, LayerId, OpId, Phase, Role};
+use shardwright_graph::{Graph, LayerId, OpId, Phase, Role, TensorId};
 use shardwright_machine::{AxisId, AxisSet, DeviceId, Mesh};
 use shardwright_stages::schedule::Schedule;
 
@@ -36,6 +36,20 @@ pub fn reads_data(graph: &Graph) -> Vec<bool> {
     }
     let forward = graph.layers.iter().map(|layer| graph.node(layer.forward));
     forward.map(|node| node.inputs.iter().any(|t| data[t.index()])).collect()
+}
+
+/// The ops whose results an op of the backward pass sums: all are gradients of one type.
+fn summands(graph: &Graph, op: OpId) -> Option<impl Iterator<Item = OpId>> {
+    let node = graph.node(op);
+    let [sum] = node.outputs[..] else { return None };
+    let ty = &graph.tensor(sum).ty;
+    let gradient = |t: &TensorId| {
+        let tensor = graph.tensor(*t);
+        let made = tensor.producer.is_some_and(|producer| graph.node(producer).phase == Phase::Backward);
+        made && tensor.ty == *ty
+    };
+    let sums = node.phase == Phase::Backward && node.inputs.len() > 1 && node.inputs.iter().all(gradient);
+    sums.then(|| node.inputs.iter().filter_map(|t| graph.tensor(*t).producer))
 }
 
 impl Pipeline {
@@ -69,9 +83,16 @@ impl Pipeline {
         self.groups(mesh).saturating_mul(self.schedule.chunks())
     }
 
-    /// The stage of an op: its layer's.
-    pub fn stage(&self, graph: &Graph, op: OpId) -> u32 {
-        self.stages[graph.node(op).layer.index()]
+    /// The stage of every op: its layer's. Gradients of a tensor that several layers of a later stage read are summed there,
+    /// so that one tensor is sent back and not one per reader.
+    pub fn op_stages(&self, graph: &Graph) -> Vec<u32> {
+        let mut stages: Vec<u32> = Vec::with_capacity(graph.ops.len());
+        for op in graph.op_ids() {
+            let own = self.stages[graph.node(op).layer.index()];
+            let later = summands(graph, op).map(|producers| producers.map(|p| stages[p.index()]).min());
+            stages.push(later.flatten().map_or(own, |later| own.max(later)));
+        }
+        stages
     }
 
     /// The group that a device belongs to.
@@ -144,8 +165,9 @@ impl Pipeline {
         }
         let digits: Vec<Vec<(AxisId, u16)>> =
             (0..self.stage_count(mesh)).map(|stage| self.digits(mesh, stage)).collect();
+        let stages = self.op_stages(graph);
         for op in graph.op_ids() {
-            let (node, stage) = (graph.node(op), self.stage(graph, op));
+            let (node, stage) = (graph.node(op), stages[op.index()]);
             let pinned =
                 |&(axis, digit): &(AxisId, u16)| configs[op.index()].get(axis) == AxisUse::Pin(digit);
             if !digits[stage as usize].iter().all(pinned) {
@@ -156,7 +178,7 @@ impl Pipeline {
             // What runs once per step runs before or after all passes.
             let in_pass = |op: &OpId| graph.node(*op).repeated || graph.micro_batches.get() == 1;
             for producer in producers.filter(|producer| in_pass(producer) && in_pass(&op)) {
-                let (from, before) = (graph.node(producer), self.stage(graph, producer));
+                let (from, before) = (graph.node(producer), stages[producer.index()]);
                 let flows = match (from.phase, node.phase) {
                     (Phase::Forward, Phase::Forward) => before <= stage,
                     (Phase::Backward, Phase::Backward) => before >= stage,
@@ -182,7 +204,7 @@ mod tests {
     use crate::{Assignment, OpShapes};
     use shardwright_graph::{
         DType, GraphBuilder, Init, Optimizer, Real, TensorType, microbatch,
-        ops::{Contract, Reduce},
+        ops::{Binary, BinaryFn, Contract, Reduce},
         train,
     };
     use shardwright_machine::builtin;
@@ -207,9 +229,10 @@ mod tests {
     fn check(graph: &Graph, pipeline: Pipeline, mesh: &Mesh) -> Result<(), String> {
         let mut assignment = Assignment::replicated(graph, mesh);
         let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(graph, op)).collect();
-        for op in graph.op_ids().filter(|_| pipeline.stages.len() == graph.layers.len()) {
-            let stage = pipeline.stage(graph, op);
-            pipeline.pin(mesh, stage, &mut assignment.configs[op.index()]);
+        if pipeline.stages.len() == graph.layers.len() {
+            for (config, stage) in assignment.configs.iter_mut().zip(pipeline.op_stages(graph)) {
+                pipeline.pin(mesh, stage, config);
+            }
         }
         let assignment = Assignment { pipeline: Some(pipeline), ..assignment };
         assignment.check(graph, &shapes, mesh).map_err(|error| error.to_string())
@@ -230,6 +253,38 @@ mod tests {
         assert_eq!(check(&graph, pipeline.clone(), mesh), Ok(()));
         let digits: Vec<u16> = pipeline.digits(mesh, 2).into_iter().map(|(_, digit)| digit).collect();
         assert_eq!((digits, pipeline.group_of(mesh, DeviceId(2))), (vec![1, 0], 2));
+    }
+
+    /// A residual block: the sum and the product read `x`, whose gradients are added up.
+    #[test]
+    fn gradients_are_summed_on_the_stage_of_their_readers() {
+        let mut b = GraphBuilder::new("residual");
+        let ty = |shape: &[u64]| TensorType::new(DType::F32, shape);
+        let weight = |b: &mut GraphBuilder, name: &str| {
+            b.source(name, ty(&[4, 4]), Role::Parameter, Init::Normal(Real(1.0))).unwrap()
+        };
+        let x = b.source("x", ty(&[8, 4]), Role::Input, Init::Normal(Real(1.0))).unwrap();
+        let [w0, w1] = ["w0", "w1"].map(|name| weight(&mut b, name));
+        let product = || Contract::parse("nc,co->no").unwrap();
+        let y = b.emit("fc0", product(), &[x, w0]).unwrap();
+        let z = b.emit("fc1", product(), &[y, w1]).unwrap();
+        let sum = b.emit("fc1.residual", Binary { f: BinaryFn::Add }, &[y, z]).unwrap();
+        let loss = b.emit("loss", Reduce::sum(smallvec::smallvec![0, 1]), &[sum]).unwrap();
+        train(&mut b, loss, &Optimizer::sgd(0.1)).unwrap();
+        b.output(loss);
+        let graph = microbatch(&b.finish(), NonZeroU32::new(4).unwrap()).unwrap().graph;
+        let machine = builtin("flat:2").unwrap();
+        let first = |layer: LayerId| u32::from(graph.layers[layer.index()].name != "fc0");
+        let schedule = Schedule::OneForwardOneBackward;
+        let pipeline = Pipeline::new(&graph, machine.mesh().all(), schedule, first);
+        let stages = pipeline.op_stages(&graph);
+        let moved: Vec<&str> = graph
+            .op_ids()
+            .filter(|op| stages[op.index()] != pipeline.stages[graph.node(*op).layer.index()])
+            .map(|op| graph.node(op).name.as_str())
+            .collect();
+        assert_eq!(moved, ["fc0.grad_sum"]);
+        assert_eq!(check(&graph, pipeline, machine.mesh()), Ok(()));
     }
 
     #[test]

@@ -148,7 +148,8 @@ impl LayerProblem {
         Ok(())
     }
 
-    fn check_edges(&self) -> Result<(), ProblemError> {
+    /// Refuses edges that appear twice or form a cycle.
+    pub(crate) fn check_edges(&self) -> Result<(), ProblemError> {
         let name = |layer: u32| &self.layers[layer as usize].name;
         let mut pairs = BTreeSet::new();
         for edge in &self.edges {

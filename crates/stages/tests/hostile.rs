@@ -17,8 +17,15 @@ fn wrong_values_are_refused_by_name() {
     let table: &[(&str, &str, &str, &str)] = &[
         (PIPER, "\"timePerSample\":2.5", "\"timePerSample\":-2.5", "layer 2 at degree 1 is negative"),
         (PIPER, "\"timePerSample\":2.5", "\"timePerSample\":1e300", "1e30 or more"),
-        (PIPER, "\"timePerSample\":2.5", "\"timePerSample\":1e999", "number out of range"),
-        (PIPER, "\"timePerSample\":2.5", "\"timePerSample\":NaN", "expected value"),
+        (PIPER, "\"timePerSample\":2.5", "\"timePerSample\":1e999", "node 2 at degree 1 must be a number"),
+        (PIPER, "\"timePerSample\":2.5", "\"timePerSample\":NaN", "node 2 at degree 1 must be a number"),
+        (
+            PIPER,
+            "\"maxDevices\":3",
+            "\"maxDevices\":-Infinity",
+            "`maxDevices` of the file must be a whole number",
+        ),
+        (LAYERS, "\"objective\":\"step\"", "\"objective\":nul", "expected ident"),
         (
             PIPER,
             "\"timePerSample\":2.5",
@@ -27,7 +34,7 @@ fn wrong_values_are_refused_by_name() {
         ),
         (PIPER, "\"timePerSample\":2.5,", "", "`timePerSample` of option 0 of node 2 at degree 1 is missing"),
         (PIPER, "\"destId\":2", "\"destId\":9", "there is no such node"),
-        (PIPER, "\"destId\":2", "\"destId\":1", "lacks the edge with node 1"),
+        (PIPER, "\"destId\":2", "\"destId\":1", "the edge from 1 to 1 is a cycle"),
         (PIPER, "\"id\":2,", "\"id\":1,", "node 1 appears twice"),
         (PIPER, "\"syncTimeFw\":{\"1\":0.0}", "\"syncTimeFw\":{}", "lacks the edge with node 1"),
         (PIPER, "\"syncTimeFw\":{\"1\":0.0}", "\"syncTimeFw\":{\"1\":0.0,\"1\":1.0}", "names node 1 twice"),

@@ -88,11 +88,12 @@ impl Strategy for BalancedPipeline<'_> {
         let stages = chain.cut(count).map_err(refuse)?;
         let stage_of = |layer: LayerId| stages.get(chain.places[layer.index()]).copied().unwrap_or(0);
         let pipeline = Pipeline::new(graph, axes, self.schedule, stage_of);
+        let op_stages = pipeline.op_stages(graph);
         let config = |op: OpId| {
             let replicated = axes.iter().map(|_| AxisUse::Replicate);
             let uses = inner.assignment.config(op).uses().iter().copied();
             let mut config = Config::new(replicated.chain(uses));
-            pipeline.pin(&mesh, pipeline.stage(graph, op), &mut config);
+            pipeline.pin(&mesh, op_stages[op.index()], &mut config);
             config
         };
         let configs = graph.op_ids().map(config).collect();

@@ -1,7 +1,7 @@
 """Pipelines: `parallelize(..., pipeline=2, micro_batches=4)` with the schedules of `torch.distributed.pipelining`.
 
-Every process runs the module's own code for every micro-batch. Calls of its stage run on the stage's devices, by the plan's
-layouts. Calls of other stages run without data, for shapes only. Tensors that a later stage reads are sent along.
+Every process runs the module's own code for every micro-batch, once per stage that it has. Calls of that stage run on the stage's
+devices, by the plan's layouts. Calls of other stages run without data, for shapes only. Tensors that a later stage reads are sent along.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import schedules
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -33,7 +33,18 @@ from ._layout import Grid, Layout, dual, placements
 from ._measure import trained
 from ._tensor import make, read
 
-_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+#: PyTorch's classes by the plan's name. Older versions of PyTorch lack some.
+_SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zb-v": "ScheduleZBVZeroBubble",
+    "dualpipe-v": "ScheduleDualPipeV",
+}
+
+
+def _schedule_class(name: str) -> Any:
+    return getattr(schedules, _SCHEDULES.get(name, ""), None)
 
 
 @dataclass(frozen=True)
@@ -163,20 +174,21 @@ class _StageMode(TorchFunctionMode):
 class _Stage(torch.nn.Module):
     """One stage as the schedules run it: from received tensors to those that are sent, or to the loss."""
 
-    def __init__(self, owner: Pipelined) -> None:
+    def __init__(self, owner: Pipelined, number: int) -> None:
         super().__init__()
+        self.number = number
         object.__setattr__(self, "owner", owner)
 
     def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
-        return self.owner.parameters(recurse)
+        return self.owner._parameters_of(self.number)
 
     def forward(self, *received: torch.Tensor, index: int) -> Any:
-        return self.owner._pass(received, index)
+        return self.owner._pass(received, index, self.number)
 
 
 class Pipelined(torch.nn.Module):
     """A module whose stages run on groups of processes. `.step(...)` runs the passes of a step; the weights of this process's
-    stage are its parameters, under the module's names."""
+    stages are its parameters, under the module's names."""
 
     def __init__(
         self,
@@ -192,19 +204,20 @@ class Pipelined(torch.nn.Module):
         object.__setattr__(self, "_root", module if loss_fn is None else WithLoss(module, loss_fn))
         self.plan, self.mesh = plan, mesh
         pipeline = plan.data["pipeline"]
-        schedule = _SCHEDULES.get(pipeline["schedule"])
+        schedule = _schedule_class(pipeline["schedule"])
         problems = [f"{call} cannot be traced, so its stage is not known" for call in captured.untraced]
-        if schedule is None or int(pipeline["chunks"]) > 1:
-            known = " and ".join(_SCHEDULES)
-            problems.append(f"schedule {pipeline['schedule']}: modules run by {known}, with one stage per group of processes")
+        if schedule is None:
+            known = ", ".join(name for name in _SCHEDULES if _schedule_class(name))
+            problems.append(f"schedule {pipeline['schedule']}: this PyTorch runs modules by {known}")
         names = list(mesh.mesh_dim_names)
         self._axes = tuple(names.index(name) for name in pipeline["axes"])
         inner = [name for name in names if name not in pipeline["axes"]]
         self.stage_mesh = mesh[tuple(inner)]
         grid = Grid(mesh)
         group = grid.group(self._axes)
-        #: This process's stage, from 0.
-        self.stage = distributed.get_rank(group)
+        rank = distributed.get_rank(group)
+        #: This process's stages, from 0.
+        self.stages = [number for number, stage in enumerate(pipeline["stages"]) if int(stage["group"]) == rank]
         self._group: Any = group
         self.micro_batches = int(plan.data["micro_batches"])
         forms = {name: self._inner(form) for name, form in layouts["ops"].items()}
@@ -217,8 +230,10 @@ class Pipelined(torch.nn.Module):
         stored = {name: self._within(at) for name, at in layouts["stored"].items()}
         self._take_weights(module, stored)
         self._parts: list[Any] = []
+        own: Any = [self._pipeline_stage(number) for number in self.stages]
+        several = issubclass(schedule, schedules.PipelineScheduleMulti)
         self._schedule: Any = schedule(
-            self._pipeline_stage(), self.micro_batches, loss_fn=lambda loss, _: loss, scale_grads=False
+            own if several else own[0], self.micro_batches, loss_fn=lambda loss, _: loss, scale_grads=False
         )
         release_at_exit(mesh, weakref.WeakMethod(self._release))
 
@@ -240,7 +255,7 @@ class Pipelined(torch.nn.Module):
         }
 
     def _take_weights(self, module: torch.nn.Module, stored: Mapping[str, Layout]) -> None:
-        """Keeps the weights of this stage, as DTensors. Those of other stages have no data any more."""
+        """Keeps the weights of this process's stages, as DTensors. Those of other stages have no data any more."""
         names = {id(p): name for name, p in module.named_parameters()}
         self._own: dict[str, torch.nn.Parameter] = {}
         done: dict[int, torch.nn.Parameter] = {}
@@ -250,7 +265,7 @@ class Pipelined(torch.nn.Module):
                     continue
                 if id(old) not in done:
                     path = names[id(old)]
-                    if self._stages.weights.get(path, 0) == self.stage:
+                    if self._stages.weights.get(path, 0) in self.stages:
                         at = placements(stored.get(path, ("R",) * self.stage_mesh.ndim))
                         new = distribute_tensor(old.detach(), self.stage_mesh, at)
                         done[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad)
@@ -259,7 +274,10 @@ class Pipelined(torch.nn.Module):
                         done[id(old)] = torch.nn.Parameter(old.detach().to("meta"), requires_grad=old.requires_grad)
                 part._parameters[name] = done[id(old)]
 
-    def _pipeline_stage(self) -> PipelineStage:
+    def _parameters_of(self, stage: int) -> Iterator[torch.nn.Parameter]:
+        return (p for name, p in self._own.items() if self._stages.weights.get(name, 0) == stage)
+
+    def _pipeline_stage(self, number: int) -> PipelineStage:
         grid = self._engine.grid
 
         def examples(crossings: list[Crossing]) -> tuple[torch.Tensor, ...]:
@@ -270,23 +288,23 @@ class Pipelined(torch.nn.Module):
             )
 
         sent = self._stages.crossings
-        given = examples(sent[self.stage - 1]) if self.stage else ()
-        last = self.stage + 1 == self._stages.count
-        made = (torch.empty((), device="meta", requires_grad=True),) if last else examples(sent[self.stage])
+        given = examples(sent[number - 1]) if number else ()
+        last = number + 1 == self._stages.count
+        made = (torch.empty((), device="meta", requires_grad=True),) if last else examples(sent[number])
         device = torch.device(self.mesh.device_type)
         return PipelineStage(
-            _Stage(self), self.stage, self._stages.count, device, input_args=given, output_args=made, group=self._group
+            _Stage(self, number), number, self._stages.count, device, input_args=given, output_args=made, group=self._group
         )
 
     # The module.
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[Any]:
-        """The weights of this process's stage."""
+        """The weights of this process's stages."""
         for name, p in self._own.items():
             yield (f"{prefix}.{name}" if prefix else name), p
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The weights and buffers of this process's stage."""
+        """The weights and buffers of this process's stages."""
         own = self._original.state_dict(*args, **kwargs)
         return {name: value for name, value in own.items() if name in self._own or not value.is_meta}
 
@@ -310,7 +328,7 @@ class Pipelined(torch.nn.Module):
         weights.postponed = True
         try:
             marks = [{"index": i} for i in range(self.micro_batches)]
-            last = self.stage + 1 == self._stages.count
+            last = self._stages.count - 1 in self.stages
             targets = [torch.zeros(()) for _ in marks] if last else None
             self._schedule.step(
                 arg_mbs=[() for _ in marks], kwarg_mbs=marks, target_mbs=targets, losses=losses if last else None, return_outputs=False
@@ -322,13 +340,13 @@ class Pipelined(torch.nn.Module):
         distributed.all_reduce(total, group=self._group)
         return total
 
-    def _pass(self, received: tuple[torch.Tensor, ...], index: int) -> Any:
-        """The forward pass of this stage for one micro-batch."""
+    def _pass(self, received: tuple[torch.Tensor, ...], index: int, stage: int) -> Any:
+        """The forward pass of a stage for one micro-batch."""
         args, kwargs = self._parts[index]
-        self._engine.mode = lambda engine: _StageMode(self._stages, self.stage, engine, received)
+        self._engine.mode = lambda engine: _StageMode(self._stages, stage, engine, received)
         result = self._root(*args, **kwargs)
         mode = self._engine.last_mode
-        if self.stage + 1 < self._stages.count:
+        if stage + 1 < self._stages.count:
             return mode.sent()
         with torch._C.DisableTorchFunctionSubclass():
             loss = trained(result)
@@ -338,10 +356,11 @@ class Pipelined(torch.nn.Module):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The weights of all stages, whole, on every process."""
         own = {n: p.full_tensor().detach().cpu() if isinstance(p, DTensor) else p.detach().cpu() for n, p in self._own.items()}
-        found: list[Any] = [None] * self._stages.count
+        found: list[Any] = [None] * distributed.get_world_size(self._group)
         distributed.all_gather_object(found, own, group=self._group)
         return {name: value for part in found for name, value in part.items()}
 
     def explain(self, detail: str = "usual") -> str:
         """The plan as text, and this process's stage."""
-        return f"{self.plan.table(detail)}\nthis process: stage {self.stage + 1} of {self._stages.count}, {len(self._own)} weights"
+        own = ", ".join(str(number + 1) for number in self.stages)
+        return f"{self.plan.table(detail)}\nthis process: stage {own} of {self._stages.count}, {len(self._own)} weights"

@@ -114,12 +114,14 @@ pub(super) fn read(bytes: &[u8], overrides: &Overrides) -> Result<LayerProblem, 
         names.sort_by_key(|&(_, position)| position);
         names.into_iter().map(|(name, _)| name).collect()
     };
+    let unread = |name: &&String| Layer { name: (*name).clone(), options: BTreeMap::new() };
+    problem.layers = names.iter().map(unread).collect();
+    problem.check_edges()?;
     for (position, node) in nodes.into_iter().enumerate() {
         let name = names[position];
         let Some(by_degree) = node.options else {
             return refuse(format!("`TMPCs` of node {name} is missing"));
         };
-        let mut layer = Layer { name: name.clone(), options: BTreeMap::new() };
         for (degree, options) in by_degree.0 {
             let Some(degree) = degree.parse().ok().filter(|degree| (1..=MOST_DEVICES).contains(degree))
             else {
@@ -130,11 +132,10 @@ pub(super) fn read(bytes: &[u8], overrides: &Overrides) -> Result<LayerProblem, 
                 let owner = || format!("option {index} of node {name} at degree {degree}");
                 read.push(read_option(option, &owner, &positions, &neighbours[position], &names)?);
             }
-            if layer.options.insert(degree, read).is_some() {
+            if problem.layers[position].options.insert(degree, read).is_some() {
                 return refuse(format!("degree {degree} of node {name} appears twice"));
             }
         }
-        problem.layers.push(layer);
     }
     problem.check()?;
     Ok(problem)

@@ -50,6 +50,8 @@ pub(super) struct ModelCosts<'m> {
     pub blocks: Vec<u32>,
     /// Seconds of sending a boundary of so many bytes from a group of devices to the next.
     pub send: &'m dyn Fn(u64, u32) -> f64,
+    /// Whether devices compute nothing while they send and receive.
+    pub blocking: bool,
     /// Seconds of summing the gradients of a weight that the first and the last stage share.
     pub tied: f64,
 }
@@ -113,12 +115,19 @@ pub(super) fn compose(
     };
     let weight = per_stage(&|cost| cost.weight_backward);
     let weight: Vec<f64> = weight.iter().enumerate().map(|(stage, weight)| weight * slowed(stage)).collect();
+    let sends: Vec<f64> = (0..ranges.len()).map(send).collect();
+    // What a pass waits for: the tensor that it reads and the one that it makes, if nothing is computed meanwhile.
+    let waits = |stage: usize| match model.blocking {
+        true => sends[stage] + stage.checked_sub(1).map_or(0.0, |before| sends[before]),
+        false => 0.0,
+    };
     let backward = times.iter().map(|[_, backward]| *backward);
+    let inputs = backward.zip(&weight).map(|(all, weight)| (all - weight).max(0.0));
     let costs = Costs {
-        forward: times.iter().map(|[forward, _]| *forward).collect(),
-        backward_input: backward.zip(&weight).map(|(all, weight)| (all - weight).max(0.0)).collect(),
+        forward: times.iter().enumerate().map(|(stage, [forward, _])| forward + waits(stage)).collect(),
+        backward_input: inputs.enumerate().map(|(stage, inputs)| inputs + waits(stage)).collect(),
         backward_weight: weight,
-        send: (0..ranges.len()).map(send).collect(),
+        send: if model.blocking { vec![0.0; ranges.len()] } else { sends.clone() },
         hidden_share: 0.0,
     };
     let timeline = simulate(schedule, plan.pipeline, plan.micro_batches, &costs)?;

@@ -114,12 +114,15 @@ impl UniformRequest {
             "recompute" => {
                 let known = RecomputePolicy::ALL.into_iter().find(|policy| Some(policy.name()) == value);
                 let none = (value == Some("none")).then_some(RecomputePolicy::Off);
-                self.recompute = Some(known.or(none).ok_or_else(|| wrong("off, selective or full"))?);
+                let names = RecomputePolicy::ALL.map(RecomputePolicy::name);
+                let unknown = || wrong("off, selective or full") + &did_you_mean(value.unwrap_or(""), names);
+                self.recompute = Some(known.or(none).ok_or_else(unknown)?);
             }
             _ => {
-                let known = SCHEDULES.iter().map(|(name, _)| *name).find(|name| Some(*name) == value);
-                let names: Vec<&str> = SCHEDULES.iter().map(|(name, _)| *name).collect();
-                self.schedule = Some(known.ok_or_else(|| wrong(&names.join(", ")))?);
+                let names = SCHEDULES.map(|(name, _)| name);
+                let known = names.into_iter().find(|name| Some(*name) == value);
+                let unknown = || wrong(&names.join(", ")) + &did_you_mean(value.unwrap_or(""), names);
+                self.schedule = Some(known.ok_or_else(unknown)?);
             }
         }
         Ok(())
@@ -203,7 +206,9 @@ mod tests {
             ("tp=2,tp=2", "`tp` is given twice"),
             ("zero=4", "0, 1, 2 or 3"),
             ("recompute=some", "off, selective or full"),
+            ("recompute=ful", "did you mean `full`?"),
             ("schedule=2f2b", "1f1b"),
+            ("schedule=interleved", "did you mean `interleaved`?"),
             ("", "no degree is given"),
             ("tp=99999999999", "a whole number"),
         ] {

@@ -4,7 +4,7 @@ use super::{
     compose::{ModelCosts, PipelinePrice, compose, even_stages, step_bound, usual_schedule},
     degrees::{DegreeError, UniformPlan, UniformRequest, ZeroLevel},
     segment_costs::{SegmentCost, Segments, segment_costs},
-    stage_checks::{check_products, tied},
+    stage_checks::{check_products, tied, undivided},
     stage_mesh::{AxisRole, RoleMesh},
     uniform_configs::{UniformRules, expert_factor, uniform_assignment},
 };
@@ -58,6 +58,12 @@ impl StepGraph {
         }
         let segments = segments.into_iter().map(|segment| segment.unwrap_or(0)).collect();
         Ok(Self { graph, segments })
+    }
+
+    /// The segments of its layers.
+    pub fn segments(&self) -> Segments<'_> {
+        let count = self.segments.iter().max().map_or(1, |last| *last as usize + 1);
+        Segments { of_layer: &self.segments, count }
     }
 }
 
@@ -208,31 +214,34 @@ impl<'a> UniformPricer<'a> {
             None => (1..=per_replica.min(64)).filter(|size| per_replica.is_multiple_of(*size)).collect(),
         };
         let schedules = self.schedules(request, pipeline, &mut reasons);
+        let whole = UniformPlan {
+            tensor,
+            pipeline,
+            context,
+            expert,
+            data,
+            micro_batch: self.batch,
+            micro_batches: 1,
+            zero: request.zero.unwrap_or_default(),
+            sequence: request.sequence.unwrap_or(false),
+            recompute: RecomputePolicy::Off,
+            schedule: Schedule::Accumulate,
+        };
         if !reasons.is_empty() {
+            reasons.extend(self.step(&whole).map_or_else(|_| Vec::new(), |step| undivided(&step, &whole)));
             return Err(DegreeError { reasons });
         }
+        let recompute = request.recompute.unwrap_or_default();
         let mut plans = Vec::new();
         let mut refused = BTreeSet::new();
-        for size in sizes {
+        for micro_batch in sizes {
             for &schedule in &schedules {
-                let micro_batches = u32::try_from(per_replica / size).unwrap_or(u32::MAX);
+                let micro_batches = u32::try_from(per_replica / micro_batch).unwrap_or(u32::MAX);
                 if let Err(error) = schedule.check(pipeline, micro_batches) {
-                    refused.insert(format!("mbs={size}: {error}"));
+                    refused.insert(format!("mbs={micro_batch}: {error}"));
                     continue;
                 }
-                plans.push(UniformPlan {
-                    tensor,
-                    pipeline,
-                    context,
-                    expert,
-                    data,
-                    micro_batch: size,
-                    micro_batches,
-                    zero: request.zero.unwrap_or_default(),
-                    sequence: request.sequence.unwrap_or(false),
-                    recompute: request.recompute.unwrap_or_default(),
-                    schedule,
-                });
+                plans.push(UniformPlan { micro_batch, micro_batches, recompute, schedule, ..whole });
             }
         }
         match plans.is_empty() {
@@ -370,8 +379,13 @@ impl<'a> UniformPricer<'a> {
             1 => 0.0,
             stages => permute(tied_bytes, 0, stages - 1),
         };
-        let model =
-            ModelCosts { segments: segments.clone(), blocks: self.segment_blocks(), send: &send, tied };
+        let model = ModelCosts {
+            segments: segments.clone(),
+            blocks: self.segment_blocks(),
+            send: &send,
+            blocking: !self.machine.slowest().overlap,
+            tied,
+        };
         if step_bound(plan, &model, ranges) >= limit {
             return Ok(None);
         }
@@ -456,8 +470,7 @@ impl<'a> UniformPricer<'a> {
             &context.shapes,
             context.mesh(),
         );
-        let count = step.segments.iter().max().map_or(1, |last| *last as usize + 1);
-        let segments = Segments { of_layer: &step.segments, count };
+        let segments = step.segments();
         check_products(&context, &mesh, &assignment, &segments, plan)?;
         let mut costs = segment_costs(&context, &assignment, &segments)?;
         let tensor = mesh.axes(|role| role == AxisRole::Tensor);

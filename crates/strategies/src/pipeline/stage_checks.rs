@@ -2,14 +2,20 @@
 
 use super::{
     degrees::{DegreeError, UniformPlan},
+    pricer::{StepGraph, role_mesh},
     segment_costs::{SegmentCost, Segments},
     stage_mesh::{AxisRole, RoleMesh},
+    uniform_configs::{UniformRules, uniform_assignment},
 };
 use crate::{recipes::is_product, stored_ops::weight_tensors};
 use shardwright_graph::{FactorKind, Phase, Role, factor_kinds};
+use shardwright_machine::builtin;
 use shardwright_plan::Context;
 use shardwright_space::{Assignment, AxisUse};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// More devices of one stage are not tried where other degrees are wrong already.
+const MOST_CHECKED: u32 = 4096;
 
 /// Refuses degrees that do not divide the products of blocks.
 pub(super) fn check_products(
@@ -70,6 +76,25 @@ pub(super) fn check_products(
         true => Ok(()),
         false => Err(DegreeError { reasons: reasons.into_values().collect() }),
     }
+}
+
+/// The degrees that do not divide the products of blocks, on whatever devices: each reason names one.
+pub(super) fn undivided(step: &StepGraph, plan: &UniformPlan) -> Vec<String> {
+    let devices =
+        [plan.tensor, plan.context, plan.expert].iter().try_fold(1u32, |all, n| all.checked_mul(*n));
+    let machine = devices.filter(|devices| *devices <= MOST_CHECKED);
+    let Some(Ok(machine)) = machine.map(|devices| builtin(&format!("flat:{devices}"))) else {
+        return Vec::new();
+    };
+    let plan = UniformPlan { data: plan.expert, ..*plan };
+    let Ok(mesh) = role_mesh(&machine, &plan, 1) else { return Vec::new() };
+    let Ok(context) = Context::new(&step.graph, &machine, None, mesh.mesh.clone(), true) else {
+        return Vec::new();
+    };
+    let rules = UniformRules { zero: plan.zero, sequence: plan.sequence };
+    let assignment = uniform_assignment(&context, &mesh, rules);
+    let checked = check_products(&context, &mesh, &assignment, &step.segments(), &plan);
+    checked.err().map_or_else(Vec::new, |error| error.reasons)
 }
 
 /// Whether some product is divided by expert.

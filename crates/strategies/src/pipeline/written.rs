@@ -60,9 +60,8 @@ pub fn write_down(
         };
         let pipeline =
             Pipeline::new(&step.graph, axes, plan.schedule, |layer| of_segment(step.segments[layer.index()]));
-        for op in step.graph.op_ids() {
-            let stage = pipeline.stage(&step.graph, op);
-            pipeline.pin(context.mesh(), stage, &mut assignment.configs[op.index()]);
+        for (config, stage) in assignment.configs.iter_mut().zip(pipeline.op_stages(&step.graph)) {
+            pipeline.pin(context.mesh(), stage, config);
         }
         assignment.pipeline = Some(pipeline);
     }
