@@ -225,8 +225,8 @@ def cases() -> dict[str, Callable[[], Results]]:
     found["evaluated"] = evaluated
     found["staged mlp"] = lambda: staged("mlp", "exact", "1f1b")
     found["staged fsdp"] = lambda: staged("mlp", "fsdp", "gpipe")
-    for schedule in ["interleaved", "zb-v", "dualpipe-v"]:
-        found[f"staged {schedule}"] = lambda schedule=schedule: staged("mlp", "data", schedule)
+    for solver, schedule in [("megatron", "interleaved"), ("fsdp", "zb-v"), ("data", "dualpipe-v")]:
+        found[f"staged {schedule}"] = lambda solver=solver, schedule=schedule: staged("mlp", solver, schedule)
     found["refused"] = refused
     return found
 
