@@ -13,6 +13,7 @@ use crate::canonical_dims::DivisorClass;
 use crate::collective::Comm;
 use crate::layout::{Arrangement, AxisList, Layout, MAX_DIMS, Placement, Reduction};
 use crate::reshard_step::{Action, lists, local_bytes, permuted_between};
+use crate::step_lists::{NodeId, Step, StepLists};
 use rustc_hash::FxHashMap;
 use shardwright_machine::{AxisId, AxisSet, Bytes, Mesh};
 use std::cmp::Reverse;
@@ -21,9 +22,6 @@ use std::ops::Range;
 
 /// Graphs with more arrangements are not built: they would cost more than they save.
 pub(crate) const MAX_ARRANGEMENTS: usize = 10_000;
-
-/// Index of a node.
-pub(crate) type NodeId = u32;
 
 /// What a step's price depends on, besides the tensor's bytes. Many edges share one key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,27 +32,13 @@ struct PriceKey {
     parts: u64,
 }
 
-/// A step into a node.
-#[derive(Clone, Copy)]
-pub(crate) struct Edge {
-    pub from: NodeId,
-    pub price: u32,
-}
-
 /// The graph of arrangements of all tensors of one divisor class.
 pub(crate) struct ArrangementGraph {
     /// Most partial axes first, then fewest shards: the direction of free steps.
     nodes: Vec<Arrangement>,
     /// The partial axes of every node.
     pub(crate) sums: Vec<AxisSet>,
-    /// The first edge of every node, and the end.
-    starts: Vec<u32>,
-    /// Steps, sorted by target node.
-    edges: Vec<Edge>,
-    /// The first of `successors` of every node, and the end.
-    successor_starts: Vec<u32>,
-    /// Target nodes of steps, sorted by source node.
-    successors: Vec<NodeId>,
+    pub(crate) steps: StepLists,
     prices: Vec<PriceKey>,
     /// The node of each canonical layout, by its code.
     pub(crate) canonical: Vec<NodeId>,
@@ -65,7 +49,7 @@ pub(crate) struct ArrangementGraph {
 
 impl std::fmt::Debug for ArrangementGraph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ArrangementGraph({} arrangements, {} steps)", self.nodes.len(), self.edges.len())
+        write!(f, "ArrangementGraph({} arrangements, {} steps)", self.nodes.len(), self.steps.len())
     }
 }
 
@@ -173,7 +157,7 @@ impl ArrangementGraph {
         let block_counts: Vec<u64> = nodes.iter().map(|node| blocks(mesh, node)).collect();
         let mut prices: Vec<PriceKey> = Vec::new();
         let mut price_ids: FxHashMap<PriceKey, u32> = FxHashMap::default();
-        let mut leads: Vec<(NodeId, Edge)> = Vec::new();
+        let mut leads: Vec<(NodeId, Step)> = Vec::new();
         for (id, node) in nodes.iter().enumerate() {
             let from = id as NodeId;
             let mut connect = |action: Action, axes: AxisSet, to: NodeId| {
@@ -184,7 +168,7 @@ impl ArrangementGraph {
                     prices.push(price);
                     next
                 });
-                leads.push((to, Edge { from, price }));
+                leads.push((to, Step { from, price }));
             };
             steps(node, class.rank(), &mut |action, axes, after| {
                 if let Some(&to) = index.get(after) {
@@ -195,33 +179,9 @@ impl ArrangementGraph {
                 connect(Action::Permute, permuted_between(&lists[id], &lists[other as usize]), other);
             }
         }
-        let mut starts = vec![0u32; nodes.len() + 1];
-        leads.iter().for_each(|(to, _)| starts[*to as usize + 1] += 1);
-        (0..nodes.len()).for_each(|at| starts[at + 1] += starts[at]);
-        let mut next = starts.clone();
-        let mut edges = vec![Edge { from: 0, price: 0 }; leads.len()];
-        for (to, edge) in leads {
-            edges[next[to as usize] as usize] = edge;
-            next[to as usize] += 1;
-        }
-        for node in 0..nodes.len() {
-            let (start, end) = (starts[node] as usize, starts[node + 1] as usize);
-            edges[start..end].sort_unstable_by_key(|edge| (edge.price, edge.from));
-        }
-        let (successor_starts, successors) = transpose(&starts, &edges);
+        let steps = StepLists::new(nodes.len(), &leads);
         let canonical = vec![NodeId::MAX; codes];
-        let mut graph = ArrangementGraph {
-            sums,
-            starts,
-            edges,
-            successor_starts,
-            successors,
-            prices,
-            canonical,
-            choices,
-            partial,
-            nodes,
-        };
+        let mut graph = ArrangementGraph { sums, steps, prices, canonical, choices, partial, nodes };
         for id in 0..graph.nodes.len() {
             let layout = graph.nodes[id].layout();
             if graph.nodes[id] == Arrangement::canonical(layout)
@@ -253,16 +213,6 @@ impl ArrangementGraph {
     /// Number of arrangements.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
-    }
-
-    /// The target nodes of the steps from a node.
-    pub(crate) fn successors_of(&self, node: usize) -> &[NodeId] {
-        &self.successors[self.successor_starts[node] as usize..self.successor_starts[node + 1] as usize]
-    }
-
-    /// The steps into a node, sorted by price.
-    pub(crate) fn steps_into(&self, node: usize) -> &[Edge] {
-        &self.edges[self.starts[node] as usize..self.starts[node + 1] as usize]
     }
 
     /// The seconds of every price key for a tensor of `bytes` bytes.
@@ -299,7 +249,7 @@ impl ArrangementGraph {
                 continue;
             }
             let (seconds, sends) = best[id as usize];
-            for edge in self.steps_into(id as usize) {
+            for edge in self.steps.leading_to(id as usize) {
                 let sent = self.prices[edge.price as usize].action.collective().is_some();
                 let reach = (seconds + prices[edge.price as usize], sends + u32::from(sent));
                 // Of equally fast paths the one with fewer messages.
@@ -320,22 +270,6 @@ impl ArrangementGraph {
         }
         Some(steps)
     }
-}
-
-/// Steps sorted by source: the first of every node and the end, and their target nodes.
-fn transpose(starts: &[u32], edges: &[Edge]) -> (Vec<u32>, Vec<NodeId>) {
-    let mut first = vec![0u32; starts.len()];
-    edges.iter().for_each(|edge| first[edge.from as usize + 1] += 1);
-    (1..first.len()).for_each(|at| first[at] += first[at - 1]);
-    let mut next = first.clone();
-    let mut successors = vec![0; edges.len()];
-    for (node, ends) in starts.windows(2).enumerate() {
-        for edge in &edges[ends[0] as usize..ends[1] as usize] {
-            successors[next[edge.from as usize] as usize] = node as NodeId;
-            next[edge.from as usize] += 1;
-        }
-    }
-    (first, successors)
 }
 
 /// Number of blocks of a tensor.

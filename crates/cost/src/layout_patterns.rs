@@ -14,18 +14,14 @@ use crate::canonical_dims::DivisorClass;
 use crate::collective::Comm;
 use crate::layout::{Layout, MAX_DIMS, Placement, TensorShape};
 use crate::reshard_step::Action;
+use crate::step_lists::{SIMD_WIDTH, Step, StepLists};
 use rustc_hash::FxHashMap;
 use shardwright_machine::{AxisSet, Bytes, Machine};
-use shardwright_simd::vectorised_fn;
 use smallvec::SmallVec;
 use std::sync::{Arc, RwLock};
 
 /// Tensors with more patterns are not bounded: their reshards count as free.
 const MAX_PATTERNS: usize = 9_000;
-/// Sets of sources per sweep.
-const SIMD_WIDTH: usize = 8;
-type SimdVector = [f64; SIMD_WIDTH];
-
 /// Position of the replicated axes among a class's counts.
 const REPLICATED: usize = 0;
 /// Position of the partial axes.
@@ -159,23 +155,17 @@ impl PatternTensor {
     /// For each set of patterns: the least seconds from any of them to every pattern; infinite where no path leads.
     pub fn times(&self, sources: &[&[u32]]) -> Vec<Arc<[f64]>> {
         let mut all = Vec::with_capacity(sources.len());
+        let all_nodes: Vec<usize> = (0..self.patterns()).collect();
         let mut seconds = vec![[f64::INFINITY; SIMD_WIDTH]; self.patterns()];
         for batch in sources.chunks(SIMD_WIDTH) {
             seconds.fill([f64::INFINITY; SIMD_WIDTH]);
             for (lane, set) in batch.iter().enumerate() {
                 set.iter().for_each(|&node| seconds[node as usize][lane] = 0.0);
             }
-            settle(&self.graph, &self.prices, &mut seconds);
+            self.graph.steps.settle(&self.prices, &all_nodes, &mut seconds);
             all.extend((0..batch.len()).map(|lane| seconds.iter().map(|node| node[lane]).collect()));
         }
         all
-    }
-}
-
-vectorised_fn! {
-    /// [`PatternGraph::settle_body`], compiled for the widest vectors of the processor.
-    fn settle[][](graph: &PatternGraph, prices: &[f64], seconds: &mut [SimdVector]) {
-        graph.settle_body(prices, seconds);
     }
 }
 
@@ -188,13 +178,6 @@ struct PriceKey {
     parts: u64,
 }
 
-/// A step into a pattern.
-#[derive(Clone, Copy, Debug)]
-struct Edge {
-    from: u32,
-    price: u32,
-}
-
 /// All patterns of the tensors of one divisor class, and the steps between them.
 struct PatternGraph {
     classes: Arc<[AxisClass]>,
@@ -202,18 +185,13 @@ struct PatternGraph {
     placements: usize,
     nodes: Vec<Counts>,
     index: FxHashMap<Counts, u32>,
-    /// The first edge into every pattern, and the end.
-    starts: Vec<u32>,
-    edges: Vec<Edge>,
-    /// The first of `successors` of every pattern, and the end.
-    successor_starts: Vec<u32>,
-    successors: Vec<u32>,
+    steps: StepLists,
     prices: Vec<PriceKey>,
 }
 
 impl std::fmt::Debug for PatternGraph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PatternGraph({} patterns, {} steps)", self.nodes.len(), self.edges.len())
+        write!(f, "PatternGraph({} patterns, {} steps)", self.nodes.len(), self.steps.len())
     }
 }
 
@@ -277,7 +255,7 @@ impl PatternGraph {
         let steps = Steps { classes, placements };
         let mut prices: Vec<PriceKey> = Vec::new();
         let mut price_ids: FxHashMap<PriceKey, u32> = FxHashMap::default();
-        let mut leads: Vec<(u32, Edge)> = Vec::new();
+        let mut leads: Vec<(u32, Step)> = Vec::new();
         let owners = steps.owners(&nodes);
         for (from, node) in nodes.iter().zip(0..).map(|(node, at)| (at, node)) {
             let mut connect = |action: Action, used: Used, parts: u64, to: u32| {
@@ -287,7 +265,7 @@ impl PatternGraph {
                     prices.push(price.clone());
                     next
                 });
-                leads.push((to, Edge { from, price }));
+                leads.push((to, Step { from, price }));
             };
             steps.from(node, &mut |action, used, after| {
                 if let Some(&to) = index.get(after) {
@@ -302,67 +280,10 @@ impl PatternGraph {
                 connect(Action::Permute, used, steps.parts(node), to);
             }
         }
-        let (starts, edges) = sorted_by(nodes.len(), leads.iter().map(|&(to, edge)| (to, edge)));
-        let (successor_starts, successors) =
-            sorted_by(nodes.len(), leads.iter().map(|&(to, edge)| (edge.from, to)));
+        let steps = StepLists::new(nodes.len(), &leads);
         let classes = Arc::clone(classes);
-        Some(Self { classes, placements, nodes, index, starts, edges, successor_starts, successors, prices })
+        Some(Self { classes, placements, nodes, index, steps, prices })
     }
-
-    #[inline(always)]
-    fn settle_body(&self, prices: &[f64], seconds: &mut [SimdVector]) {
-        // Patterns with a predecessor that improved since their last visit.
-        let mut due = vec![true; self.nodes.len()];
-        loop {
-            let forwards = self.sweep(prices, 0..self.nodes.len(), &mut due, seconds);
-            if !forwards || !self.sweep(prices, (0..self.nodes.len()).rev(), &mut due, seconds) {
-                return;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn sweep(
-        &self,
-        prices: &[f64],
-        nodes: impl Iterator<Item = usize>,
-        due: &mut [bool],
-        seconds: &mut [SimdVector],
-    ) -> bool {
-        let mut changed = false;
-        for node in nodes {
-            if !std::mem::replace(&mut due[node], false) {
-                continue;
-            }
-            let mut best = seconds[node];
-            for step in &self.edges[self.starts[node] as usize..self.starts[node + 1] as usize] {
-                let price = prices[step.price as usize];
-                for (best, before) in best.iter_mut().zip(&seconds[step.from as usize]) {
-                    let reached = before + price;
-                    *best = if reached < *best { reached } else { *best };
-                }
-            }
-            if best != seconds[node] {
-                seconds[node] = best;
-                changed = true;
-                let (start, end) = (self.successor_starts[node], self.successor_starts[node + 1]);
-                self.successors[start as usize..end as usize]
-                    .iter()
-                    .for_each(|&next| due[next as usize] = true);
-            }
-        }
-        changed
-    }
-}
-
-/// Groups values by a key below `count`: the first value of every key and the end, and the values.
-fn sorted_by<T: Copy>(count: usize, all: impl Iterator<Item = (u32, T)> + Clone) -> (Vec<u32>, Vec<T>) {
-    let mut starts = vec![0u32; count + 1];
-    all.clone().for_each(|(key, _)| starts[key as usize + 1] += 1);
-    (0..count).for_each(|at| starts[at + 1] += starts[at]);
-    let mut keyed: Vec<(u32, T)> = all.collect();
-    keyed.sort_by_key(|&(key, _)| key);
-    (starts, keyed.into_iter().map(|(_, value)| value).collect())
 }
 
 /// Whether every dimension divides into the parts of a pattern, of which later classes may be missing.

@@ -59,6 +59,7 @@ pub mod reshard_step;
 pub mod reshard_tree;
 mod roofline;
 mod speed_trace;
+mod step_lists;
 mod time_rows;
 mod workloads;
 
