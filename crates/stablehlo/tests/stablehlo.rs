@@ -4,7 +4,7 @@
 
 use flate2::read::GzDecoder;
 use proptest::prelude::*;
-use shardwright_graph::{DType, Op, Phase, Role, Shape};
+use shardwright_graph::{DType, Op, Phase, Role, Shape, TensorId};
 use shardwright_runtime::{Data, HostTensor, Serial};
 use shardwright_stablehlo::{ImportOptions, ImportedProgram, StablehloError, import, normalise};
 use std::{io::Read, path::PathBuf};
@@ -136,26 +136,158 @@ fn calls_to_cudnn_are_attention() {
     assert!(kernel.contains("Pallas") && kernel.contains("dot_product_attention"), "{kernel}");
 }
 
-/// As `jax.experimental.pallas.ops.tpu.flash_attention` is lowered for TPUs by JAX 0.10, with the kernel's code left out.
+/// A call to a kernel with these types, as JAX 0.10 lowers it for TPUs, without the kernel's code.
+fn kernel_call(name: &str, operands: &[&str], results: &[&str]) -> String {
+    let tensor = |ty: &&str| format!("tensor<{ty}>");
+    let types = |list: &[&str]| list.iter().map(tensor).collect::<Vec<_>>().join(", ");
+    let names: Vec<String> = (0..operands.len()).map(|i| format!("%a{i}")).collect();
+    let arguments: Vec<String> =
+        names.iter().zip(operands).map(|(name, ty)| format!("{name}: {}", tensor(ty))).collect();
+    let made = match results {
+        [_] => ("%0".to_string(), "%0".to_string()),
+        _ => {
+            let all: Vec<String> = (0..results.len()).map(|i| format!("%0#{i}")).collect();
+            (format!("%0:{}", results.len()), all.join(", "))
+        }
+    };
+    format!(
+        "module {{ func.func public @main({}) -> ({}) {{
+           {} = stablehlo.custom_call @tpu_custom_call({}) {{backend_config = \"\", kernel_name = \"{name}\"}} : ({}) -> ({})
+           return {} : {} }} }}",
+        arguments.join(", "),
+        types(results),
+        made.0,
+        names.join(", "),
+        types(operands),
+        types(results),
+        made.1,
+        types(results),
+    )
+}
+
+/// The rule of the only call in a program, its workload and its flops.
+fn call_work(program: &ImportedProgram) -> (String, Option<(&'static str, Vec<u64>)>, u64) {
+    let graph = &program.graph;
+    let op = graph.op_ids().find(|&op| graph.node(op).op.kind() == "opaque").unwrap();
+    let types = |ids: &[TensorId]| ids.iter().map(|&t| graph.tensor(t).ty.clone()).collect::<Vec<_>>();
+    let node = graph.node(op);
+    let (inputs, outputs) = (types(&node.inputs), types(&node.outputs));
+    let work = node.op.operator().workload(&inputs, &outputs);
+    let work = work.map(|(class, sizes)| (class.name, sizes.to_vec()));
+    (graph.rule(op).to_string(), work, node.op.operator().flops(&inputs, &outputs))
+}
+
 #[test]
-fn attention_kernels_of_pallas_are_known_by_name_and_split_by_rule() {
-    let ty = "tensor<2x4x1024x128xbf16>";
-    let text = format!(
-        "module {{ func.func public @main(%q: {ty}, %k: {ty}, %v: {ty}) -> {ty} {{
-           %0 = stablehlo.custom_call @tpu_custom_call(%q, %k, %v) {{backend_config = \"\", kernel_name = \
-           \"_flash_attention_kernel\"}} : ({ty}, {ty}, {ty}) -> {ty}
-           return %0 : {ty} }} }}"
-    );
-    let error = import(&text, "step", &ImportOptions::default()).unwrap_err().reason;
-    let rule = "b h _ _, b h _ _, b h _ _ -> b h _ _";
-    let remedy = format!("--rule '_flash_attention_kernel={rule}'");
-    assert!(error.contains("attention kernel") && error.contains(&remedy), "{error}");
-    let rules = vec![("_flash_attention_kernel".to_string(), rule.to_string())];
+fn attention_kernels_of_pallas_split_samples_and_heads() {
+    let (q, k, lse) = ("2x4x1024x128xbf16", "2x4x512x128xbf16", "2x4x1024x128xf32");
+    let (segments, keys) = ("2x1024x128xi32", "2x8x512xi32");
+    let (gq, gk, glse) = ("2x1024x4x64xf16", "2x512x4x64xf16", "2x4x1024xf32");
+    let (sq, sk, scratch) = ("3x4x256x128xbf16", "3x4x256x128xbf16", "3x128x128xf32");
+    let (table, tables) = ("1x2x2xi8", "4x2x2xi8");
+    let both = "{d0=2, d1=4}";
+    let product = 2 * 2 * 4 * 1024 * 512;
+    for (name, operands, results, factors, class, flops) in [
+        ("_flash_attention_kernel", vec![q, k, k], vec![q], both, "attention", product * 2 * 128),
+        (
+            "_flash_attention_kernel",
+            vec![q, k, k, segments, keys],
+            vec![q, lse, lse],
+            both,
+            "attention",
+            product * 2 * 128,
+        ),
+        (
+            "_flash_attention_dkv_kernel",
+            vec![q, k, k, lse, lse, q, lse],
+            vec![k, k],
+            both,
+            "attention",
+            product * 4 * 128,
+        ),
+        (
+            "_flash_attention_dq_kernel",
+            vec![q, k, k, lse, lse, q, lse],
+            vec![q],
+            both,
+            "attention",
+            product * 3 * 128,
+        ),
+        ("mha_forward", vec![gq, gk, gk], vec![gq, glse], both, "attention", product * 2 * 64),
+        ("mha_forward", vec![gq, gk, gk, "2x1024xi32"], vec![gq], both, "attention", product * 2 * 64),
+        (
+            "mha_backward",
+            vec![gq, gk, gk, gq, gq, glse, glse],
+            vec![gq, gk, gk],
+            both,
+            "attention_grad",
+            product * 5 * 64,
+        ),
+        ("mha_preprocess_backward", vec![gq, gq], vec![glse], both, "", 0),
+        (
+            "splash_mha_fwd_no_residuals",
+            vec![table, table, sq, sk, sk],
+            vec![scratch, sq],
+            "{d0=3, d1=4}",
+            "attention",
+            2 * 3 * 4 * 256 * 256 * 2 * 128,
+        ),
+        (
+            "splash_mha_fwd_no_residuals",
+            vec![tables, tables, sq, sk, sk],
+            vec![scratch, sq],
+            "{d0=3, d1=4}",
+            "attention",
+            2 * 3 * 4 * 256 * 256 * 2 * 128,
+        ),
+    ] {
+        let program =
+            import(&kernel_call(name, &operands, &results), "step", &ImportOptions::default()).unwrap();
+        let (rule, work, found) = call_work(&program);
+        assert!(rule.ends_with(factors), "{name}: {rule}");
+        assert_eq!((work.map_or("", |(class, _)| class), found), (class, flops), "{name}");
+        let notes = program.notes.join(" ");
+        assert!(notes.contains("by its name") && notes.contains("without a mask") == (flops > 0), "{notes}");
+    }
+    // Tables per head are split as heads are.
+    let text = kernel_call("splash_mha_fwd", &[tables, sq, sk, sk], &[sq]);
+    let (rule, ..) = call_work(&import(&text, "step", &ImportOptions::default()).unwrap());
+    assert!(rule.starts_with("([d1, _, _], [d0, d1, _, _]"), "{rule}");
+}
+
+#[test]
+fn attention_kernels_with_other_operands_need_a_rule() {
+    let (q, k) = ("2x4x1024x128xbf16", "2x2x512x128xbf16");
+    for (name, operands, results) in [
+        ("_flash_attention_kernel", vec![q, k, k], vec![q]),
+        ("_flash_attention_kernel", vec![q, q, q], vec!["2x1024x512xbf16"]),
+        ("mha_forward", vec![q, q, q], vec!["4x1024xbf16"]),
+        ("splash_mha_fwd", vec!["3x2x2xi8", q, q, q], vec![q]),
+        ("_flash_attention_kernel", vec!["4xi32"], vec!["4xi32"]),
+    ] {
+        let text = kernel_call(name, &operands, &results);
+        let error = import(&text, "step", &ImportOptions::default()).unwrap_err().reason;
+        assert!(error.contains("attention kernel") && error.contains(&format!("--rule '{name}=")), "{error}");
+    }
+    let rules =
+        vec![("_flash_attention_kernel".to_string(), "b h _ _, b _ _ _, b _ _ _ -> b h _ _".to_string())];
+    let text = kernel_call("_flash_attention_kernel", &[q, k, k], &[q]);
     let program = import(&text, "step", &ImportOptions { rules, ..ImportOptions::default() }).unwrap();
-    assert_eq!(count(&program, "opaque"), 1);
-    let op = program.graph.op_ids().find(|&op| program.graph.node(op).op.kind() == "opaque").unwrap();
-    let rule = program.graph.rule(op).to_string();
+    assert!(call_work(&program).0.ends_with("{d0=2, d1=4}"));
+    let other =
+        import(&kernel_call("my_kernel", &[q], &[q]), "step", &ImportOptions::default()).unwrap_err().reason;
+    assert!(other.contains("compiled from Pallas or Triton") && other.contains("my_kernel"), "{other}");
+}
+
+/// Calls of Python's planned programs state rule and kernel.
+#[test]
+fn stated_rules_of_attention_kernels_keep_their_work() {
+    let text = kernel_call("x", &["2x4x64x16xf32"; 3], &["2x4x64x16xf32"])
+        .replace("tpu_custom_call", "shardwright.pallas_call");
+    let stated = "mhlo.backend_config = {kernel = \"_flash_attention_kernel\", rule = \"b h _ _, b h _ _, b h _ _ -> b h _ _\"}";
+    let text = text.replace("kernel_name = \"x\"", stated);
+    let (rule, work, _) = call_work(&import(&text, "step", &ImportOptions::default()).unwrap());
     assert!(rule.ends_with("{d0=2, d1=4}"), "{rule}");
+    assert_eq!(work, Some(("attention", vec![8, 1, 64, 64, 16, 16])));
 }
 
 #[test]

@@ -21,6 +21,7 @@ import numpy as np
 from .._native import PlanError
 from . import _nnx
 from ._arguments import Call, LeafType, Structure, fold, is_key, show_type, unfold
+from ._pallas import unread_results
 from ._pins import Pin, pinned
 from ._stand_in import PREFIX, PlannedProgram, planned_type
 from ._walk import Visit, large_constants, walk
@@ -57,6 +58,11 @@ class StepCapture:
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Shapes and types of the leaves of the arguments."""
         return [_struct(kind) for kind in self.types]
+
+    @functools.cached_property
+    def unread(self) -> frozenset[Any]:
+        """Results of Pallas kernels that nothing reads."""
+        return unread_results(self.jaxpr.jaxpr)
 
     @property
     def donated_leaves(self) -> tuple[int, ...]:
@@ -117,7 +123,7 @@ def capture(function: Callable[..., Any], call: Call, donated: tuple[bool, ...])
 
 def lower(step: StepCapture, replaced: frozenset[str] = frozenset()) -> PlannedText:
     """The text that is planned. Equations at the `replaced` paths have stand-ins."""
-    program = PlannedProgram(replaced)
+    program = PlannedProgram(replaced, step.unread)
     with without_mesh():
         text = _lower(step, program)
     return PlannedText(text, frozenset(program.stand_ins), tuple(program.constraints))

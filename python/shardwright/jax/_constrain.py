@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._capture import path_of
+from ._pallas import kernel_rule, run_split
 from ._walk import Path, scan_counts, show
 
 # Per dimension: the names of the mesh axes that split it, or None if XLA may choose.
@@ -23,10 +24,17 @@ _OWN_SPECS = {"shard_map", "xla_pmap", "pmap"}
 class Constraints:
     """Constrains every value: operands to the layouts that an operation's config reads, results to those it produces."""
 
-    def __init__(self, mesh: Mesh, sites: list[dict[str, Any]]) -> None:
+    def __init__(self, mesh: Mesh, sites: list[dict[str, Any]], unread: frozenset[Any], values: bool = True) -> None:
         self.mesh = mesh
-        # An equation may become several operations: the last one produces its results.
-        self.sites = {path: site for site in sites if (path := path_of(site["name"])) is not None}
+        # Results of Pallas kernels that nothing reads.
+        self.unread = unread
+        # Whether values are constrained. Kernels always are: XLA cannot divide them.
+        self.values = values
+        # An equation may become several operations.
+        self.sites: dict[str, list[dict[str, Any]]] = {}
+        for site in sites:
+            if (path := path_of(site["name"])) is not None:
+                self.sites.setdefault(path, []).append(site)
         # Values by id, with their specs, and their reshards so far. The reference keeps the id from being reused.
         self.specs: dict[int, tuple[Any, Spec]] = {}
         self.resharded: dict[tuple[int, str], tuple[Any, Any]] = {}
@@ -37,21 +45,40 @@ class Constraints:
     def __call__(
         self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
+        if eqn.primitive.name == "pallas_call":
+            return self.kernel(eqn, path, operands)
+        if not self.values:
+            return bind(operands)
         if eqn.primitive.name == "scan":
             return self.scan(eqn, path, operands, bind)
-        site = self.sites.get(show(path))
-        if site is None or eqn.primitive.name in _OWN_SPECS:
+        sites = self.sites.get(show(path), [])
+        if not sites or eqn.primitive.name in _OWN_SPECS:
             return bind(operands)
-        wanted = site["operands"]
-        if eqn.primitive.name.startswith("reduce_") and len(wanted) == 2 * len(operands):
-            # The initial values follow the operands.
-            wanted = wanted[: len(operands)]
-        if len(wanted) == len(operands):
-            operands = [self.operand(x, spec) for x, spec in zip(operands, wanted, strict=True)]
+        # The initial values of reductions follow the operands.
+        counts = {len(operands)} | ({2 * len(operands)} if eqn.primitive.name.startswith("reduce_") else set())
+        # Those of the equation's own name come first. The first one that reads as many tensors reads the operands, and the last one with
+        # a layout produces the results.
+        sites = [site for site in sites if site["name"].rsplit("/", 1)[-1] == eqn.primitive.name] or sites[-1:]
+        for site in sites:
+            if len(site["operands"]) in counts and any(site["operands"]):
+                operands = [self.operand(x, spec) for x, spec in zip(operands, site["operands"], strict=False)]
+                break
         results = bind(operands)
-        if len(site["results"]) == len(results):
-            results = [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
+        for site in reversed(sites):
+            if len(site["results"]) == len(results) and any(site["results"]):
+                return [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
         return results
+
+    def kernel(self, eqn: Any, path: Path, operands: list[Any]) -> list[Any]:
+        """A Pallas kernel on all devices, each with its part of the grid: XLA cannot divide kernels."""
+        rule, sites = kernel_rule(eqn, self.unread), self.sites.get(show(path), [])
+        kept = [(var.aval.shape, names) for var, names in zip(eqn.outvars, rule.results, strict=True) if names is not None]
+        split: dict[int, tuple[str, ...]] = {}
+        # Of several results, each has an operation of its own in the plan.
+        specs = [steps[-1] for site in sites for steps in site["results"][:1] if steps]
+        if kept and specs:
+            split = rule.axes(specs[0], *kept[0])
+        return run_split(eqn, rule, self.mesh, split, operands)
 
     def scan(
         self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]

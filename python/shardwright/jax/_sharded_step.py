@@ -15,7 +15,6 @@ from . import _nnx
 from ._arguments import Call, unfold
 from ._capture import PlannedText, StepCapture, without_mesh
 from ._constrain import Constraints, Spec
-from ._walk import Path
 
 
 class ShardedStep:
@@ -60,7 +59,7 @@ class ShardedStep:
         return NamedSharding(self.mesh, PartitionSpec(*dims))
 
     def _jit(self, donated: tuple[int, ...]) -> Any:
-        visit = Constraints(self.mesh, self.sites) if self.constrain else _plain
+        visit = Constraints(self.mesh, self.sites, self.step.unread, values=self.constrain)
 
         def step(constants: list[Any], *leaves: Any) -> list[Any]:
             return self.step.evaluate(leaves, constants, visit)
@@ -129,7 +128,7 @@ class ShardedStep:
         """The step lowered with the shardings of its arguments only, from which XLA propagates."""
 
         def step(constants: list[Any], *leaves: Any) -> list[Any]:
-            return self.step.evaluate(leaves, constants, _plain)
+            return self.step.evaluate(leaves, constants, Constraints(self.mesh, self.sites, self.step.unread, values=False))
 
         jitted = jax.jit(
             step,
@@ -190,7 +189,3 @@ def _in_place(leaf: Any, sharding: NamedSharding) -> bool:
     if isinstance(leaf, jax.core.Tracer):
         return True
     return isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-
-
-def _plain(eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    return bind(operands)

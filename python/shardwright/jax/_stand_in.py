@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._pallas import KernelRule, kernel_name, kernel_rule
 from ._walk import KEPT, Path, abstract, show
 
 # Per element, or per leading dimensions: the equation works on each block separately.
@@ -32,8 +33,8 @@ _BATCHED = {
 }  # fmt: skip
 # Planned around: the step's own specs, callbacks, kernels.
 _REPLICATED = {
-    "shard_map", "xla_pmap", "pmap", "pure_callback", "io_callback", "debug_callback", "debug_print", "custom_partitioning",
-    "custom_partitioning_call", "pallas_call", "ragged_dot_general", "approx_top_k", "custom_linear_solve",
+    "shard_map", "xla_pmap", "pmap", "pallas_call", "pure_callback", "io_callback", "debug_callback", "debug_print", "custom_partitioning",
+    "custom_partitioning_call", "ragged_dot_general", "approx_top_k", "custom_linear_solve",
 }  # fmt: skip
 #: The prefix of the names of stand-ins.
 PREFIX = "shardwright."
@@ -42,9 +43,11 @@ PREFIX = "shardwright."
 class PlannedProgram:
     """Evaluates a step for the planner: every equation in a name scope of its path, or its stand-in."""
 
-    def __init__(self, replaced: frozenset[str]) -> None:
+    def __init__(self, replaced: frozenset[str], unread: frozenset[Any]) -> None:
         #: Paths of equations that the planner refused.
         self.replaced = replaced
+        #: Results of Pallas kernels that nothing reads.
+        self.unread = unread
         #: Paths of all stand-ins.
         self.stand_ins: set[str] = set()
         #: Constraints on the configs of calls that have specs of their own, `PATTERN=CONFIG`.
@@ -53,6 +56,9 @@ class PlannedProgram:
     def __call__(
         self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
+        if eqn.primitive.name == "pallas_call" and not any(_is_foreign(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
+            self.stand_ins.add(show(path))
+            return _kernel_stand_in(eqn, kernel_rule(eqn, self.unread), show(path), operands)
         with jax.named_scope(f"#{show(path)}"):
             if not self.needs_stand_in(eqn, path):
                 return bind(operands)
@@ -129,6 +135,28 @@ def _stand_in(eqn: Any, operands: list[Any]) -> list[Any]:
     call = jax.ffi.ffi_call(PREFIX + eqn.primitive.name, kinds)
     made = call(*inputs, rule=_rule(eqn, [x.shape for x in inputs], [kind.shape for kind in kinds]))
     return [_keyed(x, aval) for x, aval in zip(made, results, strict=True)]
+
+
+def _kernel_stand_in(eqn: Any, rule: KernelRule, path: str, operands: list[Any]) -> list[Any]:
+    """A call with the rule of a Pallas kernel. Dimensions that can be split are reshaped to parts around it."""
+    # No equation has this path: operations around the call are nobody's.
+    around = f"#{path}.0"
+
+    def shape(aval: Any, names: Any) -> list[int]:
+        return [size for size, _ in rule.dims(aval.shape, names)]
+
+    with jax.named_scope(around):
+        read = zip(operands, eqn.invars, rule.operands, strict=True)
+        inputs = [jnp.asarray(x).reshape(shape(atom.aval, names)) for x, atom, names in read]
+    made = [(var.aval, names) for var, names in zip(eqn.outvars, rule.results, strict=True)]
+    kinds = [jax.ShapeDtypeStruct(shape(aval, names), aval.dtype) for aval, names in made if names is not None]
+    text = rule.text(*([atom.aval.shape for atom in atoms] for atoms in (eqn.invars, eqn.outvars)))
+    with jax.named_scope(f"#{path}"):
+        results = iter(jax.ffi.ffi_call(PREFIX + "pallas_call", kinds)(*inputs, rule=text, kernel=kernel_name(eqn)))
+    with jax.named_scope(around):
+        return [
+            jnp.zeros(aval.shape, aval.dtype) if names is None else next(results).reshape(aval.shape) for aval, names in made
+        ]
 
 
 def _is_key(x: Any) -> bool:

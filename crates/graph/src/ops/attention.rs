@@ -377,7 +377,7 @@ impl Loops {
 }
 
 /// Forward pass. Sizes: those of [`Attention::workload_sizes`].
-static ATTENTION: WorkloadClass = WorkloadClass {
+pub(super) static ATTENTION: WorkloadClass = WorkloadClass {
     name: "attention",
     fallback: None,
     roofline: |sizes| attention_roofline(AttentionPass::Forward, sizes),

@@ -32,7 +32,7 @@ pub struct AttentionGrad {
 }
 
 /// Backward pass. Sizes: those of the forward pass.
-static ATTENTION_GRAD: WorkloadClass = WorkloadClass {
+pub(super) static ATTENTION_GRAD: WorkloadClass = WorkloadClass {
     name: "attention_grad",
     fallback: None,
     roofline: |sizes| attention_roofline(AttentionPass::Backward, sizes),

@@ -7,6 +7,7 @@
 mod accumulate;
 mod attention;
 mod attention_grad;
+mod attention_kernel;
 mod attention_rescale;
 mod binary;
 mod broadcast;
@@ -48,6 +49,7 @@ mod transpose;
 mod unary;
 
 pub use attention::{KEY_BLOCK, QUERY_BLOCK, Span};
+pub use attention_kernel::AttentionKernel;
 pub use binary::BinaryFn;
 pub use contract::{FEW_ROWS, FEW_ROWS_DEPTH};
 pub use conv::ConvGeometry;

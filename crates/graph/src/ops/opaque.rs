@@ -1,18 +1,19 @@
 //! An op with known types and unknown meaning: a call into a library, a random number generator.
 //!
 //! It is planned replicated, which is right for every function of its inputs, unless its caller states which dimensions
-//! its operands and results share. It has no kernel, and its only known cost is the bytes that it reads and writes.
+//! its operands and results share. It has no kernel, and its only known cost is the bytes that it reads and writes, and the work of attention.
 //! Its gradient is another such op, which reads the operands and the gradients of the results.
 
 use crate::{
     autodiff::GradContext,
     ids::TensorId,
     operator::{OpError, Operator},
-    ops::Op,
+    ops::{AttentionKernel, Op},
     region::Region,
     require,
     rule::{DimMap, Rule, TensorMap, dim_name},
     types::TensorType,
+    workload::{WorkloadClass, WorkloadSizes},
 };
 use serde::{Deserialize, Serialize};
 
@@ -34,9 +35,17 @@ pub struct Opaque {
     /// Whether a result may lack a shared dimension: it is then a sum over the blocks. Gradients of weights are.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sums: bool,
+    /// The work of a kernel of attention; other calls are bound by memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<AttentionKernel>,
 }
 
 impl Opaque {
+    /// A call of which only the types are known.
+    pub fn new(call: impl Into<String>, makes: Vec<TensorType>) -> Self {
+        Self { call: call.into(), makes, shared: Vec::new(), sums: false, attention: None }
+    }
+
     /// The size of each shared dimension.
     fn shared_sizes(&self, inputs: &[TensorType]) -> Result<Vec<u64>, OpError> {
         let types: Vec<&TensorType> = inputs.iter().chain(&self.makes).collect();
@@ -80,6 +89,8 @@ impl Opaque {
 
 impl Operator for Opaque {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let sizes = self.attention.map_or([1; 6], |kernel| kernel.sizes);
+        require!(sizes.iter().all(|&size| size > 0), "a size of the attention of `{}` is 0", self.call);
         require!(!self.makes.is_empty() && self.makes.len() <= 64, "makes {} tensors", self.makes.len());
         for ty in &self.makes {
             ty.shape.check().map_err(OpError::new)?;
@@ -117,8 +128,10 @@ impl Operator for Opaque {
             let dims = (0..count).chain(given.iter().map(|&o| count + o)).chain(wanted.iter().copied());
             shared = dims.map(|t| self.shared[t].clone()).collect();
         }
-        let made =
-            cx.add(Opaque { call: format!("{}.grad", self.call), makes, shared, sums: true }, &inputs)?;
+        let made = cx.add(
+            Opaque { shared, sums: true, ..Opaque::new(format!("{}.grad", self.call), makes) },
+            &inputs,
+        )?;
         let mut grads = vec![None; count];
         for (&i, &grad) in wanted.iter().zip(&made) {
             grads[i] = Some(grad);
@@ -127,12 +140,22 @@ impl Operator for Opaque {
     }
 
     fn flops(&self, _: &[TensorType], _: &[TensorType]) -> u64 {
-        0
+        self.attention.map_or(0, |kernel| kernel.flops())
+    }
+
+    fn workload(
+        &self,
+        _: &[TensorType],
+        _: &[TensorType],
+    ) -> Option<(&'static WorkloadClass, WorkloadSizes)> {
+        self.attention.map(|kernel| kernel.workload())
     }
 
     fn localize(&self, region: &Region<'_>) -> Op {
         let local = |(o, ty): (usize, &TensorType)| TensorType::new(ty.dtype, region.output_shape(o));
-        Opaque { makes: self.makes.iter().enumerate().map(local).collect(), ..self.clone() }.into()
+        let makes = self.makes.iter().enumerate().map(local).collect();
+        let attention = self.attention.map(|kernel| kernel.part(region));
+        Opaque { makes, attention, ..self.clone() }.into()
     }
 }
 
@@ -150,10 +173,8 @@ mod examples {
         fn golden() -> Golden {
             Golden::new(
                 Opaque {
-                    call: "library".into(),
-                    makes: vec!["f32[8,6]".parse().unwrap()],
                     shared: vec![vec![Some(0), None], vec![Some(0), None]],
-                    sums: false,
+                    ..Opaque::new("library", vec!["f32[8,6]".parse().unwrap()])
                 },
                 &["f32[8,4]"],
                 "([d0, _])->([d0, _]) {d0=8}",
@@ -163,10 +184,7 @@ mod examples {
         fn case(rng: &mut Rng) -> Case {
             let ty = TensorType::new(DType::F64, &rng.shape(0, 3)[..]);
             let shared = vec![(0..ty.rank() as u8).map(Some).collect(); 2];
-            Case::new(
-                Opaque { call: "library".into(), makes: vec![ty.clone()], shared, sums: false },
-                vec![(ty, NORMAL)],
-            )
+            Case::new(Opaque { shared, ..Opaque::new("library", vec![ty.clone()]) }, vec![(ty, NORMAL)])
         }
     }
 }
@@ -182,10 +200,8 @@ mod tests {
         let x = b.source("x", "f32[8,4]".parse().unwrap(), Role::Input, NORMAL).unwrap();
         let w = b.source("w", "f32[4,6]".parse().unwrap(), Role::Parameter, NORMAL).unwrap();
         let op = Opaque {
-            call: "f".into(),
-            makes: vec!["f32[8,6]".parse().unwrap()],
             shared: vec![vec![Some(0), None], vec![None, None], vec![Some(0), None]],
-            sums: false,
+            ..Opaque::new("f", vec!["f32[8,6]".parse().unwrap()])
         };
         let y = b.emit("y", op, &[x, w]).unwrap();
         let loss = b.emit("loss", Reduce::sum([0, 1].into_iter().collect()), &[y]).unwrap();

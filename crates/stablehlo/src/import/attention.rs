@@ -1,81 +1,16 @@
-//! Attention by calls to kernels. JAX's cuDNN calls state their scale, mask and order of dimensions in `backend_config`, and
-//! become fused ops. Kernels written in Pallas have scale and mask compiled into them: they are known by their names, and need a
-//! rule.
+//! Attention by calls to cuDNN. They state their scale, mask and order of dimensions in `backend_config`, and become fused ops.
 
 use super::{
     super::{
         error::Result,
-        syntax::{Attribute, Operation, Type},
+        syntax::{Attribute, Type},
     },
-    HloType, Importer, ResolvedOperation, stated_rule,
+    Importer, ResolvedOperation, stated_rule,
     value::SymbolicValue,
 };
 use shardwright_graph::ops::{Attention, AttentionGrad};
 
 const CUDNN: &str = "__cudnn$fmha";
-/// Targets of kernels that were compiled from Pallas or Triton.
-const COMPILED: &[&str] = &["tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu"];
-
-/// The target of a custom call.
-pub(super) fn target<'a>(operation: &Operation<'a>) -> Option<&'a str> {
-    match operation.attribute("call_target_name") {
-        Some(Attribute::Text(name) | Attribute::Symbol(name)) => Some(name),
-        _ => None,
-    }
-}
-
-/// The name of a call: that of the kernel where a compiler's call states it, else the target. Several kernels share a target.
-pub(super) fn call_name<'a>(operation: &Operation<'a>) -> Option<&'a str> {
-    let target = target(operation)?;
-    if !COMPILED.iter().any(|known| target.starts_with(known)) {
-        return Some(target);
-    }
-    // Mosaic's calls name their kernel in an attribute, Triton's in their configuration.
-    let stated = match (operation.attribute("kernel_name"), operation.attribute("mhlo.backend_config")) {
-        (Some(Attribute::Text(name)), _) => Some(*name),
-        (_, Some(Attribute::Dict(entries))) => entries.iter().find_map(|(key, value)| match value {
-            Attribute::Text(text) if *key == "name" => Some(*text),
-            _ => None,
-        }),
-        _ => None,
-    };
-    Some(stated.filter(|name| !name.is_empty()).unwrap_or(target))
-}
-
-/// Names of attention kernels in JAX's Pallas library: `flash_attention` and `splash_attention` for TPUs, `mha` for GPUs.
-fn is_attention(kernel: &str) -> bool {
-    [
-        "_flash_attention",
-        "flash_attention",
-        "splash_m",
-        "mha_forward",
-        "mha_backward",
-        "ragged_paged_attention",
-    ]
-    .iter()
-    .any(|known| kernel.starts_with(known))
-}
-
-/// The rule of an attention kernel as far as operands show it. Leading dimensions that operands and results share are samples
-/// and heads, which no kernel of attention mixes.
-fn shown_rule(op: &ResolvedOperation<'_, '_>) -> Option<String> {
-    let largest = op.types.iter().map(|ty| &ty.ty.shape).max_by_key(|shape| shape.rank())?;
-    let names = match largest.rank() {
-        3 => &["h"][..],
-        4 => &["b", "h"],
-        5 => &["b", "h", "r"],
-        _ => return None,
-    };
-    let dims = |ty: &HloType| {
-        let own = &ty.ty.shape;
-        let shared = |d: &usize| own.rank() == largest.rank() && own[*d] == largest[*d];
-        let name = |d: usize| names.get(d).filter(|_| shared(&d)).unwrap_or(&"_");
-        (0..own.rank()).map(|d| *name(d)).collect::<Vec<_>>().join(" ")
-    };
-    let list = |types: &[HloType]| types.iter().map(dims).collect::<Vec<_>>().join(", ");
-    Some(format!("{} -> {}", list(op.types), list(op.results)))
-}
-
 /// Whether a value of this type has no elements: a workspace that is not there yet, or an operand that is left out.
 pub(super) fn is_empty(ty: &Type<'_>) -> bool {
     matches!(ty, Type::Tensor(ty) if ty.sizes.split('x').any(|size| size == "0"))
@@ -94,8 +29,8 @@ fn number(config: &str, key: &str) -> Option<f64> {
 }
 
 impl<'a> Importer<'a> {
-    /// A call to a kernel of attention; `None` for other calls.
-    pub fn attention_call(
+    /// A call to cuDNN's attention; `None` for other calls.
+    pub fn cudnn_call(
         &mut self,
         name: &str,
         op: &ResolvedOperation<'_, 'a>,
@@ -103,23 +38,6 @@ impl<'a> Importer<'a> {
         let told = self.options.opaque.iter().any(|known| known == name || known == "*")
             || self.options.rules.iter().any(|(known, _)| known == name)
             || stated_rule(op.operation).is_some();
-        let compiled =
-            target(op.operation).filter(|target| COMPILED.iter().any(|known| target.starts_with(known)));
-        if let Some(target) = compiled.filter(|_| !told) {
-            let rule = shown_rule(op).unwrap_or_else(|| "b q h _, b k h _, b k h _ -> b q h _".into());
-            return Err(op.error(match is_attention(name) {
-                true => format!(
-                    "a call to the attention kernel `{name}` (`{target}`), which was compiled from Pallas with its scale and its \
-                     mask. Lower the step with `jax.nn.dot_product_attention` in its place, or give its rule: \
-                     `--rule '{name}={rule}'`"
-                ),
-                false => format!(
-                    "a call to `{name}`, a kernel that was compiled from Pallas or Triton, of which only the types are known. If \
-                     it computes attention, lower the step with `jax.nn.dot_product_attention` in its place, or give its rule: \
-                     `--rule '{name}=b q h _, b k h _, b k h _ -> b q h _'`"
-                ),
-            }));
-        }
         let Some(kind) = name.strip_prefix(CUDNN).filter(|_| !told) else { return Ok(None) };
         let (kind, backward) = kind.strip_suffix("Backward").map_or((kind, false), |kind| (kind, true));
         let biased = match kind {

@@ -10,6 +10,7 @@ mod elementwise;
 mod finish;
 mod fold;
 mod index;
+mod pallas;
 mod read;
 mod reduce;
 mod roles;
@@ -30,7 +31,10 @@ use super::{
     error::{Result, TextError},
     syntax::{Attribute, Block, Operation, Program, Use},
 };
-use shardwright_graph::{Op, TensorType, ops::Opaque};
+use shardwright_graph::{
+    Op, TensorType,
+    ops::{AttentionKernel, Opaque},
+};
 use std::collections::{HashMap, HashSet};
 
 /// The most levels of calls and regions.
@@ -372,16 +376,17 @@ impl<'a> Importer<'a> {
         call: &str,
         why: &str,
     ) -> Result<Vec<SymbolicValue>> {
-        self.opaque_by_rule(op, call, why, Vec::new())
+        self.opaque_call(op, call, why, Vec::new(), None)
     }
 
-    /// Adds an op of which only the types and the shared dimensions are known, and a note about it.
-    fn opaque_by_rule(
+    /// Adds an op of which only the types, the shared dimensions and perhaps the work are known, and a note about it.
+    fn opaque_call(
         &mut self,
         op: &ResolvedOperation<'_, 'a>,
         call: &str,
         why: &str,
         shared: Vec<Vec<Option<u8>>>,
+        attention: Option<AttentionKernel>,
     ) -> Result<Vec<SymbolicValue>> {
         let inputs = op.slots(&mut self.draft)?;
         let makes: Vec<TensorType> = op.results.iter().map(|typed| typed.ty.clone()).collect();
@@ -390,10 +395,11 @@ impl<'a> Importer<'a> {
         }
         let split =
             if shared.iter().flatten().any(Option::is_some) { "split by its rule" } else { "replicated" };
-        self.note(format!("{} is opaque, {split}: {why}", self.draft.name));
-        let made = self
-            .draft
-            .add(Op::from(Opaque { call: call.to_string(), makes, shared, sums: false }), &inputs)?;
+        let priced =
+            if attention.is_some() { "; priced as attention without a mask, which is not known" } else { "" };
+        self.note(format!("{} is opaque, {split}: {why}{priced}", self.draft.name));
+        let made =
+            self.draft.add(Op::from(Opaque { shared, attention, ..Opaque::new(call, makes) }), &inputs)?;
         Ok(made.into_iter().map(SymbolicValue::Tensor).collect())
     }
 
@@ -404,9 +410,12 @@ impl<'a> Importer<'a> {
     }
 
     fn custom_call(&mut self, op: &ResolvedOperation<'_, 'a>) -> Result<Vec<SymbolicValue>> {
-        let name = attention::call_name(op.operation);
+        let name = pallas::call_name(op.operation);
         let name = name.ok_or_else(|| op.error("`call_target_name` is missing"))?;
-        if let Some(values) = self.attention_call(name, op)? {
+        if let Some(values) = self.compiled_kernel(name, op)? {
+            return Ok(values);
+        }
+        if let Some(values) = self.cudnn_call(name, op)? {
             return Ok(values);
         }
         if matches!(name, "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape")
@@ -429,7 +438,8 @@ impl<'a> Importer<'a> {
         if let Some(text) = given.or_else(|| stated_rule(op.operation)) {
             let shared =
                 rule::parse(text).map_err(|reason| op.error(format!("the rule `{text}` {reason}")))?;
-            return self.opaque_by_rule(op, name, "a call of which only the types are known", shared);
+            let work = pallas::stated_work(op);
+            return self.opaque_call(op, name, "a call of which only the types are known", shared, work);
         }
         if !self.options.opaque.iter().any(|known| known == name || known == "*") {
             return Err(op.error(format!(
@@ -443,9 +453,14 @@ impl<'a> Importer<'a> {
 
 /// The rule that a call states in its configuration, `mhlo.backend_config = {rule = "..."}`.
 fn stated_rule<'a>(operation: &Operation<'a>) -> Option<&'a str> {
+    config_text(operation, "rule")
+}
+
+/// A text in the configuration of a call.
+fn config_text<'a>(operation: &Operation<'a>, name: &str) -> Option<&'a str> {
     let Some(Attribute::Dict(entries)) = operation.attribute("mhlo.backend_config") else { return None };
     entries.iter().find_map(|(key, value)| match value {
-        Attribute::Text(text) if *key == "rule" => Some(*text),
+        Attribute::Text(text) if *key == name => Some(*text),
         _ => None,
     })
 }
