@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import shardwright
-from shardwright.torch import _verify, parallelize, plan
+from shardwright.torch import _verify, parallelize, plan, verify_plan
 
 Results = dict[str, Any]
 
@@ -282,6 +282,18 @@ def refusal(call: Callable[[], Any]) -> str:
     return ""
 
 
+class Inner(nn.Module):
+    """A part in its own precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.fc(x.float())
+
+
 def precision(solver: str) -> Results:
     """Computing in 16 bits with weights of 32, against the same on one process."""
     module, x, y = nn.Sequential(Block(), nn.Linear(8, 8)).eval(), torch.randn(X), torch.randint(0, 8, (8,))
@@ -298,7 +310,35 @@ def precision(solver: str) -> Results:
     total = sum(p.numel() for p in alone.parameters())
     return {
         "loss": difference(got, want), "gradients": same_gradients(model, alone), "types": sorted(types),
-        "bytes": [gathered, 2 * total if solver == "fsdp" else 0], "notes": model.plan.notes, "gathered": dict(model._engine.gathered),
+        "bytes": [gathered, 2 * total if solver == "fsdp" else 0], "gathered": dict(model._engine.gathered),
+        **held_to_plan(model, x, y),
+    }  # fmt: skip
+
+
+def held_to_plan(model: Any, *args: Any) -> Results:
+    """Collectives of a step, predicted and issued: number and bytes by kind."""
+    found = verify_plan(model, *args)
+    forms = [{kind: [t.count, t.bytes] for kind, t in side.items()} for side in (found.predicted, found.issued)]
+    return {"predicted": forms[0], "issued": forms[1]}
+
+
+def planned_autocast(solver: str) -> Results:
+    """Planned under autocast, with a part that leaves it, and run under it: against autocast on one process."""
+    module, x, y = nn.Sequential(Block(), Inner(), nn.Linear(8, 8)).eval(), torch.randn(X), torch.randint(0, 8, (8,))
+    alone = copy.deepcopy(module)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model = planned(module, (x, y), functional.cross_entropy, solver)
+        got, want = model(x, y), functional.cross_entropy(alone(x), y)
+        sent = held_to_plan(model, x, y)
+    for p in model.parameters():
+        p.grad = None
+    got.backward()
+    want.backward()
+    types = {t.type.split("[")[0] for op in model._captured.graph.ops for t in (model._captured.graph.tensors[op.outputs[0]],)
+             if op.name in ("0.up.linear", "1.fc", "0.gelu", "0.norm", "cross_entropy_loss.each")}  # fmt: skip
+    return {
+        "loss": difference(got, want), "gradients": same_gradients(model, alone), "gathered": dict(model._engine.gathered),
+        "made": sorted(types), **sent,
     }  # fmt: skip
 
 
@@ -565,6 +605,9 @@ CASES: dict[str, Callable[[], Results]] = {
     "precision data": lambda: precision("data"),
     "precision fsdp": lambda: precision("fsdp"),
     "precision megatron": lambda: precision("megatron"),
+    "planned autocast data": lambda: planned_autocast("data"),
+    "planned autocast fsdp": lambda: planned_autocast("fsdp"),
+    "planned autocast megatron": lambda: planned_autocast("megatron"),
     "uneven": uneven,
     "recomputed full": lambda: planned_recomputation("full", "data"),
     "recomputed selective": lambda: planned_recomputation("selective", "megatron"),

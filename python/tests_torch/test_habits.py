@@ -63,7 +63,16 @@ def test_mixed_precision_computes_in_16_bits_and_keeps_weights_of_32(found: dict
     assert result["types"] == ["torch.float32"]
     assert result["bytes"][0] == result["bytes"][1], "weights are gathered in 16 bits"
     assert result["gathered"] == {}
-    assert any("upper bounds" in note for note in result["notes"])
+    assert result["issued"] == result["predicted"], "the plan is of the step that runs"
+
+
+@pytest.mark.parametrize("solver", ["data", "fsdp", "megatron"])
+def test_a_capture_under_autocast_plans_the_types_that_autocast_makes(found: dict[str, Any], solver: str) -> None:
+    result = found[f"planned autocast {solver}"]
+    assert result["loss"] < 1e-2 and result["gradients"] < 1e-2
+    assert result["made"] == ["bf16", "f32"]
+    assert result["gathered"] == {}
+    assert result["issued"] == result["predicted"]
 
 
 @pytest.mark.parametrize("policy", ["full", "selective"])

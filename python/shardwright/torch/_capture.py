@@ -25,7 +25,7 @@ from ._engine import PlannedPass, translation
 from ._follow import PlannedCall
 from ._frames import Frames, Key, line_of_user
 from ._functions import SHAPE_ONLY, is_plain, writes_first
-from ._graph import Graph, Op, Tensor, TensorId, type_of
+from ._graph import DTYPES, Graph, Op, Tensor, TensorId, type_of
 from ._trace import Call, program_of
 from ._translate import Translation
 
@@ -68,7 +68,8 @@ class Capture:
     loss: TensorId | None = None
     safe: set[Key] = field(default_factory=set)
     whole: set[Key] = field(default_factory=set)
-    weights: set[TensorId] = field(default_factory=set)
+    #: Weights as calls read them, by name.
+    weights: dict[TensorId, str] = field(default_factory=dict)
     #: Samples of the example.
     samples: int = 0
     #: The call that makes a tensor, and the tensor's place in its result.
@@ -118,7 +119,7 @@ class Capture:
                 continue
             forms = {own: layouts[name] for own, name in call.names.items()}
             settle = {own: wanted[t] for own, t in call.tensors.items() if t in wanted}
-            weights = {own: self.graph.tensors[t].name for own, t in call.tensors.items() if t in self.weights}
+            weights = {own: self.weights[t] for own, t in call.tensors.items() if t in self.weights}
             result.calls[call.key] = PlannedCall(call.step, call.free, forms, settle, weights)
         return result
 
@@ -139,6 +140,8 @@ class Recorder(TorchFunctionMode):
         self._clock = 0
         self._prefix = prefix
         self._opaque: dict[str, tuple[int, str]] = {}
+        #: Weights that are stored in another type, until the first call that reads them.
+        self._narrowed: dict[int, tuple[TensorId, str]] = {}
 
     def enter(self, module: torch.nn.Module) -> None:
         self.frames.enter(module)
@@ -151,6 +154,29 @@ class Recorder(TorchFunctionMode):
         if id(tensor) not in self.values:
             t = self.capture.graph.source(name, tuple(tensor.shape), tensor.dtype, role)
             self._keep(tensor, t, None)
+
+    def weight(self, tensor: torch.Tensor, name: str, stored: torch.dtype) -> None:
+        """A weight. Where it is stored in another type than calls read, it is converted before the first of them."""
+        if id(tensor) in self.values or id(tensor) in self._narrowed:
+            return
+        role = "parameter" if tensor.requires_grad else "constant"
+        t = self.capture.graph.source(name, tuple(tensor.shape), stored, role)
+        if stored == tensor.dtype:
+            self._keep(tensor, t, None)
+            self.capture.weights[t] = name
+        else:
+            self._kept.append(tensor)
+            self._narrowed[id(tensor)] = (t, name)
+
+    def _value(self, tensor: torch.Tensor) -> TensorId | None:
+        """The planned tensor of a tensor of the pass."""
+        if (narrowed := self._narrowed.pop(id(tensor), None)) is not None:
+            t, name = narrowed
+            attributes, made = {"dtype": DTYPES[tensor.dtype]}, [(tuple(tensor.shape), tensor.dtype)]
+            (own,) = self.capture.graph.add(f"{name}.{attributes['dtype']}", "cast", (t,), made, attributes, None)
+            self._keep(tensor, own, None)
+            self.capture.weights[own] = name
+        return self.values.get(id(tensor))
 
     def _keep(self, tensor: torch.Tensor, t: TensorId, key: Key | None) -> None:
         if id(tensor) not in self._made:
@@ -166,7 +192,7 @@ class Recorder(TorchFunctionMode):
         key = self.frames.key(func)
         self._clock += 1
         call = Call.of(func, args, kwargs)
-        known = [self.values.get(id(t)) for t in call.tensors]
+        known = [self._value(t) for t in call.tensors]
         if all(t is None for t in known) or getattr(func, "__name__", "") in SHAPE_ONLY:
             return func(*args, **kwargs)
         self._check_reads(call)
@@ -313,8 +339,10 @@ def capture(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     loss_fn: Callable[[Any, Any], Any] | None,
+    dtype: torch.dtype | None = None,
 ) -> Capture:
-    """Captures a forward pass, followed by the loss if `loss_fn` is given."""
+    """Captures a forward pass, followed by the loss if `loss_fn` is given. `dtype` is the type of computing, where it is not that
+    of the weights."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     compiled = [
         f"`{path}`" if path else "the module"
@@ -326,17 +354,18 @@ def capture(
     if loss_fn is not None and not args:
         raise PlanError("with a loss_fn, the last example input must be its target: there are no example inputs")
     try:
-        with _without_data(module, args, kwargs) as (copied, own_args, own_kwargs, names):
-            return _record(copied, own_args, own_kwargs, loss_fn, names, type(module).__name__)
+        with _without_data(module, args, kwargs, dtype) as (copied, own_args, own_kwargs, names):
+            return _record(copied, own_args, own_kwargs, loss_fn, names, type(module).__name__, dtype)
     except Exception as error:  # noqa: BLE001: user code on tensors without data fails in any way.
         if any(p.device.type == "meta" for p in module.parameters()):
             raise PlanError(_explain(module, error)) from error
         first = error
     with _untouched(module):
-        names = {id(p): name for name, p in module.named_parameters()}
-        own_args, own_kwargs = _copies(args), _copies(dict(kwargs))
+        names = {id(p): (name, p.dtype) for name, p in module.named_parameters()}
+        own = module if dtype is None else _computed_in(dtype, module, names)
+        own_args, own_kwargs = _copies(args, dtype), _copies(dict(kwargs), dtype)
         try:
-            found = _record(module, own_args, own_kwargs, loss_fn, names, type(module).__name__)
+            found = _record(own, own_args, own_kwargs, loss_fn, names, type(module).__name__, dtype)
         except Exception as error:
             raise PlanError(_explain(module, error)) from error
     reason = (str(first).strip().splitlines() or [type(first).__name__])[0]
@@ -347,26 +376,31 @@ def capture(
 
 
 def _record(
-    module: torch.nn.Module, args: Any, kwargs: Any, loss_fn: Any, names: Mapping[int, str], name: str
+    module: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    loss_fn: Any,
+    names: Mapping[int, tuple[str, torch.dtype]],
+    name: str,
+    dtype: torch.dtype | None,
 ) -> Capture:
-    root = module if loss_fn is None else WithLoss(module, loss_fn)
+    root = module if loss_fn is None else WithLoss(module, loss_fn, dtype is not None)
     recorder = Recorder(root, name, "" if loss_fn is None else "module.")
     for p in module.parameters():
-        recorder.source(p, names[id(p)], "parameter" if p.requires_grad else "constant")
-        recorder.capture.weights.add(recorder.values[id(p)])
+        recorder.weight(p, *names[id(p)])
     for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             recorder.source(leaf, f"input{i}", "input")
     sizes = [len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim() > 0]
     recorder.capture.samples = sizes[0] if sizes else 0
-    with recorder, torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with recorder:
         result = root(*args, **kwargs)
     return recorder.finish(result)
 
 
 @contextlib.contextmanager
-def _without_data(module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Any]:
-    """The module and its inputs on tensors without data. The module itself is not touched."""
+def _without_data(module: torch.nn.Module, args: Any, kwargs: Any, dtype: torch.dtype | None) -> Iterator[Any]:
+    """The module and its inputs on tensors without data, in the type of computing. The module itself is not touched."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     memo: dict[int, Any] = {}
     names = {}
@@ -379,16 +413,20 @@ def _without_data(module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[A
         with mode:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
+    def computed(x: torch.Tensor) -> torch.Tensor:
+        with mode:
+            return _in_type(data_free(x), dtype)
+
     for name, p in module.named_parameters():
-        fake = torch.nn.Parameter(data_free(p), requires_grad=p.requires_grad)
+        fake = torch.nn.Parameter(computed(p), requires_grad=p.requires_grad)
         memo[id(p)] = fake
-        names[id(fake)] = name
+        names[id(fake)] = (name, p.dtype)
     for b in module.buffers():
         memo[id(b)] = data_free(b)
     copied = copy.deepcopy(module, memo)
 
     def fake_of(x: Any) -> Any:
-        return data_free(x) if isinstance(x, torch.Tensor) else copy.copy(x)
+        return computed(x) if isinstance(x, torch.Tensor) else copy.copy(x)
 
     own_args, own_kwargs = pytree.tree_map(fake_of, (tuple(args), dict(kwargs)))
     with mode, torch.random.fork_rng(devices=[]):
@@ -408,9 +446,22 @@ def _untouched(module: torch.nn.Module) -> Iterator[None]:
                     b.copy_(value)
 
 
-def _copies(tree: Any) -> Any:
-    """A copy of each value: no two leaves share a tensor."""
-    return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else copy.copy(x), tree)
+def _in_type(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return x.to(dtype) if dtype is not None and x.is_floating_point() else x
+
+
+def _computed_in(dtype: torch.dtype, module: torch.nn.Module, names: dict[int, tuple[str, torch.dtype]]) -> torch.nn.Module:
+    """A copy of the module whose weights have the type of computing. `names` gets the copies too."""
+    memo: dict[int, Any] = {}
+    for p in module.parameters():
+        copied = torch.nn.Parameter(_in_type(p.detach(), dtype), requires_grad=p.requires_grad)
+        memo[id(p)], names[id(copied)] = copied, names[id(p)]
+    return copy.deepcopy(module, memo)
+
+
+def _copies(tree: Any, dtype: torch.dtype | None) -> Any:
+    """A copy of each value, in the type of computing: no two leaves share a tensor."""
+    return pytree.tree_map(lambda x: _in_type(x.detach().clone(), dtype) if isinstance(x, torch.Tensor) else copy.copy(x), tree)
 
 
 def _explain(module: torch.nn.Module, error: Exception) -> str:

@@ -30,7 +30,7 @@ from ._run import Run
 from ._tensor import ShardTensor, gradient_of, linked, rewritten, settled, sort_of, whole
 from ._trace import Call, autocast_state, program_of
 from ._translate import Translation, Translator
-from ._weights import Weights
+from ._weights import Read, Weights
 
 
 @dataclass
@@ -136,13 +136,17 @@ class Engine:
             self._held = {}
             self.weights.end()
 
-    def reads_of_weights(self) -> Iterator[tuple[str, Layout, Layout]]:
-        """Every read of a weight in the captured pass: its name, and the layouts of the weight and its gradient."""
+    def reads_of_weights(self) -> Iterator[Read]:
+        """Every read of a weight in the captured pass."""
         for key, planned in self.planned.calls.items():
-            for call in self._planned_run(key, planned).calls:
+            run = self._planned_run(key, planned)
+            for call in run.calls:
+                if run.conversion(call, planned.weights) is not None:
+                    continue
                 for t, layout, gradient in zip(call.inputs, call.layouts, call.gradients, strict=True):
-                    if t in planned.weights:
-                        yield planned.weights[t], layout, gradient
+                    of, dtype = run.converted.get(t, (t, None))
+                    if of in planned.weights:
+                        yield planned.weights[of], layout, gradient, dtype
 
     def _planned_run(self, key: Key, planned: PlannedCall) -> Run:
         if key not in self._plans:

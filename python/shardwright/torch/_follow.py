@@ -37,12 +37,15 @@ class PlannedCall:
 
 def matched(step: Translation, planned: PlannedCall) -> Mapping[str, Any] | None:
     """The planned layouts of a call's ops, by name; `None` where they do not fit. The call may lack arguments that the
-    captured one had (a mask)."""
+    captured one had (a mask), and convert element types that the captured one did not (autocast)."""
     if step is planned.step:
         return planned.forms
     ops = {op.name: op for op in planned.step.graph.ops}
     forms = {}
+    conversions = [op for op in step.graph.ops if op.kind == "cast" and op.name not in planned.forms]
     for op in step.graph.ops:
+        if op in conversions:
+            continue
         form, like = planned.forms.get(op.name), ops.get(op.name)
         if form is None or like is None or op.kind != like.kind:
             return None
@@ -57,6 +60,17 @@ def matched(step: Translation, planned: PlannedCall) -> Mapping[str, Any] | None
         else:
             return None
         forms[op.name] = form
+    for op in conversions:
+        layouts = [
+            tuple(at)
+            for reader in step.graph.ops
+            if reader.name in forms
+            for t, at in zip(reader.inputs, forms[reader.name]["inputs"], strict=True)
+            if t == op.outputs[0]
+        ]
+        if not layouts or is_partial(layouts[0]):
+            return None
+        forms[op.name] = _elementwise(op, step, layouts[0])
     return forms
 
 

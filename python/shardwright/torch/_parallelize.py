@@ -227,8 +227,9 @@ def parallelize(
             `machine`, the plan is for the processes as `probe` measures them. Each trial copies the module.
         batch: `"global"`: every process passes the whole batch. `"local"`: each passes its own samples, as loaded with a
             DistributedSampler; results are those of these samples, and losses computed from them are averaged.
-        mixed_precision: the element type of computing, `torch.bfloat16` for example. Weights, their gradients and the optimizer's
-            state keep their own type; weights are gathered and inputs converted to this one, and `loss_fn` gets 32 bits.
+        mixed_precision: the element type of computing, `torch.bfloat16` for example. Weights, `.grad` and the optimizer's
+            state keep their own type; weights are gathered, gradients reduced and inputs converted to this one, and `loss_fn` gets
+            32 bits. The plan is of that step.
         plan: a plan that `shardwright.torch.plan` made for this module, instead of a search.
 
     The other options are those of `shardwright.plan` (`costs`, `untied`, `fix`, `time`, ...).
@@ -248,8 +249,8 @@ def parallelize(
         count = devices_of(name)
         if count != world:
             raise PlanError(f"machine {name} has {count} devices, but there are {world} processes")
-        captured = capture(module, whole_args, whole_kwargs, loss_fn)
-        text = captured.text(part_of(module, (whole_args, whole_kwargs), loss_fn, options))
+        captured = capture(module, whole_args, whole_kwargs, loss_fn, mixed_precision)
+        text = captured.text(part_of(module, (whole_args, whole_kwargs), loss_fn, options, mixed_precision))
 
         if plan is not None:
             check_plan(plan, captured, type(module).__name__)
@@ -278,8 +279,6 @@ def parallelize(
                 if any(op.call is not None and op.call.is_random for op in part.graph.ops):
                     result.notes.append("random bits (dropout) are drawn by each stage for its own ops: they are not those of one process")
                 return Pipelined(module, part, result, json.loads(layouts), mesh, loss_fn)
-            if mixed_precision is not None:
-                result.notes.append(f"planned in the weights' own type, not in {mixed_precision}: times and memory are upper bounds")
             return Parallelized(module, captured, result, json.loads(layouts), mesh, loss_fn, batch, mixed_precision)
 
         if not measure:

@@ -39,6 +39,7 @@ def plan(
     solver: str = "exact",
     optimizer: str = "sgd",
     batch: str = "global",
+    mixed_precision: torch.dtype | None = None,
     **options: Unpack[Options],
 ) -> Plan:
     """Plans a module's training for a machine. No other process is needed, and weights may be on the meta device.
@@ -49,14 +50,14 @@ def plan(
 
     args, kwargs = arguments(example_inputs, example_kwargs)
     args, kwargs = global_example((args, kwargs), batch, devices_of(machine))
-    captured = capture(module, args, kwargs, loss_fn)
-    text = captured.text(part_of(module, (args, kwargs), loss_fn, options))
+    captured = capture(module, args, kwargs, loss_fn, mixed_precision)
+    text = captured.text(part_of(module, (args, kwargs), loss_fn, options, mixed_precision))
     found = search(text, machine=machine, memory=memory, solver=solver, optimizer=optimizer, **options)
     found.notes += priced(captured, found)
     return found
 
 
-def part_of(module: torch.nn.Module, batch: Any, loss_fn: Any, options: Options) -> Capture | None:
+def part_of(module: torch.nn.Module, batch: Any, loss_fn: Any, options: Options, dtype: torch.dtype | None) -> Capture | None:
     """The pass on one micro-batch, where a plan may have several; a half or the like, where the planner chooses how many."""
     count = options.get("micro_batches")
     size = next((len(x) for x in pytree.tree_leaves(batch) if isinstance(x, torch.Tensor) and x.dim() > 0), 0)
@@ -65,7 +66,7 @@ def part_of(module: torch.nn.Module, batch: Any, loss_fn: Any, options: Options)
     if count is None or int(count) <= 1:
         return None
     args, kwargs = micro_batches_of(batch, int(count))[0]
-    return capture(module, args, kwargs, loss_fn)
+    return capture(module, args, kwargs, loss_fn, dtype)
 
 
 def arguments(

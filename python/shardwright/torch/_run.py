@@ -6,12 +6,13 @@ processes (attention, layer norm, linear layers): one kernel instead of several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.distributed.tensor import DTensor
 
 from ._graph import AtenCall, Input, Op, TensorId
 from ._kernels import Block, Blocks, check_shapes, local_function
@@ -85,6 +86,12 @@ class Run:
         sizes = engine.grid.sizes
         shapes = [t.shape for t in step.graph.tensors]
         self._layouts = {op.name: OpLayouts.of(op, forms[op.name], shapes.__getitem__, sizes) for op in step.graph.ops}
+        #: Arguments of the call in another element type: the argument, and the type.
+        self.converted = {
+            op.outputs[0]: (op.inputs[0], step.graph.tensors[op.outputs[0]].dtype)
+            for op in step.graph.ops
+            if op.kind == "cast" and op.inputs[0] in step.inputs.values()
+        }
         self.calls: list[LocalCall] = []
         for group in step.groups:
             self.calls += self._calls(group)
@@ -177,6 +184,11 @@ class Run:
         shape = self.step.graph.tensors[t].shape
         return Block(shape, *self.engine.grid.block(shape, layout))
 
+    def conversion(self, call: LocalCall, weights: Container[TensorId]) -> torch.dtype | None:
+        """The type to which a local call converts a weight, if it does that: the weight is then read in this type."""
+        of, dtype = self.converted.get(call.outputs[0][0], (None, None))
+        return dtype if of in weights else None
+
     # One call.
 
     def __call__(self, tensors: Sequence[torch.Tensor], settle: Mapping[TensorId, set[Layout]]) -> list[Any]:
@@ -185,7 +197,11 @@ class Run:
         free = self._free(tensors)
         values: dict[TensorId, torch.Tensor] = {t: tensors[i] for i, t in step.inputs.items()}
         graph = step.graph.tensors
+        stored = {t for t, x in values.items() if isinstance(x, DTensor)} if self.converted else ()
         for call in self.calls:
+            if stored and (dtype := self.conversion(call, stored)) is not None:
+                values[call.outputs[0][0]] = engine.weights.stand_in(values[call.inputs[0]], dtype)
+                continue
             given = []
             for t, layout, gradient in zip(call.inputs, call.layouts, call.gradients, strict=True):
                 if t not in values:

@@ -157,8 +157,8 @@ class _Read(torch.autograd.Function):
         grid = back.engine.grid
         target = dual(back.source)
         if back.weight is not None:
-            # Sums are formed in the weight's own type.
-            local = grid.reshard(grad.to(back.weight.dtype), back.shape, back.gradient, target)
+            # Sums of processes are formed in the type of computing, as they are planned.
+            local = grid.reshard(grad, back.shape, back.gradient, target).to(back.weight.dtype)
             made = DTensor.from_local(
                 local.contiguous(), grid.mesh, placements(target), run_check=False, shape=back.shape, stride=back.stride
             )

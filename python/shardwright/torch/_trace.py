@@ -7,8 +7,9 @@ nodes.
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,6 +129,8 @@ def _program(call: Call) -> Program | None:
 
     graph = trace(run, call.tensors, pre_dispatch=True)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if autocast_state() and not any(_writes(node.target) for node in graph.nodes):
+        convert_as_autocast(graph)
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     results = list(next(node for node in graph.nodes if node.op == "output").args[0])
     if len(nodes) > MOST_NODES or any(node.op == "get_attr" for node in graph.nodes):
@@ -160,6 +163,51 @@ def trace(run: Callable[..., Any], like: Sequence[torch.Tensor], pre_dispatch: b
             fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in like]
         made = make_fx(run, tracing_mode="real", pre_dispatch=pre_dispatch, _allow_non_fake_inputs=True)(*fakes)
     return made.graph
+
+
+def convert_as_autocast(graph: fx.Graph) -> None:
+    """Adds the conversions of operands that autocast makes inside of ops: their results have other types than without it."""
+    off = [torch.autocast(kind, enabled=False) for kind, _ in autocast_state()]
+    for node in [n for n in graph.nodes if n.op == "call_function"]:
+        made = node.meta.get("val")
+        result = made[0] if isinstance(made, (tuple, list)) and made else made
+        operands = [a for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor) and a.meta["val"].is_floating_point()]
+        if not operands or not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            continue
+        own = {a.meta["val"].dtype for a in operands}
+        if len(own) == 1 and _type_without(node, {}, off) == result.dtype:
+            continue
+        wide = max((*own, torch.float32), key=lambda dtype: dtype.itemsize)
+        for dtype in (result.dtype, wide):
+            typed = {a: dtype for a in operands if a.meta["val"].dtype != dtype}
+            if _type_without(node, typed, off) == result.dtype:
+                break
+        else:
+            continue
+        for operand in typed:
+            with graph.inserting_before(node):
+                cast = graph.call_function(torch.ops.aten.to.dtype, (operand, dtype))
+            cast.meta["val"] = operand.meta["val"].to(dtype)
+            node.replace_input_with(operand, cast)
+
+
+def _type_without(node: fx.Node, typed: Mapping[fx.Node, torch.dtype], off: Sequence[Any]) -> torch.dtype | None:
+    """The element type of a node's result without autocast, with operands of these types; `None` where the op refuses them."""
+
+    def value(arg: fx.Node) -> Any:
+        held = arg.meta["val"]
+        return held.to(typed[arg]) if arg in typed else held
+
+    with contextlib.ExitStack() as stack:
+        for mode in off:
+            stack.enter_context(mode)
+        try:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+            found = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # noqa: BLE001: any op, on types that it may not take.
+            return None
+    first = found[0] if isinstance(found, (tuple, list)) else found
+    return first.dtype if isinstance(first, torch.Tensor) else None
 
 
 #: Ops that return a view where they can.

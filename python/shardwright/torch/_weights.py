@@ -18,6 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from ._layout import Collective, Layout, layout_of
 
+#: A read of a weight: its name, the layouts of the weight and its gradient, and the type, `None` for that of computing.
+Read = tuple[str, Layout, Layout, "torch.dtype | None"]
+
 #: Bytes of whole weights in one batch.
 TOGETHER = 25 << 20
 
@@ -79,7 +82,7 @@ class Batch:
     #: Reads in a pass, after which fetched weights are no longer held.
     reads: int = 0
     following: Batch | None = None
-    #: The element type in which weights are read (`mixed_precision`).
+    #: The element type in which weights are read and gradients reduced.
     dtype: torch.dtype | None = None
     _started: torch.Tensor | None = None
 
@@ -122,8 +125,8 @@ class Batch:
     def reduce(self, members: Sequence[Member], grads: Sequence[torch.Tensor]) -> torch.Tensor:
         """Starts the reduction of gradients. The result holds the shards, one after the other."""
         count = self._count
-        # Sums are formed in the weights' own type.
-        grads = [g.to(m.weight.dtype) for m, g in zip(members, grads, strict=True)]
+        # Sums of processes are formed in the type of computing, as they are planned.
+        grads = [g.to(self.dtype) for g in grads]
         if not self.exchange.gathered:
             flat = torch.cat([g.reshape(-1) for g in grads])
             return self._collective("all-reduce", self.exchange.reduced).start(flat) if self.exchange.reduced else flat
@@ -170,14 +173,14 @@ class Weights:
         #: Whether gradients are kept back, to be added to those of the next pass (`no_sync`).
         self.postponed = False
         self.batches: list[Batch] = []
-        self._batch_of: dict[tuple[int, str, Layout, Layout], tuple[Batch, int]] | None = None
+        self._batch_of: dict[tuple[int, str, Layout, Layout, torch.dtype], tuple[Batch, int]] | None = None
         self._names: dict[int, tuple[int, str]] = {}
         self._seen: list[tuple[torch.nn.Module, str, Any, Any]] = []
         self._fetched: dict[int, tuple[list[torch.Tensor], bool, int]] = {}
-        self._kept: dict[tuple[int, str], tuple[Batch, Member, torch.Tensor]] = {}
-        #: The element type of computing, where it is not the weights' own.
+        self._kept: dict[tuple[int, int, str], tuple[Batch, Member, torch.Tensor]] = {}
+        #: The element type of computing, where it is not the weights' own (`mixed_precision`).
         self.dtype: torch.dtype | None = None
-        self._stand_ins: dict[int, tuple[Any, Any]] = {}
+        self._stand_ins: dict[tuple[int, torch.dtype], tuple[Any, Any]] = {}
         self._masters: dict[int, Any] = {}
         self._sent: list[tuple[list[Member], torch.Tensor]] = []
         self._awaited = False
@@ -188,15 +191,18 @@ class Weights:
         """The element type in which a weight is read."""
         return self.dtype if self.dtype is not None and weight.is_floating_point() else weight.dtype
 
-    def stand_in(self, x: Any) -> Any:
+    def stand_in(self, x: Any, dtype: torch.dtype | None = None) -> Any:
         """What calls see of a weight that is read in another type: a DTensor of that type, without data."""
-        if not isinstance(x, torch.nn.Parameter) or not isinstance(x, DTensor) or self.type_of(x) == x.dtype:
+        if not isinstance(x, torch.nn.Parameter) or not isinstance(x, DTensor):
             return x
-        found = self._stand_ins.get(id(x))
+        dtype = dtype or self.type_of(x)
+        if dtype == x.dtype:
+            return x
+        found = self._stand_ins.get((id(x), dtype))
         if found is None or found[0] is not x or found[1].requires_grad != x.requires_grad:
-            empty = torch.empty((), dtype=self.dtype, device=x.device).expand(x._local_tensor.shape)
+            empty = torch.empty((), dtype=dtype, device=x.device).expand(x._local_tensor.shape)
             made = DTensor.from_local(empty, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
-            found = self._stand_ins[id(x)] = (x, made.requires_grad_(x.requires_grad))
+            found = self._stand_ins[id(x), dtype] = (x, made.requires_grad_(x.requires_grad))
             self._masters[id(made)] = x
         return found[1]
 
@@ -206,16 +212,16 @@ class Weights:
 
     # Batches.
 
-    def plan(self, root: torch.nn.Module, reads: Iterable[tuple[str, Layout, Layout]]) -> None:
+    def plan(self, root: torch.nn.Module, reads: Iterable[Read]) -> None:
         """Makes batches of weights in the order in which a pass reads them."""
-        counts: dict[tuple[str, Layout, Layout], int] = {}
+        counts: dict[Read, int] = {}
         for read in reads:
             counts[read] = counts.get(read, 0) + 1
         self._batch_of, grid = {}, self.engine.grid
         last: dict[Any, Batch] = {}
         self.batches, self._names, self._seen = [], {}, []
         own = dict(root.named_parameters())
-        for (path, layout, gradient), count in counts.items():
+        for (path, layout, gradient, dtype), count in counts.items():
             owner, _, name = path.rpartition(".")
             weight = own.get(path)
             if not isinstance(weight, DTensor):
@@ -233,16 +239,17 @@ class Weights:
             exchange, dim = found
             if exchange.gathered and shape[dim] % math.prod(grid.sizes[axis] for axis in exchange.gathered):
                 continue
-            key = (exchange, layout, gradient, weight.dtype, weight.device, weight.requires_grad)
+            dtype = dtype or self.type_of(weight)
+            key = (exchange, layout, gradient, weight.dtype, dtype, weight.device, weight.requires_grad)
             size = math.prod(whole) * weight.element_size()
             batch = last.get(key)
             if batch is None or batch.bytes + size > TOGETHER:
-                batch = Batch(exchange, layout, gradient, grid, dtype=self.type_of(weight))
+                batch = Batch(exchange, layout, gradient, grid, dtype=dtype)
                 self.batches.append(batch)
                 # A large weight is a batch of its own.
                 if size <= TOGETHER:
                     last[key] = batch
-            self._batch_of[id(module), name, layout, gradient] = (batch, len(batch.members))
+            self._batch_of[id(module), name, layout, gradient, dtype] = (batch, len(batch.members))
             self._names[id(weight)] = (id(module), name)
             batch.members.append(Member(module, name, tuple(weight._local_tensor.shape), whole, dim))
             batch.bytes, batch.reads = batch.bytes + size, batch.reads + count
@@ -268,9 +275,9 @@ class Weights:
         """The local tensor of a weight, fetched with its batch; `None` for a weight that is read by itself."""
         if self._batch_of is None or not self.together:
             return None
-        weight = self.master(weight)
+        dtype, weight = weight.dtype, self.master(weight)
         place = self._names.get(id(weight))
-        found = self._batch_of.get((*place, layout, gradient)) if place is not None else None
+        found = self._batch_of.get((*place, layout, gradient, dtype)) if place is not None else None
         if found is None or place is None:
             return None
         batch, index = found
@@ -309,7 +316,7 @@ class Weights:
             for m, g in zip(members, given, strict=True):
                 self._keep(batch, m, g)
             return results
-        given = [self._with_kept(m, g) for m, g in zip(members, given, strict=True)]
+        given = [self._with_kept(batch, m, g) for m, g in zip(members, given, strict=True)]
         with torch.no_grad():
             flat = batch.reduce(members, given)
         if stored and not any(_state(m.weight)[1] for m in members):
@@ -326,10 +333,12 @@ class Weights:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _keep(self, batch: Batch, member: Member, grad: torch.Tensor) -> None:
-        self._kept[id(member.module), member.name] = (batch, member, self._with_kept(member, grad))
+        # Passes are added up in the weight's own type.
+        total = self._with_kept(batch, member, grad).to(member.weight.dtype)
+        self._kept[id(batch), id(member.module), member.name] = (batch, member, total)
 
-    def _with_kept(self, member: Member, grad: torch.Tensor) -> torch.Tensor:
-        earlier = self._kept.pop((id(member.module), member.name), None)
+    def _with_kept(self, batch: Batch, member: Member, grad: torch.Tensor) -> torch.Tensor:
+        earlier = self._kept.pop((id(batch), id(member.module), member.name), None)
         return grad if earlier is None else earlier[2] + grad
 
     def flush(self) -> None:
@@ -380,4 +389,4 @@ def _state(weight: Any) -> tuple[bool, bool]:
 
 
 def _gradient(weight: Any, shard: torch.Tensor) -> Any:
-    return DTensor(shard, weight._spec, requires_grad=False)
+    return DTensor(shard.to(weight.dtype), weight._spec, requires_grad=False)
