@@ -7,7 +7,8 @@ PyTorch's DistributedDataParallel (`ddp`), `fully_shard` (`fsdp2`) and `parallel
 
 `kept` is the plan that `parallelize(measure=True)` keeps.
 
-Prints one JSON line per model and plan as soon as it is measured. Needs torch, and the Python package.
+Prints one JSON line per model and plan as soon as it is measured: seconds of the slowest process, and the first one's processor
+time, which other programs disturb less. Needs torch, and the Python package.
 """
 
 from __future__ import annotations
@@ -127,20 +128,21 @@ def tensor_parallel(module, world: int):
     return parallelize_module(module, mesh, {str(2 * i): RowwiseParallel() if i % 2 else columns() for i in range(4)})
 
 
-def measure(step) -> list[float]:
-    """Seconds of the slowest process, step by step."""
+def measure(step) -> tuple[list[float], list[float]]:
+    """Seconds of the slowest process, and processor seconds of this one with all its threads, step by step."""
     import torch
     from torch import distributed
 
-    seconds = []
+    seconds, busy = [], []
     for _ in range(STEPS):
         distributed.barrier()
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.process_time()
         step()
         took = torch.tensor(time.perf_counter() - begin)
+        busy.append(time.process_time() - used)
         distributed.all_reduce(took, op=distributed.ReduceOp.MAX)
         seconds.append(float(took))
-    return seconds[WARM:]
+    return seconds[WARM:], busy[WARM:]
 
 
 def work(given: argparse.Namespace) -> None:
@@ -212,7 +214,7 @@ def work(given: argparse.Namespace) -> None:
                 update.zero_grad()
 
             try:
-                seconds = measure(step)
+                seconds, busy = measure(step)
             except NotImplementedError as error:
                 # DTensor has no rule for an op (attention on CPUs).
                 if rank == 0:
@@ -220,6 +222,7 @@ def work(given: argparse.Namespace) -> None:
                 continue
             found["median_seconds"] = statistics.median(seconds)
             found["seconds"] = [round(s, 5) for s in seconds]
+            found["median_cpu_seconds"] = statistics.median(busy)
             if rank == 0:
                 print(json.dumps(found), flush=True)
             del model, module, update

@@ -2,7 +2,7 @@
 """Plans and runs PyTorch models of many libraries, and compares each with a single process: loss and all gradients, in
 training mode with dropout, in 64 bits.
 
-    torchrun --nproc-per-node 2 scripts/torch_coverage.py --families own,ops,hf,torchvision,detection,timm --solver exact
+    torchrun --nproc-per-node 2 scripts/torch_coverage.py --families own,more,ops,hf,torchvision,detection,timm --solver exact
 
 Prints one JSON line per model, then a table for docs/torch.md. A family whose library is not installed is skipped.
 Needs torch and the Python package; transformers, torchvision and timm for their families.
@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import signal
-import sys
 import time
 import traceback
 import warnings
@@ -24,6 +22,8 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch_architectures import ARCHITECTURES, OPS, OneOp
+from torch_more import DECODERS, ENCODERS, MORE
 
 #: What a builder returns: a module, its arguments by name or position, and how the loss follows from the result.
 Built = tuple[nn.Module, Any, Callable[[Any], torch.Tensor]]
@@ -140,9 +140,9 @@ def hugging_face() -> Iterator[tuple[str, Callable[[], Built]]]:
         model = transformers.WhisperForConditionalGeneration(made)
         return model, {"input_features": torch.randn(4, 16, 32), "labels": ids()}, first_loss
 
-    for kind in CAUSAL:
+    for kind in [*CAUSAL, *DECODERS]:
         yield kind, text(kind, "AutoModelForCausalLM")
-    for kind in MASKED:
+    for kind in [*MASKED, *ENCODERS]:
         yield kind, text(kind, "AutoModelForMaskedLM")
     for kind in SEQUENCES:
         yield kind, text(kind, "AutoModelForSeq2SeqLM")
@@ -188,30 +188,35 @@ def torchvision() -> Iterator[tuple[str, Callable[[], Built]]]:
         yield kind, build(kind)
 
 
-DETECTORS = "fasterrcnn_mobilenet_v3_large_320_fpn ssdlite320_mobilenet_v3_large retinanet_resnet50_fpn fcos_resnet50_fpn".split()
+DETECTORS = (
+    "fasterrcnn_mobilenet_v3_large_320_fpn fasterrcnn_resnet50_fpn maskrcnn_resnet50_fpn keypointrcnn_resnet50_fpn ssd300_vgg16 "
+    "ssdlite320_mobilenet_v3_large retinanet_resnet50_fpn fcos_resnet50_fpn"
+).split()
 
 
 def detection() -> Iterator[tuple[str, Callable[[], Built]]]:
     import torchvision as library
 
-    class Training(nn.Module):
-        """A detector and the sum of its losses. Images and boxes are tensors."""
-
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, images: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            targets = [{"boxes": b, "labels": n} for b, n in zip(boxes, labels, strict=True)]
-            return sum(self.model(list(images), targets).values())
-
     def build(kind: str) -> Callable[[], Built]:
         def made() -> Built:
-            sizes = {} if kind.startswith("ssdlite") else {"min_size": 64, "max_size": 64}
-            model = getattr(library.models.detection, kind)(weights=None, weights_backbone=None, num_classes=3, **sizes)
-            corner = torch.rand(2, 2, 2) * 24
-            boxes = torch.cat((corner, corner + 8 + torch.rand(2, 2, 2) * 24), -1)
-            return Training(model), (torch.rand(2, 3, 64, 64), boxes, torch.randint(1, 3, (2, 2))), first_loss
+            fixed = kind.startswith("ssd")
+            sizes = {} if fixed else {"min_size": 64, "max_size": 64}
+            if not kind.startswith("keypoint"):
+                sizes["num_classes"] = 3
+            model = getattr(library.models.detection, kind)(weights=None, weights_backbone=None, **sizes)
+            images, targets = [], []
+            for height, width in ((64, 64), (56, 64)):
+                corner = torch.rand(2, 2) * 20
+                boxes = torch.cat((corner, corner + 8 + torch.rand(2, 2) * 24), -1)
+                target = {"boxes": boxes, "labels": torch.randint(1, 2 if kind.startswith("keypoint") else 3, (2,))}
+                if kind.startswith("mask"):
+                    target["masks"] = torch.randint(0, 2, (2, height, width), dtype=torch.uint8)
+                if kind.startswith("keypoint"):
+                    points = corner[:, None] + torch.rand(2, 17, 2) * 8
+                    target["keypoints"] = torch.cat((points, torch.ones(2, 17, 1)), -1)
+                images.append(torch.rand(3, height, width))
+                targets.append(target)
+            return model, (images, targets), lambda losses: sum(losses.values())
 
         return made
 
@@ -251,22 +256,21 @@ def _any_size(model: nn.Module) -> bool:
 
 
 def own() -> Iterator[tuple[str, Callable[[], Built]]]:
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from torch_architectures import ARCHITECTURES
-
     for name, build in ARCHITECTURES.items():
         yield name, lambda build=build: (*build(), first_loss)
 
 
 def ops() -> Iterator[tuple[str, Callable[[], Built]]]:
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from torch_architectures import OPS, OneOp
-
     for name, function in OPS.items():
         yield name, lambda function=function: (OneOp(function), (torch.randn(4, 8, 8),), first_loss)
 
 
-FAMILIES = {"own": own, "ops": ops, "hf": hugging_face, "torchvision": torchvision, "detection": detection, "timm": timm}
+def more() -> Iterator[tuple[str, Callable[[], Built]]]:
+    for name, build in MORE.items():
+        yield name, lambda build=build: (*build(), first_loss)
+
+
+FAMILIES = {"own": own, "more": more, "ops": ops, "hf": hugging_face, "torchvision": torchvision, "detection": detection, "timm": timm}
 
 
 def compare(build: Callable[[], Built], solver: str, machine: str | None) -> dict[str, Any]:
@@ -286,7 +290,7 @@ def _compare(build: Callable[[], Built], solver: str, machine: str | None, wide:
     try:
         module, given, loss_of = build()
         module = (module.double() if wide else module.float()).train()
-        given = {k: _typed(v, wide) for k, v in given.items()} if isinstance(given, dict) else tuple(_typed(v, wide) for v in given)
+        given = torch.utils._pytree.tree_map(lambda x: _typed(x, wide), given)
         args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
         alone = copy.deepcopy(module)
         torch.manual_seed(1)
@@ -335,7 +339,7 @@ def _short(error: Exception) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--families", default="own,ops,hf,torchvision,detection,timm")
+    parser.add_argument("--families", default="own,more,ops,hf,torchvision,detection,timm")
     parser.add_argument("--only", default="", help="names of models, all by default")
     parser.add_argument("--solver", default="exact")
     parser.add_argument("--machine")

@@ -68,7 +68,8 @@ impl Request {
         self.check_precision(&inputs)?;
         self.apply_run(&mut inputs)?;
         let engine = inputs.machine.slowest().engine.and_then(Engine::of);
-        if engine.is_some_and(|engine| engine.updates_last) && !inputs.spmd {
+        // A captured PyTorch module is trained by an optimizer of its own, after the backward pass.
+        if inputs.graph.op_by_op || engine.is_some_and(|engine| engine.updates_last) && !inputs.spmd {
             inputs.graph = updates_last(&inputs.graph);
         }
         Ok(inputs)

@@ -99,7 +99,7 @@ pub fn pass_of(graph: &Graph, tensor: TensorId, reader: OpId) -> Option<Pass> {
     let node = graph.node(reader);
     let outside = match graph.tensor(tensor).producer {
         None => true,
-        Some(producer) if constrained_view(graph, producer) => true,
+        Some(producer) if constrained_view(graph, producer) || converted_weight(graph, producer) => true,
         Some(producer) => graph.micro_batches.get() > 1 && !graph.node(producer).repeated,
     };
     outside.then_some(Pass { phase: node.phase, repeated: node.repeated })
@@ -112,6 +112,16 @@ pub fn constrained_view(graph: &Graph, op: OpId) -> bool {
     let ([input], [output]) = (&node.inputs[..], &node.outputs[..]) else { return false };
     let (from, to) = (graph.tensor(*input), graph.tensor(*output));
     from.producer.is_none() && from.ty == to.ty && node.op.operator().is_view()
+}
+
+/// Whether an op converts a weight to the element type of computing, as mixed precision of captured PyTorch modules does. Its
+/// copies are copies of the weight.
+fn converted_weight(graph: &Graph, op: OpId) -> bool {
+    let node = graph.node(op);
+    let ([input], [output]) = (&node.inputs[..], &node.outputs[..]) else { return false };
+    let (from, to) = (graph.tensor(*input), graph.tensor(*output));
+    let converts = from.ty.dtype != to.ty.dtype && from.ty.shape == to.ty.shape && from.ty.dtype.is_float();
+    graph.op_by_op && from.role == Role::Parameter && converts && to.ty.dtype.is_float()
 }
 
 /// The readers of a tensor that share a reshard tree under [`Sharing::AcrossLayers`].

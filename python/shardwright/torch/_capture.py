@@ -24,10 +24,12 @@ from .._native import PlanError
 from ._engine import PlannedPass, translation
 from ._follow import PlannedCall
 from ._frames import Frames, Key, line_of_user
+from ._measure import is_losses
 from ._functions import SHAPE_ONLY, is_plain, writes_first
 from ._graph import DTYPES, Graph, Op, Tensor, TensorId, type_of
 from ._trace import Call, program_of
 from ._translate import Translation
+from ._weights import keep_their_type
 
 
 class WithLoss(torch.nn.Module):
@@ -301,6 +303,8 @@ class Recorder(TorchFunctionMode):
         floats = [t for t in floats if t in made]
         if floats and graph.tensors[floats[0]].shape == ():
             capture.loss = floats[0]
+            for i, other in enumerate(floats[1:] if is_losses(result) else ()):
+                capture.loss = graph.add(f"loss.{i}", "binary", (capture.loss, other), [((), graph.tensors[other].dtype)], {"f": "add"}, None)[0]
         elif floats:
             shape = graph.tensors[floats[0]].shape
             attributes = {"f": "sum", "axes": list(range(len(shape))), "scale": 1.0 / max(math.prod(shape), 1)}
@@ -417,8 +421,9 @@ def _without_data(module: torch.nn.Module, args: Any, kwargs: Any, dtype: torch.
         with mode:
             return _in_type(data_free(x), dtype)
 
+    wide = keep_their_type(module)
     for name, p in module.named_parameters():
-        fake = torch.nn.Parameter(computed(p), requires_grad=p.requires_grad)
+        fake = torch.nn.Parameter(data_free(p) if id(p) in wide else computed(p), requires_grad=p.requires_grad)
         memo[id(p)] = fake
         names[id(fake)] = (name, p.dtype)
     for b in module.buffers():
@@ -453,8 +458,9 @@ def _in_type(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 def _computed_in(dtype: torch.dtype, module: torch.nn.Module, names: dict[int, tuple[str, torch.dtype]]) -> torch.nn.Module:
     """A copy of the module whose weights have the type of computing. `names` gets the copies too."""
     memo: dict[int, Any] = {}
+    wide = keep_their_type(module)
     for p in module.parameters():
-        copied = torch.nn.Parameter(_in_type(p.detach(), dtype), requires_grad=p.requires_grad)
+        copied = torch.nn.Parameter(_in_type(p.detach(), None if id(p) in wide else dtype), requires_grad=p.requires_grad)
         memo[id(p)], names[id(copied)] = copied, names[id(p)]
     return copy.deepcopy(module, memo)
 

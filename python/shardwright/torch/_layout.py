@@ -81,6 +81,10 @@ class Collective:
             return _c10d.all_gather_into_tensor(local.contiguous(), self.count, self.group)
         return _c10d.reduce_scatter_tensor(local.contiguous(), self.op, self.count, self.group)
 
+    def start_on(self, local: torch.Tensor) -> torch.Tensor:
+        """An all-reduce in the tensor's own memory, which nothing else reads."""
+        return _c10d.all_reduce_(local, self.op, self.group)
+
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
         if self.kind == "reduce-scatter" and self.dim:
             local = torch.cat(local.chunk(self.count, self.dim))

@@ -116,9 +116,8 @@ class Parallelized(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         _refuse_compiled()
-        self._engine.weights.begin()
-        args, kwargs = self._batches.take(args, kwargs)
-        with self._recomputation.applied():
+        with self._engine.weights.passing(), self._recomputation.applied():
+            args, kwargs = self._batches.take(args, kwargs)
             return self._batches.give(self._root(*args, **kwargs))
 
     def accumulate(self, *args: Any, micro_batches: int | None = None, **kwargs: Any) -> torch.Tensor:

@@ -38,6 +38,10 @@ class Recomputation:
             if found:
                 self.again |= found
                 paths[_block(call.key[0])] = None
+        # A module around blocks, such as the loss around the model, is not computed again as a whole: nothing would be saved.
+        blocks = [path for path in paths if path.rpartition(".")[2].isdigit()]
+        inside = {path: [other for other in paths if other != path and f"{other}.".startswith(f"{path}." if path else "")] for path in paths}
+        paths = {path: None for path in paths if not (inside[path] and (path == "" or any(block in inside[path] for block in blocks)))}
         # Kept results must not be written: modules with in-place ops are computed again as a whole.
         self._writes = any(key[0].startswith(tuple(paths)) for key in engine.planned.safe) if paths else False
         own = dict(root.named_modules())

@@ -15,6 +15,7 @@ from ._parallelize import Parallelized
 #: PyTorch's name of a collective -> the plan's name.
 _KINDS = {
     "all_reduce": "all-reduce",
+    "all_reduce_": "all-reduce",
     "all_gather_into_tensor": "all-gather",
     "reduce_scatter_tensor": "reduce-scatter",
     "all_to_all_single": "all-to-all",

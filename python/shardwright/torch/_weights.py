@@ -7,8 +7,9 @@ the last of them is there, by one all-reduce or reduce-scatter. `.grad` has the 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +18,13 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from ._layout import Collective, Layout, layout_of
+from ._regather import Regather
 
 #: A read of a weight: its name, the layouts of the weight and its gradient, and the type, `None` for that of computing.
 Read = tuple[str, Layout, Layout, "torch.dtype | None"]
 
-#: Bytes of whole weights in one batch.
-TOGETHER = 25 << 20
+#: Bytes of whole weights in one batch: this many at most, and an eighth of all weights where that is more than the least.
+TOGETHER, LEAST = 25 << 20, 1 << 20
 
 aten = torch.ops.aten
 
@@ -81,7 +83,9 @@ class Batch:
     bytes: int = 0
     #: Reads in a pass, after which fetched weights are no longer held.
     reads: int = 0
+    #: The batches whose all-gathers come after and before this one.
     following: Batch | None = None
+    preceding: Batch | None = None
     #: The element type in which weights are read and gradients reduced.
     dtype: torch.dtype | None = None
     _started: torch.Tensor | None = None
@@ -129,7 +133,7 @@ class Batch:
         grads = [g.to(self.dtype) for g in grads]
         if not self.exchange.gathered:
             flat = torch.cat([g.reshape(-1) for g in grads])
-            return self._collective("all-reduce", self.exchange.reduced).start(flat) if self.exchange.reduced else flat
+            return self._collective("all-reduce", self.exchange.reduced).start_on(flat) if self.exchange.reduced else flat
         blocks = [
             g.reshape(*m.shape[: m.dim], count, -1, *m.shape[m.dim + 1 :]).movedim(m.dim, 0).reshape(count, -1)
             for m, g in zip(members, grads, strict=True)
@@ -137,7 +141,7 @@ class Batch:
         flat = self._collective("reduce-scatter", self.exchange.gathered).start(torch.cat(blocks, 1).reshape(-1))
         if self.exchange.reduced:
             flat = torch.ops._c10d_functional.wait_tensor(flat)
-            flat = self._collective("all-reduce", self.exchange.reduced).start(flat)
+            flat = self._collective("all-reduce", self.exchange.reduced).start_on(flat)
         return flat
 
 
@@ -146,6 +150,12 @@ def _shards(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tensor]
     flat = torch.ops._c10d_functional.wait_tensor(flat)
     parts = flat.split([math.prod(m.stored) for m in members])
     return [part.view(m.stored) for part, m in zip(parts, members, strict=True)]
+
+
+def keep_their_type(module: torch.nn.Module) -> set[int]:
+    """Weights that mixed precision does not convert: PyTorch wants those of batch norms in the type of the running statistics."""
+    norms = (m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.running_mean is not None)
+    return {id(p) for norm in norms for p in norm.parameters(recurse=False)}
 
 
 class _Fetch(torch.autograd.Function):
@@ -182,6 +192,8 @@ class Weights:
         self.dtype: torch.dtype | None = None
         self._stand_ins: dict[tuple[int, torch.dtype], tuple[Any, Any]] = {}
         self._masters: dict[int, Any] = {}
+        self._wide: set[int] = set()
+        self.regather = Regather()
         self._sent: list[tuple[list[Member], torch.Tensor]] = []
         self._awaited = False
 
@@ -189,7 +201,8 @@ class Weights:
 
     def type_of(self, weight: Any) -> torch.dtype:
         """The element type in which a weight is read."""
-        return self.dtype if self.dtype is not None and weight.is_floating_point() else weight.dtype
+        narrowed = self.dtype is not None and weight.is_floating_point() and id(weight) not in self._wide
+        return self.dtype if narrowed else weight.dtype  # type: ignore[return-value]
 
     def stand_in(self, x: Any, dtype: torch.dtype | None = None) -> Any:
         """What calls see of a weight that is read in another type: a DTensor of that type, without data."""
@@ -219,8 +232,9 @@ class Weights:
             counts[read] = counts.get(read, 0) + 1
         self._batch_of, grid = {}, self.engine.grid
         last: dict[Any, Batch] = {}
-        self.batches, self._names, self._seen = [], {}, []
+        self.batches, self._names, self._seen, self._wide = [], {}, [], keep_their_type(root)
         own = dict(root.named_parameters())
+        most = min(TOGETHER, max(LEAST, sum(w.numel() * w.element_size() for w in own.values()) // 8))
         for (path, layout, gradient, dtype), count in counts.items():
             owner, _, name = path.rpartition(".")
             weight = own.get(path)
@@ -243,11 +257,11 @@ class Weights:
             key = (exchange, layout, gradient, weight.dtype, dtype, weight.device, weight.requires_grad)
             size = math.prod(whole) * weight.element_size()
             batch = last.get(key)
-            if batch is None or batch.bytes + size > TOGETHER:
+            if batch is None or batch.bytes + size > most:
                 batch = Batch(exchange, layout, gradient, grid, dtype=dtype)
                 self.batches.append(batch)
                 # A large weight is a batch of its own.
-                if size <= TOGETHER:
+                if size <= most:
                     last[key] = batch
             self._batch_of[id(module), name, layout, gradient, dtype] = (batch, len(batch.members))
             self._names[id(weight)] = (id(module), name)
@@ -255,12 +269,21 @@ class Weights:
             batch.bytes, batch.reads = batch.bytes + size, batch.reads + count
         gathered = [batch for batch in self.batches if batch.exchange.gathered]
         for batch, following in zip(gathered, gathered[1:], strict=False):
-            batch.following = following
+            batch.following, following.preceding = following, batch
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """A forward pass. What a failed pass has left is dropped. Weights that were replaced are batched again."""
+        self.begin()
+        gathers = self.together and torch.is_grad_enabled() and any(batch.exchange.gathered for batch in self.batches)
+        with self.regather.saving() if gathers else contextlib.nullcontext():
+            yield
 
     def begin(self) -> None:
-        """Begins a forward pass. What a failed pass has left is dropped. Weights that were replaced are batched again."""
+        """Begins a forward pass."""
         if torch._C._current_graph_task_id() == -1:
             self._sent, self._awaited = [], False
+            self.regather.drop()
             self.end()
         if self._batch_of is None or any(m._parameters[n] is not w or _state(w) != state for m, n, w, state in self._seen):
             self.plan(self.engine.module, self.engine.reads_of_weights())
@@ -291,6 +314,8 @@ class Weights:
             differentiable = needs or (weight.requires_grad and self.engine.differentiable)
             with torch.set_grad_enabled(differentiable):
                 made = list(_Fetch.apply(self, batch, *weights)) if differentiable else batch.fetch(weights)
+            if batch.exchange.gathered:
+                self.regather.gathered(batch, made)
             if batch.following is not None and id(batch.following) not in self._fetched:
                 batch.following.start()
             fetched = (made, differentiable, batch.reads)
@@ -360,13 +385,19 @@ class Weights:
     def _finish(self) -> None:
         """Adds the sums to the weights' `.grad`."""
         self._awaited = False
+        self.regather.drop()
+        for batch in self.batches:
+            batch.drop()
         if not self.postponed and self._kept:
             # Weights that only earlier passes used.
             self.flush()
             return
         sent, self._sent = self._sent, []
+        sent.reverse()
         with torch.no_grad():
-            for members, flat in sent:
+            while sent:
+                # The sums of one batch after the other are dropped where `.grad` has another type.
+                members, flat = sent.pop()
                 for m, shard in zip(members, _shards(members, flat), strict=True):
                     weight = m.weight
                     if weight.grad is None:

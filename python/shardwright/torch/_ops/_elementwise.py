@@ -60,6 +60,7 @@ def power(t: Translator, x: Any, exponent: float) -> int:
 
 
 def _with_number(t: Translator, x: Any, scale: float, shift: float) -> int:
+    require(t.result_dtype().is_floating_point, "whole numbers")
     x = t.tensor(x, t.result_dtype())
     return t.emit("", "unary", [x], t.shape(x), f=affine(scale, shift))
 

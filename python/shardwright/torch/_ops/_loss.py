@@ -77,7 +77,7 @@ def nll_loss(
 
 @translates(aten.mse_loss.default)
 def mse_loss(t: Translator, x: Any, y: Any, reduction: int = _MEAN) -> int:
-    difference = binary(t, "difference", "sub", t.tensor(x), t.tensor(y, t.result_dtype()))
+    difference = binary(t, "difference", "sub", t.tensor(x, t.result_dtype()), t.tensor(y, t.result_dtype()))
     return _reduce(t, unary(t, "square", aten.square.default, "square", difference), reduction)
 
 
@@ -86,7 +86,7 @@ def bce_with_logits(
     t: Translator, x: Any, y: Any, weight: Any = None, pos_weight: Any = None, reduction: int = _MEAN
 ) -> int:
     require(weight is None and pos_weight is None, "a binary cross-entropy with weights")
-    logits, target = t.tensor(x), t.tensor(y, t.result_dtype())
+    logits, target = t.tensor(x, t.result_dtype()), t.tensor(y, t.result_dtype())
     # max(x, 0) - x y + log(1 + e^-|x|) does not overflow.
     soft = logits
     for op in (aten.abs, aten.neg, aten.exp, aten.log1p):
@@ -98,7 +98,7 @@ def bce_with_logits(
 
 @translates(aten.l1_loss.default)
 def l1_loss(t: Translator, x: Any, y: Any, reduction: int = _MEAN) -> int:
-    difference = binary(t, "difference", "sub", t.tensor(x), t.tensor(y, t.result_dtype()))
+    difference = binary(t, "difference", "sub", t.tensor(x, t.result_dtype()), t.tensor(y, t.result_dtype()))
     distance = unary(t, "abs", aten.abs.default, "abs", difference)
     each = t.emit("each", "unary", [distance], t.shape(distance), call=calls(aten.alias.default, X), f=affine(1.0))
     return _reduce(t, each, reduction)

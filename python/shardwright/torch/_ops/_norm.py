@@ -27,7 +27,7 @@ def _normalize(
     t: Translator, x: int, stats: tuple[int, int], axes: list[int], params: list[int], weight: Any, bias: Any, eps: float
 ) -> int:
     require(bias is None or weight is not None, "a norm with a bias and no weight")
-    given = [t.tensor(p) for p in (weight, bias) if p is not None]
+    given = [t.tensor(p, t.dtype(x)) for p in (weight, bias) if p is not None]
     scale, shift = None if weight is None else Input(3), None if bias is None else Input(4)
     return t.emit(
         "",
@@ -72,7 +72,7 @@ def batch_norm(
     x = t.tensor(x)
     axes = [d for d in range(len(t.shape(x))) if d != 1]
     if not training:
-        return _normalize(t, x, (t.tensor(mean), t.tensor(variance)), axes, [1], weight, bias, eps)
+        return _normalize(t, x, (t.tensor(mean, t.dtype(x)), t.tensor(variance, t.dtype(x))), axes, [1], weight, bias, eps)
     batch_mean, batch_variance, count = _statistics(t, x, axes)
     if mean is not None:
         # Buffers keep the unbiased variance.
