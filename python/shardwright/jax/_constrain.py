@@ -61,7 +61,8 @@ class Constraints:
         sites = [site for site in sites if site["name"].rsplit("/", 1)[-1] == eqn.primitive.name] or sites[-1:]
         for site in sites:
             if len(site["operands"]) in counts and any(site["operands"]):
-                operands = [self.operand(x, spec) for x, spec in zip(operands, site["operands"], strict=False)]
+                wanted = _with_indices(eqn, site)
+                operands = [self.operand(x, spec) for x, spec in zip(operands, wanted, strict=False)]
                 break
         results = bind(operands)
         for site in reversed(sites):
@@ -140,3 +141,18 @@ class Constraints:
             return False
         parts = (math.prod(self.mesh.shape[axis] for axis in axes or ()) for axes in spec)
         return all(size % n == 0 for size, n in zip(x.shape, parts, strict=True))
+
+
+def _with_indices(eqn: Any, site: dict[str, Any]) -> list[list[Spec] | None]:
+    """The layouts of operands. Indices of a gather or scatter have none of their own where the plan reads them in another form: they are
+    split as the rows that they stand for. Else XLA would split the rows as it finds the indices."""
+    wanted = list(site["operands"])
+    numbers, name = eqn.params.get("dimension_numbers"), eqn.primitive.name
+    if name == "gather" and wanted[1] is None and site["results"][0]:
+        rows, inside = site["results"][0][0], numbers.offset_dims
+    elif name.startswith("scatter") and len(wanted) == 3 and wanted[1] is None and wanted[2]:
+        rows, inside = wanted[2][-1], numbers.update_window_dims
+    else:
+        return wanted
+    wanted[1] = [[*(axes for dim, axes in enumerate(rows) if dim not in inside), []]]
+    return wanted

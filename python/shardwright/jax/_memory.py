@@ -30,12 +30,20 @@ def fitted(planned: Callable[[str | float | None], ShardedStep], memory: str | f
         needs.append(used)
         lowered -= used - limit
         if lowered <= 0 or len(needs) == _MOST_PLANS:
-            raise DoesNotFit(_message(limit, needs))
+            return _unlimited(planned, limit, _message(limit, needs))
         try:
             step = planned(f"{lowered}B")
         except PlanError as error:
             # Only the limit differs from the plan before: nothing fits, or nothing was found that does.
-            raise DoesNotFit(f"{_message(limit, needs)} {error}") from None
+            return _unlimited(planned, limit, f"{_message(limit, needs)} {error}")
+    return step
+
+
+def _unlimited(planned: Callable[[str | float | None], ShardedStep], limit: int, message: str) -> ShardedStep:
+    """The plan without a limit, if XLA's program keeps it: XLA may need less than the planner's account."""
+    step = planned("none")
+    if step.predicted_bytes() > limit or step.compiled_bytes() > limit:
+        raise DoesNotFit(message)
     return step
 
 

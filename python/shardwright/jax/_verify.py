@@ -91,6 +91,30 @@ class Verification:
         return self._matched()[1]
 
     @property
+    def differences(self) -> dict[str, tuple[int, int]]:
+        """Bytes that differ, predicted and by XLA, by kind.
+
+        `other axes`: collectives of equal kind and bytes along other axes. `other route`: reshards between the same layouts by other
+        collectives. `divided otherwise`: an operation that XLA divides in another way than its constraints say."""
+        left, spare = self.predicted - self.agreed, self.unpredicted
+        found = {"other axes": [0, 0], "other route": [0, 0], "divided otherwise": [0, 0]}
+        for kind, axes, size in sorted(spare):
+            alike = [key for key in left if key[0] == kind and key[2] == size and left[key] > 0]
+            count = spare[kind, axes, size]
+            for key in alike:
+                both = min(count, left[key])
+                found["other axes"] = [total + both * size for total in found["other axes"]]
+                left[key] -= both
+                count -= both
+            sources = self.sources.get((kind, axes, size), set())
+            reshard = kind not in ("all-reduce", "reduce-scatter") and all(source.endswith("sharding_constraint") for source in sources)
+            found["other route" if reshard else "divided otherwise"][1] += count * size
+        for (kind, _, size), count in left.items():
+            name = "divided otherwise" if kind in ("all-reduce", "reduce-scatter") else "other route"
+            found[name][0] += count * size
+        return {name: (totals[0], totals[1]) for name, totals in found.items() if any(totals)}
+
+    @property
     def agreement(self) -> float:
         """Bytes both predicted and sent, relative to all bytes predicted or sent. Widened elements count with the bytes of the step's own type."""
         return self._agreement(self._matched())
@@ -119,6 +143,8 @@ class Verification:
         if other:
             lines.append(f"{'others':<16} {'':<28} {'':>12} {'':>9} {'':>6} {other:>12}")
         lines += [f"{name}: {_sum(keys)} bytes" for name, keys in self.matches.items() if name != "equal"]
+        for name, (ours, theirs) in self.differences.items():
+            lines.append(f"{name}: {ours} bytes predicted, {theirs} by XLA")
         lines.append(
             f"bytes of messages: {_sum(self.predicted)} predicted, {_sum(self.compiled)} by XLA, "
             f"{_sum(self.propagated)} from inputs alone; {self.agreement:.1%} agree"
