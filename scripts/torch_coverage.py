@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch_architectures import ARCHITECTURES, OPS, OneOp
-from torch_more import DECODERS, ENCODERS, MORE
+from torch_more import DECODERS, ENCODERS, MORE, SIZES
 
 #: What a builder returns: a module, its arguments by name or position, and how the loss follows from the result.
 Built = tuple[nn.Module, Any, Callable[[Any], torch.Tensor]]
@@ -108,6 +108,8 @@ def hugging_face() -> Iterator[tuple[str, Callable[[], Built]]]:
             found.head_dim, found.num_key_value_heads = 4, 4
         if kind == "mamba":
             found.intermediate_size = 64
+        for name, value in SIZES.get(kind, {}).items():
+            setattr(found, name, value)
         return found
 
     def ids(n: int = 4, s: int = 8) -> torch.Tensor:
@@ -204,6 +206,9 @@ def detection() -> Iterator[tuple[str, Callable[[], Built]]]:
             if not kind.startswith("keypoint"):
                 sizes["num_classes"] = 3
             model = getattr(library.models.detection, kind)(weights=None, weights_backbone=None, **sizes)
+            if kind.startswith("keypoint"):
+                # It takes key points in 32 bits only.
+                model.register_forward_pre_hook(lambda _, given: (given[0], [{**t, "keypoints": t["keypoints"].float()} for t in given[1]]))
             images, targets = [], []
             for height, width in ((64, 64), (56, 64)):
                 corner = torch.rand(2, 2) * 20

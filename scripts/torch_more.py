@@ -14,9 +14,18 @@ from torch.nn import functional as F
 #: Families of decoders from small configs, beside those of the coverage script.
 DECODERS = (
     "gemma3_text smollm3 granitemoe gpt_oss phimoe glm4 glm4_moe olmoe jamba falcon_h1 lfm2 qwen3_next mamba2 rwkv deepseek_v2 cohere2 "
-    "olmo3 ernie4_5_moe recurrent_gemma xlstm"
+    "olmo3 ernie4_5_moe"
 ).split()
 ENCODERS = "modernbert roformer fnet nystromformer esm".split()
+
+#: Sizes of families whose small configs do not fit together otherwise.
+SIZES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"head_dim": 4, "qk_head_dim": 8, "num_key_value_heads": 4, "qk_rope_head_dim": 4},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1, "expert_layer_period": 2, "use_mamba_kernels": False},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1, "chunk_size": 4},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+                   "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+}  # fmt: skip
 
 
 class TimedBlock(nn.Module):

@@ -12,10 +12,12 @@ import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from processes import run_cases
 from torch import distributed, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -271,6 +273,24 @@ def compiled() -> Results:
         "method": model.compile,
     }
     return {name: refusal(call) for name, call in calls.items()}
+
+
+def compiled_step() -> Results:
+    """A compiled function around a planned module: the module runs by its plan, the rest is compiled."""
+    seen = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        seen.append(graph)
+        return graph
+
+    @torch.compile(backend=backend)
+    def step(model: Any, given: Any) -> torch.Tensor:
+        x = given[0].tanh() * 2
+        y = model(x)
+        return y.square().mean() + 0.5 * y.abs().mean()
+
+    found = compared(Rounded(), (torch.randn(X),), step, solver="fsdp")
+    return {**found, "graphs": len(seen)}
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -536,6 +556,109 @@ def local_batches() -> Results:
     return {"gradients": worst, "shapes": losses, "refused": refused}
 
 
+def sampled() -> Results:
+    """A DataLoader with a DistributedSampler, as scripts for DistributedDataParallel have it."""
+    data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.randint(0, 8, (16,)))
+    module = Rounded()
+    alone = nn.parallel.DistributedDataParallel(copy.deepcopy(module))
+    model = planned(module, (torch.randn(4, 8),), batch="local")
+    worst = 0.0
+    sampler = torch.utils.data.DistributedSampler(data, seed=3)
+    for x, y in torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler):
+        for m in (alone, model):
+            functional.cross_entropy(m(x), y).backward()
+        worst = max(worst, same_gradients(model, alone.module))
+    return {"gradients": worst, "samples": len(sampler)}
+
+
+class Detector(nn.Module):
+    """Losses by name, targets as a list of mappings, and a branch on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.boxes, self.kinds = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 4), nn.Linear(8, 3)
+
+    def forward(self, images: list[torch.Tensor], targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        y = self.body(torch.stack(images)).relu().mean((2, 3))
+        boxes = torch.stack([t["boxes"] for t in targets])
+        if (boxes[:, 2:] <= boxes[:, :2]).any():
+            raise ValueError("an empty box")
+        labels = torch.stack([t["labels"] for t in targets])
+        return {"boxes": functional.smooth_l1_loss(self.boxes(y), boxes), "kinds": functional.cross_entropy(self.kinds(y), labels)}
+
+
+def several_losses() -> Results:
+    corner = torch.rand(4, 2)
+    targets = [{"boxes": torch.cat((c, c + 1)), "labels": torch.randint(0, 3, ())} for c in corner]
+
+    def run(model: Any, given: Any) -> torch.Tensor:
+        return sum(model(*given).values())
+
+    found = compared(Detector(), (list(torch.randn(4, 3, 6, 6)), targets), run)
+    steps = plan(Detector(), (list(torch.randn(4, 3, 6, 6)), targets), machine="cpu:2", progress=False)
+    return {**found, "planned": sorted(name for name in steps.configs() if name in ("boxes", "kinds", "loss.sum"))}
+
+
+def recomputed_inside_a_loss() -> Results:
+    """Blocks that differ, with a loss around them."""
+    blocks = [nn.Sequential(nn.Conv1d(a, b, 3, padding=1), nn.BatchNorm1d(b), nn.ReLU()) for a, b in ((4, 8), (8, 16))]
+    module = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128, 8))
+    alone, x, y = copy.deepcopy(module), torch.randn(8, 4, 8), torch.randint(0, 8, (8,))
+    model = planned(module, (x, y), functional.cross_entropy, recompute="full")
+    want, got = functional.cross_entropy(alone(x), y), model(x, y)
+    want.backward()
+    got.backward()
+    return {"loss": difference(got, want), "gradients": same_gradients(model, alone), "again": sorted(model._recomputation.modules)}
+
+
+def gathered_again() -> Results:
+    """Whole weights are gathered for each pass, and are not held from the forward to the backward pass."""
+    module, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), torch.randn(X)
+    alone = copy.deepcopy(module)
+    model = planned(module, (x,), solver="fsdp")
+    seen: list[Any] = []
+    fetch = type(model._engine.weights).read
+
+    def read(*args: Any) -> Any:
+        local = fetch(*args)
+        seen.append(StorageWeakRef(local.untyped_storage()))
+        return local
+
+    with patch.object(type(model._engine.weights), "read", read), _verify.Watch() as watch:
+        got = model(x).square().mean()
+        held = sum(not storage.expired() for storage in seen)
+        forward = [kind for kind, _ in watch.collectives].count("all-gather")
+        got.backward(retain_graph=True)
+    gathers = [kind for kind, _ in watch.collectives].count("all-gather")
+    alone(x).square().mean().backward()
+    first = same_gradients(model, alone)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    try:
+        got.backward()
+        changed = ""
+    except RuntimeError as error:
+        changed = str(error)
+    return {"gradients": first, "seen": len(seen), "held": held, "forward": forward, "all": gathers, "changed": changed}
+
+
+def precision_of_batch_norm() -> Results:
+    """Batch norms keep their type: PyTorch wants their weights in that of the running statistics."""
+    module = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8))
+    alone, x, y = copy.deepcopy(module), torch.randn(8, 4, 8), torch.randint(0, 8, (8,))
+    model = planned(module, (x, y), functional.cross_entropy, mixed_precision=torch.bfloat16)
+    narrow = {n: p if n.startswith("1.") else p.bfloat16() for n, p in alone.named_parameters()}
+    want = functional.cross_entropy(torch.func.functional_call(alone, narrow, (x.bfloat16(),)).float(), y)
+    want.backward()
+    got = model(x, y)
+    got.backward()
+    return {
+        "loss": difference(got, want), "gradients": same_gradients(model, alone),
+        "statistics": max(difference(a, b) for a, b in zip(alone.buffers(), model.buffers(), strict=True)),
+    }  # fmt: skip
+
+
 def saved() -> Results:
     """A plan made without processes, from a module without data, saved and loaded."""
     with torch.device("meta"):
@@ -602,6 +725,12 @@ CASES: dict[str, Callable[[], Results]] = {
     "checkpoint": lambda: recomputed(False),
     "reentrant checkpoint": lambda: recomputed(True),
     "compiled": compiled,
+    "compiled step": compiled_step,
+    "sampled": sampled,
+    "several losses": several_losses,
+    "recomputed inside a loss": recomputed_inside_a_loss,
+    "gathered again": gathered_again,
+    "precision of batch norm": precision_of_batch_norm,
     "precision data": lambda: precision("data"),
     "precision fsdp": lambda: precision("fsdp"),
     "precision megatron": lambda: precision("megatron"),

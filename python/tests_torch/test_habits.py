@@ -56,6 +56,43 @@ def test_compiled_modules_are_refused_instead_of_run_uncompiled(found: dict[str,
     assert "compiled: `a`;" in found["compiled"]["inside"]
 
 
+def test_a_compiled_function_runs_planned_modules_by_their_plan(found: dict[str, Any]) -> None:
+    result = found["compiled step"]
+    assert result["loss"] < 1e-6 and result["gradients"] < 1e-6
+    assert result["graphs"] > 0, "what is around the module is compiled"
+
+
+def test_batches_of_a_distributed_sampler_give_the_gradients_of_distributed_data_parallel(found: dict[str, Any]) -> None:
+    assert found["sampled"]["gradients"] < 1e-6
+    assert found["sampled"]["samples"] == 8, "each process has half of them"
+
+
+def test_a_mapping_of_losses_is_planned_as_their_sum(found: dict[str, Any]) -> None:
+    result = found["several losses"]
+    assert result["loss"] < 1e-6 and result["gradients"] < 1e-6
+    assert result["planned"] == ["boxes", "kinds", "loss.sum"]
+    assert any("as the example takes them" in w for w in result["warnings"])
+
+
+def test_blocks_are_recomputed_and_not_the_loss_around_them(found: dict[str, Any]) -> None:
+    result = found["recomputed inside a loss"]
+    assert result["loss"] < 1e-6 and result["gradients"] < 1e-5
+    assert result["again"] and all(path.startswith("module.") for path in result["again"])
+
+
+def test_whole_weights_live_for_one_pass(found: dict[str, Any]) -> None:
+    result = found["gathered again"]
+    assert result["gradients"] < 1e-6
+    assert result["seen"] > 0 and result["held"] == 0
+    assert result["forward"] > 0 and result["all"] > result["forward"], "the backward pass gathers them again"
+    assert "weights were changed" in result["changed"]
+
+
+def test_batch_norms_keep_their_type_in_mixed_precision(found: dict[str, Any]) -> None:
+    result = found["precision of batch norm"]
+    assert result["loss"] < 2e-2 and result["gradients"] < 3e-2 and result["statistics"] < 1e-2
+
+
 @pytest.mark.parametrize("solver", ["data", "fsdp", "megatron"])
 def test_mixed_precision_computes_in_16_bits_and_keeps_weights_of_32(found: dict[str, Any], solver: str) -> None:
     result = found[f"precision {solver}"]

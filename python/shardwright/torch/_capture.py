@@ -303,8 +303,8 @@ class Recorder(TorchFunctionMode):
         floats = [t for t in floats if t in made]
         if floats and graph.tensors[floats[0]].shape == ():
             capture.loss = floats[0]
-            for i, other in enumerate(floats[1:] if is_losses(result) else ()):
-                capture.loss = graph.add(f"loss.{i}", "binary", (capture.loss, other), [((), graph.tensors[other].dtype)], {"f": "add"}, None)[0]
+            if is_losses(result):
+                capture.loss = _sum(graph, floats)
         elif floats:
             shape = graph.tensors[floats[0]].shape
             attributes = {"f": "sum", "axes": list(range(len(shape))), "scale": 1.0 / max(math.prod(shape), 1)}
@@ -316,6 +316,18 @@ class Recorder(TorchFunctionMode):
                 f"{name} runs on whole tensors, {times}: no rule says how to split it; first at {where or 'an unknown line'}"
             )
         return capture
+
+
+def _sum(graph: Graph, numbers: list[TensorId]) -> TensorId:
+    """The sum of single numbers, in the widest of their types."""
+    dtype = max((graph.tensors[t].dtype for t in numbers), key=lambda dtype: dtype.itemsize)
+    total = None
+    for t in numbers:
+        if graph.tensors[t].dtype != dtype:
+            (t,) = graph.add("loss.cast", "cast", (t,), [((), dtype)], {"dtype": DTYPES[dtype]}, None)
+        total = t if total is None else graph.add("loss.sum", "binary", (total, t), [((), dtype)], {"f": "add"}, None)[0]
+    assert total is not None
+    return total
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -311,13 +311,11 @@ _COMPILED = (
 
 
 def _refuse_compiled() -> None:
-    """Raises if `torch.compile` was asked to compile this module: it would run uncompiled. A compiled function that calls the
-    module is told of."""
+    """Raises if `torch.compile` was asked to compile this module: it would run uncompiled. In a compiled function that calls the
+    module, the rest is compiled."""
     frame = sys._getframe(2)
-    for _ in range(6):
-        if frame is None:
-            return
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
+    while frame is not None and ("torch/_dynamo/" in (file := frame.f_code.co_filename) or file.endswith("torch/nn/modules/module.py")):
+        if frame.f_code.co_name == "compile_wrapper":
             raise PlanError(_COMPILED)
         frame = frame.f_back  # type: ignore[assignment]
 

@@ -119,12 +119,18 @@ class ShardTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        engine = next(leaf._engine for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, ShardTensor))
-        return engine.call(func, args, kwargs or {}, None)
+        return _outside(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _below_autograd(func, args, kwargs or {})
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _outside(func: Any, args: Any, kwargs: Any) -> Any:
+    """A call outside of all modules."""
+    engine = next(leaf._engine for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, ShardTensor))
+    return engine.call(func, args, kwargs or {}, None)
 
 
 @dataclass(frozen=True)
