@@ -208,7 +208,7 @@ impl Decoder {
         let Experts { routed, shared, shared_gate, .. } = experts;
         let mixed = b.scoped("moe", |b| moe(b, x, &routed))?;
         let Some(inner) = shared else { return Ok(mixed) };
-        let mut fed = b.scoped("shared", |b| gated_with(b, x, inner, activation, false))?;
+        let mut fed = b.scoped("shared", |b| gated_with(b, x, inner, activation, bias))?;
         if shared_gate {
             let gate = linear(b, "shared.gate_weight", x, 1, false)?;
             let gate = unary(b, "shared.sigmoid", UnaryFn::Sigmoid, gate)?;

@@ -120,12 +120,12 @@ pub enum ZooError {
         reason: String,
     },
     /// The sizes give no valid graph.
-    #[error("model {model}: {source}")]
+    #[error("model {model}: {reason}")]
     Build {
         /// The model.
         model: &'static str,
         /// The op or tensor that failed, and the reason.
-        source: BuildError,
+        reason: BuildError,
     },
 }
 
@@ -382,7 +382,7 @@ fn step(
     values: &OptionValues,
     forward: impl FnOnce(&mut GraphBuilder) -> LossResult,
 ) -> Result<Graph, ZooError> {
-    let wrap = |source| ZooError::Build { model: values.model(), source };
+    let wrap = |reason| ZooError::Build { model: values.model(), reason };
     let mut builder = GraphBuilder::new(name);
     let loss = forward(&mut builder).map_err(|failure| match failure {
         Failure::Options(error) => error,

@@ -134,6 +134,12 @@ fn fields_that_change_the_parameters_count() {
     let qwen2 = with(base("qwen2_moe", 32, 6, 1, 40, 137), experts.clone());
     let qwen3 = with(base("qwen3_moe", 32, 3, 1, 40, 100), experts);
     let phi = json!({"partial_rotary_factor": 0.5, "qk_layernorm": true});
+    let small = |model_type: &str| base(model_type, 32, 2, 2, 24, 50);
+    let biases = json!({"attention_bias": true, "mlp_bias": true});
+    // No rank of queries, no number of shared experts and of layers without experts: the families' defaults.
+    let short = json!({"moe_intermediate_size": 8, "num_experts_per_tok": 2, "n_routed_experts": 4,
+        "num_experts": 4, "kv_lora_rank": 5, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3,
+        "num_attention_heads": 2, "n_group": 2, "topk_group": 1});
     let vit = json!({"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
         "intermediate_size": 88, "image_size": 32, "patch_size": 8});
     for (config, count) in [
@@ -143,6 +149,13 @@ fn fields_that_change_the_parameters_count() {
         (with(base("phi", 32, 1, 1, 88, 100), phi.clone()), 15_052),
         (with(with(base("phi", 64, 3, 4, 40, 100), phi), json!({"tie_word_embeddings": true})), 72_796),
         (with(base("deepseek_v3", 32, 1, 4, 88, 100), latent), 21_128),
+        (with(small("mistral"), biases.clone()), 14_112),
+        (with(small("qwen2"), biases.clone()), 14_240),
+        (with(small("phi3"), biases.clone()), 14_112),
+        (with(with(small("gemma"), biases.clone()), json!({"head_dim": 8})), 12_704),
+        (with(with(small("qwen2_moe"), short.clone()), json!({"num_attention_heads": 4})), 1_097_440),
+        (with(with(base("deepseek_v2", 16, 4, 2, 24, 50), short.clone()), biases), 196_952),
+        (with(base("deepseek_v3", 16, 4, 2, 24, 50), short), 186_492),
         (
             with(
                 base("bert", 96, 1, 4, 88, 137),

@@ -23,7 +23,15 @@ struct Defaults {
     top_groups: u64,
     normalised: bool,
     scale: f64,
+    /// Layers without experts at the start.
+    dense: u64,
+    shared: u64,
+    /// Whether `mlp_bias` counts.
+    mlp_bias: bool,
 }
+
+/// The rank of queries where a config does not name the field. `null` stands for queries without a latent.
+const QUERY_RANK: u64 = 1536;
 
 const V2: Defaults = Defaults {
     scoring: "softmax",
@@ -32,6 +40,9 @@ const V2: Defaults = Defaults {
     top_groups: 1,
     normalised: false,
     scale: 1.0,
+    dense: 0,
+    shared: 2,
+    mlp_bias: true,
 };
 
 const V3: Defaults = Defaults {
@@ -41,6 +52,9 @@ const V3: Defaults = Defaults {
     top_groups: 4,
     normalised: true,
     scale: 2.5,
+    dense: 3,
+    shared: 1,
+    mlp_bias: false,
 };
 
 pub(super) fn deepseek_v2(fields: Fields<'_>) -> Result<Config, ZooError> {
@@ -55,7 +69,11 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
     let eps = fields.number_or("rms_norm_eps", 1e-6)?;
     let latent = LatentAttention {
         heads: fields.size("num_attention_heads", MOST_HEADS)?,
-        query_rank: fields.optional("q_lora_rank", MOST_HIDDEN)?,
+        query_rank: if fields.has("q_lora_rank") {
+            fields.optional("q_lora_rank", MOST_HIDDEN)?
+        } else {
+            Some(QUERY_RANK)
+        },
         kv_rank: fields.size("kv_lora_rank", MOST_HIDDEN)?,
         plain_size: fields.size("qk_nope_head_dim", MOST_HIDDEN)?,
         rotary_size: fields.size("qk_rope_head_dim", MOST_HIDDEN)?,
@@ -78,7 +96,10 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
         norm: Norm { centered: false, eps },
         attention: AttentionKind::Latent(latent),
         windows: None,
-        feed_forward: FeedForward::gated(fields.size("intermediate_size", MOST_INNER)?, activation),
+        feed_forward: FeedForward {
+            bias: fields.flag_or("mlp_bias", false)? && defaults.mlp_bias,
+            ..FeedForward::gated(fields.size("intermediate_size", MOST_INNER)?, activation)
+        },
         experts: experts(fields, defaults)?,
         dense_layers: Vec::new(),
         block: BlockForm::Sequential,
@@ -133,10 +154,10 @@ fn unknown(field: &str, value: &str, known: &str) -> ZooError {
 fn experts(fields: Fields<'_>, defaults: &Defaults) -> Result<Option<Experts>, ZooError> {
     let Some(count) = fields.optional("n_routed_experts", MOST_HEADS)? else { return Ok(None) };
     let inner = fields.size("moe_intermediate_size", MOST_INNER)?;
-    let shared = fields.count_or("n_shared_experts", MOST_HEADS, 0)?;
+    let shared = fields.count_or("n_shared_experts", MOST_HEADS, defaults.shared)?;
     Ok(Some(Experts {
         shared: (shared > 0).then(|| shared.saturating_mul(inner)),
-        first: fields.count_or("first_k_dense_replace", MOST_LAYERS, 0)?,
+        first: fields.count_or("first_k_dense_replace", MOST_LAYERS, defaults.dense)?,
         every: fields.size_or("moe_layer_freq", MOST_LAYERS, 1)?,
         ..routing(fields, "n_routed_experts", inner, router(fields, count, defaults)?)?
     }))

@@ -31,6 +31,11 @@ impl<'f> Fields<'f> {
         self.0.get(field).filter(|value| !value.is_null())
     }
 
+    /// Whether a field is there, `null` or not.
+    pub fn has(&self, field: &str) -> bool {
+        self.0.contains_key(field)
+    }
+
     /// A size from 1 to `most`, if the field is there.
     pub fn optional(&self, field: &str, most: u64) -> Result<Option<u64>, ZooError> {
         let Some(value) = self.given(field) else { return Ok(None) };

@@ -21,6 +21,10 @@ struct Defaults {
     eps: f64,
     theta: f64,
     tied: bool,
+    /// Whether `attention_bias` counts. Other families ignore the field, as Transformers does.
+    attention_bias: bool,
+    /// Whether `mlp_bias` counts.
+    mlp_bias: bool,
 }
 
 const LLAMA: Defaults = Defaults {
@@ -32,10 +36,15 @@ const LLAMA: Defaults = Defaults {
     eps: 1e-6,
     theta: 10_000.0,
     tied: false,
+    attention_bias: true,
+    mlp_bias: true,
 };
 
+/// Mistral, Mixtral, Qwen 2 and Phi 3: biases are not for the config to choose.
+const UNBIASED: Defaults = Defaults { attention_bias: false, mlp_bias: false, ..LLAMA };
+
 const GEMMA: Defaults =
-    Defaults { head_size: Some(256), activation: "gelu_pytorch_tanh", tied: true, ..LLAMA };
+    Defaults { head_size: Some(256), activation: "gelu_pytorch_tanh", tied: true, mlp_bias: false, ..LLAMA };
 
 /// A field, or the family's default.
 fn or(fields: Fields<'_>, field: &str, most: u64, default: Option<u64>) -> Result<u64, ZooError> {
@@ -78,7 +87,7 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
         theta = rope.number_or("rope_theta", theta)?;
     }
     let mut attention = heads(fields, hidden, defaults.head_size, query_heads, kv_heads, theta)?;
-    let bias = fields.flag_or("attention_bias", false)?;
+    let bias = fields.flag_or("attention_bias", false)? && defaults.attention_bias;
     (attention.bias, attention.output_bias) = (bias, bias);
     let activation = fields.activation("hidden_act", defaults.activation)?;
     let layers = fields.size("num_hidden_layers", MOST_LAYERS)?;
@@ -94,7 +103,7 @@ fn decoder(fields: Fields<'_>, defaults: &Defaults) -> Result<Decoder, ZooError>
         attention: AttentionKind::Heads(attention),
         windows: None,
         feed_forward: FeedForward {
-            bias: fields.flag_or("mlp_bias", false)?,
+            bias: fields.flag_or("mlp_bias", false)? && defaults.mlp_bias,
             ..FeedForward::gated(fields.size("intermediate_size", MOST_INNER)?, activation)
         },
         experts: None,
@@ -155,11 +164,11 @@ pub(super) fn llama(fields: Fields<'_>) -> Result<Config, ZooError> {
 }
 
 pub(super) fn mistral(fields: Fields<'_>) -> Result<Config, ZooError> {
-    rotary_decoder(fields, Decoder { windows: windows(fields)?, ..decoder(fields, &LLAMA)? })
+    rotary_decoder(fields, Decoder { windows: windows(fields)?, ..decoder(fields, &UNBIASED)? })
 }
 
 pub(super) fn mixtral(fields: Fields<'_>) -> Result<Config, ZooError> {
-    let plain = decoder(fields, &Defaults { eps: 1e-5, theta: 1e6, ..LLAMA })?;
+    let plain = decoder(fields, &Defaults { eps: 1e-5, theta: 1e6, ..UNBIASED })?;
     let router = Router::new(Scoring::SoftmaxOfChosen);
     let experts = Some(routing(fields, "num_local_experts", plain.feed_forward.inner, router)?);
     rotary_decoder(fields, Decoder { windows: windows(fields)?, experts, ..plain })
@@ -167,7 +176,7 @@ pub(super) fn mixtral(fields: Fields<'_>) -> Result<Config, ZooError> {
 
 /// Qwen 2: biases of queries, keys and values only; windows from some layer on.
 fn qwen2_decoder(fields: Fields<'_>, bias: bool) -> Result<Decoder, ZooError> {
-    let plain = with_heads(decoder(fields, &LLAMA)?, |heads| (heads.bias, heads.output_bias) = (bias, false));
+    let plain = with_heads(decoder(fields, &UNBIASED)?, |heads| heads.bias = bias);
     let windows = if fields.flag_or("use_sliding_window", false)? { windows(fields)? } else { None };
     let first = fields.count_or("max_window_layers", MOST_LAYERS, 28)?;
     Ok(Decoder { windows: windows.map(|windows| Windows { first, ..windows }), ..plain })
@@ -180,7 +189,7 @@ pub(super) fn qwen2(fields: Fields<'_>) -> Result<Config, ZooError> {
 pub(super) fn qwen2_moe(fields: Fields<'_>) -> Result<Config, ZooError> {
     let inner = fields.size("moe_intermediate_size", MOST_INNER)?;
     let mut experts = routing(fields, "num_experts", inner, qwen_router(fields)?)?;
-    experts.shared = fields.optional("shared_expert_intermediate_size", MOST_INNER)?;
+    experts.shared = Some(fields.size_or("shared_expert_intermediate_size", MOST_INNER, 5632)?);
     experts.shared_gate = true;
     let plain = qwen2_decoder(fields, fields.flag_or("qkv_bias", true)?)?;
     rotary_decoder(fields, with_experts(fields, experts, plain)?)
@@ -188,7 +197,7 @@ pub(super) fn qwen2_moe(fields: Fields<'_>) -> Result<Config, ZooError> {
 
 /// Qwen 3: norms of query and key heads, no biases.
 fn qwen3_decoder(fields: Fields<'_>, head_size: Option<u64>) -> Result<Decoder, ZooError> {
-    let plain = decoder(fields, &Defaults { head_size, ..LLAMA })?;
+    let plain = decoder(fields, &Defaults { head_size, mlp_bias: false, ..LLAMA })?;
     let norm = HeadNorm { centered: false, eps: plain.norm.eps };
     Ok(with_heads(plain, |heads| heads.head_norm = Some(norm)))
 }
@@ -249,6 +258,6 @@ pub(super) fn gemma3(fields: Fields<'_>) -> Result<Config, ZooError> {
 }
 
 pub(super) fn phi3(fields: Fields<'_>) -> Result<Config, ZooError> {
-    let plain = decoder(fields, &Defaults { eps: 1e-5, ..LLAMA })?;
+    let plain = decoder(fields, &Defaults { eps: 1e-5, ..UNBIASED })?;
     rotary_decoder(fields, Decoder { windows: windows(fields)?, ..plain })
 }
