@@ -246,6 +246,8 @@ fn grouped(rate: f64) -> String {
 
 /// The plan's answer in one sentence.
 pub fn headline(plan: &Plan) -> String {
+    // One device has no axes to speak of, and all baselines are the same step.
+    let alone = plan.parallelism.words.is_empty();
     let recipe = plan.parallelism.recipe.as_ref().map_or(String::new(), |name| format!("{name}: "));
     let mut facts = Vec::new();
     let rates = &plan.throughput;
@@ -257,7 +259,8 @@ pub fn headline(plan: &Plan) -> String {
     let others = plan
         .baselines
         .iter()
-        .filter(|(name, baseline)| baseline.fits && plan.parallelism.recipe.as_ref() != Some(*name));
+        .filter(|(name, baseline)| baseline.fits && plan.parallelism.recipe.as_ref() != Some(*name))
+        .filter(|_| !alone);
     if let Some((name, best)) = others.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds)) {
         let ratio = best.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
         facts.push(format!("{ratio:.2}x the speed of {name}"));
@@ -267,7 +270,8 @@ pub fn headline(plan: &Plan) -> String {
         facts.push(format!("proved within {:.1}% of the best step", gap * 100.0));
     }
     let (model, machine, words) = (&plan.model, &plan.machine, &plan.parallelism.words);
-    format!("{model} on {machine}: {recipe}{words}: {}", facts.join(", "))
+    let how = if alone { String::new() } else { format!("{recipe}{words}: ") };
+    format!("{model} on {machine}: {how}{}", facts.join(", "))
 }
 
 /// The search: its space, its proof and its cost.

@@ -157,6 +157,10 @@ impl<'a> Planner<'a> {
             return Ok(recipes);
         }
         let recipes = price_recipes(&self.prime()?, constraints, control)?;
+        // A list that ran out of time before its first recipe is not kept: a caller with more time prices it.
+        if recipes.is_empty() {
+            return Ok(&[]);
+        }
         Ok(self.recipes.get_or_init(|| recipes))
     }
 
