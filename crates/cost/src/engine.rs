@@ -89,16 +89,26 @@ pub struct Engine {
     /// The shares of peak that fused attention reaches forwards and backwards, where its kernel is not the usual one.
     #[serde(default)]
     pub attention_shares: Option<[f64; 2]>,
+    /// Whether weights that are gathered are copied out of the collective's buffer, and gradients that are reduced into one, in f32.
+    #[serde(default)]
+    pub copies_weights: bool,
+    /// Whether keys and values are copied for every query head that shares them.
+    #[serde(default)]
+    pub repeats_key_heads: bool,
     /// Classes that the engine recomputes in the backward pass where that keeps fewer bytes.
     #[serde(default)]
     pub recomputes: BTreeSet<String>,
+    /// Whether it also recomputes what a reduction in the same kernel reads: logits in f32, from those in 16 bits.
+    #[serde(default)]
+    pub recomputes_in_kernels: bool,
     /// Whether all updates follow the whole backward pass, so that gradients are held until then.
     #[serde(default)]
     pub updates_last: bool,
     /// Bytes of workspace that the engine keeps on the device: those of matrix libraries.
     #[serde(default)]
     pub workspace_mib: u64,
-    /// Copies of an op's results that the engine holds beside them while the op runs, by class.
+    /// Copies of an op's results that the engine holds beside them, by class. An engine that pads products copies only what is
+    /// unaligned.
     #[serde(default)]
     pub copies: BTreeMap<String, u64>,
     /// Element-wise functions of which the backward pass keeps one tensor more than it needs, by the readers and writers between
@@ -108,9 +118,6 @@ pub struct Engine {
     /// Memory of the device that is no part of a plan's peak.
     #[serde(default)]
     pub reserves: Reserves,
-    /// Classes whose result takes the place of the operand, unless the engine pads it.
-    #[serde(default)]
-    pub reuses: BTreeSet<String>,
 }
 
 /// Rules of steps with f32 master weights, where they differ.
@@ -261,7 +268,7 @@ mod tests {
             let named =
                 named.chain(engine.batched.keys()).chain(&engine.recomputes).chain(engine.copies.keys());
             let named = named.chain(batched.keys()).chain(&engine.tf32_classes);
-            for class in named.chain(&engine.reuses) {
+            for class in named {
                 let class = class.split('.').next().unwrap();
                 assert!(WorkloadClass::find(class).is_some(), "{}: {class}", engine.name.name());
             }

@@ -10,14 +10,23 @@ use crate::{
 ///
 /// An op is recomputed if the inputs that would have to be kept for it are smaller than its results that would not. Inputs that
 /// are kept for other readers, stored tensors and results of recomputed ops cost nothing. A result that a forward op of another
-/// class reads is in memory anyway, and is kept.
-pub fn compiler_recompute(graph: &Graph, recomputes: impl Fn(&str) -> bool) -> Vec<OpId> {
+/// class reads is in memory anyway, and is kept; but not one that only ops of the same kernel read. `fuses` names the classes that
+/// a kernel joins.
+pub fn compiler_recompute(
+    graph: &Graph,
+    recomputes: impl Fn(&str) -> bool,
+    fuses: impl Fn(&str) -> bool,
+) -> Vec<OpId> {
     let class =
         |op: OpId| graph.node(op).op.workload(&graph.input_types(op), &graph.output_types(op)).class.name;
+    let kernels = kernels_before(graph, |op| fuses(class(op)));
     let mut stored = vec![false; graph.tensors.len()];
     for op in graph.op_ids().filter(|&op| graph.node(op).phase == Phase::Forward && !recomputes(class(op))) {
+        let reader = fuses(class(op)).then_some(kernels[op.index()]);
         for t in &graph.node(op).inputs {
-            stored[t.index()] = true;
+            let made = graph.tensor(*t).producer.filter(|&made| fuses(class(made)));
+            let maker = made.map(|made| kernels[made.index()]);
+            stored[t.index()] |= reader.is_none() || maker != reader;
         }
     }
     let mut kept = vec![false; graph.tensors.len()];
@@ -55,12 +64,26 @@ pub fn compiler_recompute(graph: &Graph, recomputes: impl Fn(&str) -> bool) -> V
     found
 }
 
+/// Per op: the most kernels that end before it. Ops that a kernel joins, and views, end none.
+fn kernels_before(graph: &Graph, joins: impl Fn(OpId) -> bool) -> Vec<u32> {
+    let mut before = vec![0u32; graph.ops.len()];
+    for op in graph.op_ids() {
+        let made = graph.node(op).inputs.iter().filter_map(|t| graph.tensor(*t).producer);
+        let after = |made: OpId| {
+            let open = joins(made) || graph.node(made).op.operator().is_view();
+            before[made.index()] + u32::from(!open)
+        };
+        before[op.index()] = made.map(after).max().unwrap_or(0);
+    }
+    before
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
         DType, GraphBuilder, Init, Optimizer, Real, Role, TensorType,
-        ops::{Binary, BinaryFn, Contract, Reduce, Unary, UnaryFn},
+        ops::{Binary, BinaryFn, Cast, Contract, Reduce, Unary, UnaryFn},
         train,
     };
     use smallvec::smallvec;
@@ -86,8 +109,34 @@ mod tests {
         let loss = b.emit("loss", Reduce::sum(smallvec![0, 1]), &[y]).unwrap();
         train(&mut b, loss, &Optimizer::sgd(0.1)).unwrap();
         let graph = b.finish();
-        let ops = compiler_recompute(&graph, |class| ["unary", "binary"].contains(&class));
+        let ops = compiler_recompute(&graph, |class| ["unary", "binary"].contains(&class), |_| false);
         ops.into_iter().map(|op| graph.node(op).name.clone()).collect()
+    }
+
+    /// A product whose result is widened, squared and summed; sums of its rows are an output.
+    #[test]
+    fn results_that_only_their_kernel_reads_are_computed_again() {
+        let mut b = GraphBuilder::new("m");
+        let ty = TensorType::new(DType::BF16, [8, 8]);
+        let init = Init::Normal(Real(1.0));
+        let x = b.source("x", ty.clone(), Role::Input, init).unwrap();
+        let w = b.source("w", ty, Role::Parameter, init).unwrap();
+        let logits = b.emit("logits", Contract::parse("mk,kn->mn").unwrap(), &[x, w]).unwrap();
+        let wide = b.emit("widen", Cast { dtype: DType::F32 }, &[logits]).unwrap();
+        let squares = b.emit("squares", Binary { f: BinaryFn::Mul }, &[wide, wide]).unwrap();
+        let loss = b.emit("loss", Reduce::sum(smallvec![0, 1]), &[squares]).unwrap();
+        let rows = b.emit("rows", Reduce::sum(smallvec![1]), &[wide]).unwrap();
+        b.output(rows);
+        train(&mut b, loss, &Optimizer::sgd(0.1)).unwrap();
+        let graph = b.finish();
+        let named = |fuses: &[&str]| -> Vec<String> {
+            let cheap = |class: &str| ["cast", "binary"].contains(&class);
+            let ops = compiler_recompute(&graph, cheap, |class| fuses.contains(&class));
+            ops.into_iter().map(|op| graph.node(op).name.clone()).collect()
+        };
+        // Kernels of their own read the widened numbers from memory; one kernel with them does not.
+        assert_eq!(named(&[]), [""; 0]);
+        assert_eq!(named(&["cast", "binary", "reduce"]), ["widen"]);
     }
 
     #[test]

@@ -25,10 +25,11 @@
 
 use crate::program::{InstructionId, ParallelGraph, Value, ValueId, Work};
 use shardwright_cost::Action;
+use shardwright_graph::TensorId;
 use shardwright_machine::{AxisSet, DeviceId};
 use smallvec::{SmallVec, smallvec};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Buffers are whole cache lines of this many bytes.
@@ -186,8 +187,13 @@ impl DeviceAccount {
     /// second on, all sums over micro-batches are held; up to the last but one, all that the next one reads. A pipeline holds
     /// as many micro-batches as its schedule has in flight.
     pub fn of(program: &ParallelGraph, device: DeviceId) -> Self {
+        Self::of_stored(program, device, &|_| true)
+    }
+
+    /// The same where some tensors never reach memory, because the kernel that makes them also reads them.
+    fn of_stored(program: &ParallelGraph, device: DeviceId, stored: &dyn Fn(TensorId) -> bool) -> Self {
         if program.copies == 1 && program.micro_batches.get() > 1 && !program.body.is_empty() {
-            return Self::of(&program.unrolled_to(program.memory_copies()), device);
+            return Self::of_stored(&program.unrolled_to(program.memory_copies()), device, stored);
         }
         let in_place = program.updated_in_place();
         let replaced = program.replaced();
@@ -198,6 +204,7 @@ impl DeviceAccount {
         let value = |(at, value): (usize, &Value)| AccountValue {
             bytes: value
                 .local_type(&program.mesh, device)
+                .filter(|_| stored(value.tensor))
                 .map_or(0, |ty| buffer_bytes(ty.bytes()).saturating_mul(slices[at])),
             initial: value.made_by.is_none() && value.is_on(&program.mesh, device),
             kept: value.kept && !replaced[at],
@@ -323,13 +330,22 @@ impl Tasks<'_> {
 impl ParallelGraph {
     /// The most bytes that any device holds at once.
     pub fn peak_memory(&self) -> u64 {
-        self.peaks().into_iter().map(|(_, peak)| peak).max().unwrap_or(0)
+        self.peak_memory_of(&|_| true)
+    }
+
+    /// The same for an engine whose kernels keep some results to themselves. A tensor that is exchanged is in memory all the same.
+    pub fn peak_memory_of(&self, stored: &dyn Fn(TensorId) -> bool) -> u64 {
+        let exchanges = self.instructions.iter().filter(|own| !matches!(own.work, Work::Compute { .. }));
+        let exchanged: BTreeSet<TensorId> =
+            exchanges.flat_map(|own| own.reads.iter().map(|value| self.value(*value).tensor)).collect();
+        let stored = |tensor| stored(tensor) || exchanged.contains(&tensor);
+        self.peaks(&stored).into_iter().map(|(_, peak)| peak).max().unwrap_or(0)
     }
 
     /// The most bytes that a device holds at once, for every group of a pipeline.
     pub fn peak_by_group(&self) -> BTreeMap<u32, u64> {
         let mut groups = BTreeMap::new();
-        for (device, peak) in self.peaks() {
+        for (device, peak) in self.peaks(&|_| true) {
             let group = self.pipeline.as_ref().map_or(0, |pipeline| pipeline.group_of(&self.mesh, device));
             let most: &mut u64 = groups.entry(group).or_default();
             *most = peak.max(*most);
@@ -338,13 +354,13 @@ impl ParallelGraph {
     }
 
     /// The most bytes held at once by each of the devices among which every account occurs.
-    fn peaks(&self) -> Vec<(DeviceId, u64)> {
+    fn peaks(&self, stored: &dyn Fn(TensorId) -> bool) -> Vec<(DeviceId, u64)> {
         let program = if self.copies == 1 && !self.body.is_empty() {
             Cow::Owned(self.unrolled_to(self.memory_copies()))
         } else {
             Cow::Borrowed(self)
         };
-        let peak = |device| (device, DeviceAccount::of(&program, device).account.peak());
+        let peak = |device| (device, DeviceAccount::of_stored(&program, device, stored).account.peak());
         self.memory_devices().into_iter().map(peak).collect()
     }
 

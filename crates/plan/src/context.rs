@@ -9,7 +9,7 @@ use crate::{
     variables::Variables,
 };
 use shardwright_cost::{CostFile, Engine, OperatorTimes, Resharder};
-use shardwright_graph::{Graph, OpId};
+use shardwright_graph::{Graph, OpId, TensorId};
 use shardwright_machine::{Device, DeviceId, Machine, Mesh};
 use shardwright_space::{OpShapes, SearchMesh, Transfers};
 use std::sync::Arc;
@@ -72,7 +72,9 @@ impl<'a> Context<'a> {
         Ok(Self {
             graph,
             machine,
-            fused: engine.map_or_else(Vec::new, |engine| fuse(graph, &shapes, engine)).into(),
+            fused: engine
+                .map_or_else(Vec::new, |engine| fuse(graph, &shapes, engine, machine.devices() > 1))
+                .into(),
             contiguous: engine.is_some_and(|engine| keeps_contiguous(graph, &shapes, engine)),
             resharder: Resharder::new(machine, &mesh),
             transfers: Arc::new(Transfers::of(graph)),
@@ -147,6 +149,14 @@ impl<'a> Context<'a> {
         let is_kernel =
             fused.map_or_else(|| !self.graph.node(op).op.operator().is_view(), |part| part.starts);
         if is_kernel { engine.host_us_per_kernel * 1e-6 } else { 0.0 }
+    }
+
+    /// Whether a tensor never reaches memory: the engine's kernel that makes it is the only one that reads it.
+    pub(crate) fn stays_inside(&self, tensor: TensorId) -> bool {
+        let Some(op) = self.graph.tensor(tensor).producer else { return false };
+        let part = self.fused.get(op.index()).and_then(Option::as_ref);
+        let output = self.graph.node(op).outputs.iter().position(|own| *own == tensor);
+        part.zip(output).is_some_and(|(part, output)| part.stays_inside(output))
     }
 
     /// Times of ops. Where devices differ, a pinned op takes the time of the devices that it is pinned to.

@@ -9,6 +9,7 @@
 //! costs stay costs of single ops. They assume that the ops of a group have equal layouts. Where they differ, the reshard between
 //! them is priced in full, but the op still counts as fused.
 
+use crate::operand_copies::{OperandCopies, weight_gradients};
 use shardwright_cost::{Engine, KernelKind, WIDE};
 use shardwright_graph::{Graph, Op, OpId, Role, RooflineKind, TensorId, TensorType};
 use shardwright_space::OpShapes;
@@ -28,12 +29,21 @@ pub(crate) struct FusedOp {
     millionths: u32,
     /// Whether it is a library's call of several ops, which reads its largest tensor again.
     pub call: bool,
+    /// Per output: whether it stays inside of a compiled kernel and never reaches memory.
+    inside: SmallVec<[bool; 2]>,
+    /// Copies beside the kernel of an op that is one of its own; nothing else is said of such an op.
+    pub copies: Option<OperandCopies>,
 }
 
 impl FusedOp {
     /// The share of memory bandwidth that the kernel reaches.
     pub fn share(&self) -> f64 {
         f64::from(self.millionths) * 1e-6
+    }
+
+    /// Whether a result never reaches memory.
+    pub fn stays_inside(&self, output: usize) -> bool {
+        self.inside.get(output).copied().unwrap_or(false)
     }
 
     /// The bytes of a part of the op that are moved.
@@ -48,8 +58,9 @@ impl FusedOp {
     }
 }
 
-/// The fused ops of a graph; none for ops that are kernels of their own.
-pub(crate) fn fuse(graph: &Graph, shapes: &[OpShapes], engine: &Engine) -> Vec<Option<FusedOp>> {
+/// The fused ops of a graph; none for ops that are kernels of their own, with no copies beside them. Among `many` devices weights
+/// may have to be gathered.
+pub(crate) fn fuse(graph: &Graph, shapes: &[OpShapes], engine: &Engine, many: bool) -> Vec<Option<FusedOp>> {
     let ops: Vec<OpFacts> = graph.op_ids().map(|op| OpFacts::of(graph, shapes, engine, op)).collect();
     let roots = roots(graph);
     let (groups, of) = (Vec::new(), vec![None; ops.len()]);
@@ -57,6 +68,7 @@ pub(crate) fn fuse(graph: &Graph, shapes: &[OpShapes], engine: &Engine) -> Vec<O
     finder.find();
     let GroupFinder { groups, of, .. } = finder;
     let mixed = is_mixed(graph);
+    let gradients = (many && engine.copies_weights).then(|| weight_gradients(graph));
     let mut parts = traffic(graph, &roots, &groups, &of, engine, &ops);
     for (at, facts) in ops.iter().enumerate() {
         let node = &graph.ops[at];
@@ -66,11 +78,22 @@ pub(crate) fn fuse(graph: &Graph, shapes: &[OpShapes], engine: &Engine) -> Vec<O
             starts: false,
             millionths: (share * 1e6) as u32,
             call: false,
+            inside: SmallVec::new(),
+            copies: None,
         };
         if facts.bias {
             parts[at] = Some(whole(1.0, false));
         } else if let Some(share) = engine.batched_share(facts.class, mixed, facts.narrow) {
             parts[at] = Some(whole(share, true));
+        } else if parts[at].is_none() && !facts.view {
+            let copies = OperandCopies::of(graph, shapes, engine, OpId::new(at), gradients.as_deref());
+            let millionths = (engine.share * 1e6) as u32;
+            parts[at] = copies.map(|copies| FusedOp {
+                starts: true,
+                millionths,
+                copies: Some(copies),
+                ..FusedOp::default()
+            });
         }
     }
     parts
@@ -292,7 +315,9 @@ fn traffic(
             let moves = inputs.iter().chain(&outputs).any(|&pays| pays);
             let starts = moves && !started;
             started |= moves;
-            parts[op] = Some(FusedOp { inputs, outputs, starts, millionths: (share * 1e6) as u32, call });
+            let inside = outputs.iter().map(|written| !written && !engine.calls).collect();
+            let millionths = (share * 1e6) as u32;
+            parts[op] = Some(FusedOp { inputs, outputs, starts, millionths, call, inside, copies: None });
         }
     }
     parts

@@ -39,6 +39,7 @@ mod memory;
 mod memory_shares;
 mod min_memory;
 mod op_times;
+mod operand_copies;
 mod parallelism;
 mod pattern_bound;
 mod plan;

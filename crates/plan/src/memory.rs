@@ -17,7 +17,7 @@
 //! exceed it: transient copies, shares of all-reduces, buckets and workspaces count in the program only.
 //! [`limited`](crate::limited) adds the network's memory to the search problem.
 
-use crate::{context::Context, fusion::is_mixed};
+use crate::context::Context;
 use shardwright_cost::{Engine, Layout, Lifetimes, Placement};
 use shardwright_graph::{Gemm, OpId, Phase, RooflineKind, TensorId};
 use shardwright_lower::{ParallelGraph, lower};
@@ -51,7 +51,8 @@ pub(crate) fn peak_of(
     assignment: &Assignment,
     program: Option<&ParallelGraph>,
 ) -> Bytes {
-    let held = program.map_or(u64::MAX, ParallelGraph::peak_memory);
+    let stored = |tensor| !context.stays_inside(tensor);
+    let held = program.map_or(u64::MAX, |program| program.peak_memory_of(&stored));
     let program = held.max(network_peak(context, assignment).0);
     match context.engine() {
         None => Bytes(program),
@@ -59,33 +60,44 @@ pub(crate) fn peak_of(
     }
 }
 
-/// The peak with what the engine does to it: workspaces of its libraries, the most that it copies of one op's results, or the most
-/// that it saves by writing a result over its operand. Both are taken to happen at the peak, as for the logits of language models.
+/// The peak with what the engine does to it: workspaces of its libraries, and the most that it copies of one op's results. The
+/// copy is taken to happen at the peak, as for the logits of language models.
 fn engine_peak(context: &Context<'_>, assignment: &Assignment, engine: &Engine, program: u64) -> u64 {
-    let mixed = is_mixed(context.graph);
-    let (mut more, mut less) = (0, 0);
+    let mut more = 0;
     for op in context.graph.op_ids() {
-        let (node, shapes) = (context.graph.node(op), &context.shapes[op.index()]);
-        let class = node.op.workload(&shapes.inputs, &shapes.outputs).class.name;
-        let reuses = engine.reuses.contains(class);
+        let shapes = &context.shapes[op.index()];
+        let class = context.graph.node(op).op.workload(&shapes.inputs, &shapes.outputs).class.name;
         let copies = engine.copies_of(class);
-        if copies == 0 && !reuses {
-            continue;
-        }
-        let end = Endpoint::result(context.graph, op, 0);
-        let layout = end.layout(&context.shapes, assignment.config(op), context.mesh());
-        let bytes = local_bytes(context, node.outputs[0], &layout);
-        let last = shapes.outputs[0].shape.last().copied().unwrap_or(1);
-        // A padded copy takes the place of what was saved; with f32 in between there is one more.
-        match (reuses, engine.pads_products && !last.is_multiple_of(Gemm::ALIGNED)) {
-            (true, false) => less = less.max(bytes),
-            (true, true) if mixed => more = more.max(bytes),
-            _ => more = more.max(bytes.saturating_mul(copies)),
+        let last = || shapes.outputs[0].shape.last().copied().unwrap_or(1);
+        if copies > 0 && !(engine.pads_products && last().is_multiple_of(Gemm::ALIGNED)) {
+            let bytes = result_bytes(context, assignment, stored_result(context, op));
+            more = more.max(bytes.saturating_mul(copies));
         }
     }
-    let more =
-        more.saturating_add(if engine.saves.is_empty() { 0 } else { saved(context, assignment, engine) });
-    program.saturating_add(engine.workspace_mib << 20).saturating_add(more).saturating_sub(less)
+    let saved = if engine.saves.is_empty() { 0 } else { saved(context, assignment, engine) };
+    program.saturating_add(engine.workspace_mib << 20).saturating_add(more).saturating_add(saved)
+}
+
+/// The op whose result reaches memory, of those that one kernel computes from an op on: a gradient in f32 that is rounded at once is
+/// held in 16 bits.
+fn stored_result(context: &Context<'_>, op: OpId) -> OpId {
+    let (mut op, graph) = (op, context.graph);
+    while context.stays_inside(graph.node(op).outputs[0]) {
+        let made = graph.node(op).outputs[0];
+        let mut later = graph.op_ids().skip(op.index() + 1);
+        match later.find(|&reader| graph.node(reader).inputs.contains(&made)) {
+            Some(reader) => op = reader,
+            None => break,
+        }
+    }
+    op
+}
+
+/// Bytes of an op's first result that one device holds.
+fn result_bytes(context: &Context<'_>, assignment: &Assignment, op: OpId) -> u64 {
+    let end = Endpoint::result(context.graph, op, 0);
+    let layout = end.layout(&context.shapes, assignment.config(op), context.mesh());
+    local_bytes(context, context.graph.node(op).outputs[0], &layout)
 }
 
 /// Bytes that an engine's backward pass keeps beyond what it needs: an intermediate of functions between products whose derivative
@@ -126,9 +138,7 @@ fn saved(context: &Context<'_>, assignment: &Assignment, engine: &Engine) -> u64
         let after_convolution = by_derivative[y.index()] && made(x).is_some_and(is_convolution);
         let counts = |rule: &str, holds: bool| holds && engine.saves.contains(rule);
         if counts("products", between_products) || counts("convolutions", after_convolution) {
-            let layout =
-                Endpoint::result(graph, op, 0).layout(&context.shapes, assignment.config(op), context.mesh());
-            bytes = bytes.saturating_add(local_bytes(context, y, &layout));
+            bytes = bytes.saturating_add(result_bytes(context, assignment, op));
         }
     }
     bytes
@@ -168,7 +178,7 @@ fn charges(context: &Context<'_>) -> Vec<(NetworkCharge, Range<u32>)> {
     for tensor in graph.tensor_ids() {
         let alive = lifetimes.interval(tensor);
         let at = transfers.sources[tensor.index()];
-        if alive.is_empty() {
+        if alive.is_empty() || context.stays_inside(tensor) {
             continue;
         }
         let stored = |when: Range<u32>| (NetworkCharge::Stored { tensor, at }, when);

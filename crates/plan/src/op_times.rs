@@ -146,9 +146,17 @@ impl<'a> OpTimes<'a> {
             .map(|o| TensorType { dtype: shapes.outputs[o].dtype, shape: region.output_shape(o) })
             .collect();
         let workload = local.workload(&inputs, &outputs);
+        let part = self.fused.get(op.index()).and_then(Option::as_ref);
         let estimate = if local.operator().is_view() {
             Estimate { seconds: Seconds::ZERO, source: TimeSource::Roofline }
-        } else if let Some(part) = self.fused.get(op.index()).and_then(Option::as_ref) {
+        } else if let Some((part, copies)) = part.and_then(|part| Some((part, part.copies.as_ref()?))) {
+            let bytes = copies.bytes(&inputs, &outputs);
+            let copied = |times: &OperatorTimes<'_>| {
+                let alone = times.estimate(&workload);
+                Estimate { seconds: Seconds(alone.seconds.0 + times.stream(bytes, part.share()).0), ..alone }
+            };
+            self.slowest(copied, units)
+        } else if let Some(part) = part {
             let bytes = part.bytes(&local, &inputs, &outputs);
             let largest = inputs.iter().chain(&outputs).map(TensorType::bytes).max().unwrap_or(0);
             self.slowest(|times| fused_time(times, part, bytes, largest), units)

@@ -71,7 +71,8 @@ impl Variant {
         let mut ops = self.recompute.ops(&graph);
         if let Some(engine) = self.engine.and_then(Engine::of).filter(|engine| !engine.recomputes.is_empty())
         {
-            ops.extend(compiler_recompute(&graph, |class| engine.recomputes.contains(class)));
+            let fuses = |class: &str| engine.recomputes_in_kernels && engine.families_of(class) != 0;
+            ops.extend(compiler_recompute(&graph, |class| engine.recomputes.contains(class), fuses));
             ops.sort_unstable();
             ops.dedup();
         }
