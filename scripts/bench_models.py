@@ -27,6 +27,7 @@ MARK = ("<!-- models: written by scripts/bench models --write -->", "<!-- models
 CASES = [
     ("llama3-8b", "8xh100-96gb", 16, 8192, [], ("Llama-3.1-8B", 8, "table 1 FSDP+compile")),
     ("llama3-8b", "8xh100-96gb", 16, 8192, ["--precision", "fp8"], ("Llama-3.1-8B", 8, "table 1 FSDP+compile+fp8")),
+    ("llama3-8b", "8xh100", 8, 8192, [], None),
     ("llama3-8b", "64xh100", 64, 8192, [], None),
     ("llama3-70b", "64xh100", 128, 8192, ["--precision", "fp8"], ("LLAMA3_70B", 64, "25.11 H100")),
     ("llama3-405b", "1024xh100", 512, 8192, ["--precision", "fp8"], ("LLAMA3.1_405B", 1024, "25.11 H100")),

@@ -13,6 +13,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,6 +29,12 @@ PRESETS = [("LLAMA3_8B", "llama3-8b"), ("LLAMA3_70B", "llama3-70b"), ("LLAMA3.1_
 # Text in a row's GPU, and the machine of that GPU. The first that fits counts.
 GPUS = [("800 Gb/s", "a100-4nic"), ("A100-40GB", "a100-40gb"), ("A100", "a100"), ("96GB", "h100-96gb"), ("GB200", "gb200"), ("B200", "b200"),
         ("H200", "h200"), ("H100", "h100"), ("V100-16GB", "v100-16gb"), ("V100", "v100"), ("L4", "l4")]
+
+# GiB that torchtitan's page prints beside its rows: the most that the allocator had reserved (`reserved_bytes.all.peak` of torchtitan/metrics.py).
+RESERVED = {"table 1 FSDP eager": 82.4, "table 1 FSDP+compile": 77.0, "table 1 FSDP+compile+fp8": 76.8, "table 2 cp1": 83.9, "table 2 cp2": 84.2,
+            "table 2 cp4": 84.0, "table 2 cp8": 84.5, "table 3 FSDP eager": 67.0, "table 3 FSDP+compile": 62.0, "table 3 FSDP+compile+fp8": 61.8,
+            "table 4 2D": 71.9, "table 4 2D+AsyncTP": 67.6, "table 5 1F1B": 82.5, "table 5 Interleaved 1F1B": 72.7, "table 6 cp1": 75.3,
+            "table 6 cp2": 75.9, "table 6 cp4": 77.1, "table 6 cp8": 84.9}
 
 
 def node_row(row: dict, number: int) -> dict:
@@ -58,6 +65,28 @@ def engine(row: dict) -> str | None:
     return {"megatron": "megatron", "megatron-core": "torch-compile", "automodel": "torch-compile", "alpa": "xla", "maxtext": "xla"}.get(known)
 
 
+def fragments(row: dict) -> float:
+    """What the row's engine reserves beyond the memory in use, as a share of it (`[reserves]` of its table)."""
+    table = tomllib.loads((ROOT / f"crates/cost/engines/{engine(row)}.toml").read_text()) if engine(row) else {}
+    return table.get("reserves", {}).get("fragments", 0.0)
+
+
+def memories(known: list[dict]) -> None:
+    """Memory of rows whose source prints it: in use as predicted, with the allocator's fragments, and as measured."""
+    rows = [(row, RESERVED[row["row"]]) for row in known if trainer(row) == "torchtitan" and row["row"] in RESERVED]
+    if not rows:
+        return
+    print("\n| source | row | in use, GiB | reserved, GiB | measured, GiB (reserved) | error |\n|---|---|---|---|---|---|")
+    errors = []
+    for row, measured in rows:
+        used = row["memory"] / 2**30
+        reserved = used * (1 + fragments(row))
+        errors.append(reserved / measured - 1)
+        print(f"| {source(row)} | {row['row']} | {used:.1f} | {reserved:.1f} | {measured:.1f} | {errors[-1]:+.1%} |")
+    sizes = [abs(error) for error in errors]
+    print(f"| all | {len(rows)} rows | | | | mean {statistics.mean(sizes):.1%}, median {statistics.median(sizes):.1%} |")
+
+
 def machine(row: dict) -> str | None:
     """The machine of a row."""
     name = next((known for text, known in GPUS if text in row["gpu"]), None)
@@ -74,7 +103,8 @@ def model(row: dict) -> str | None:
             old = ",attention=plain,dropout=0.1" if trainer(row) == "megatron" else ""
             return f"gpt:{sizes},ffn={row['ffn'] or 0}{old}"
         if "lama" in row["model"]:
-            return f"llama:{sizes},kv_heads={row['kv_heads']},ffn={row['ffn']}"
+            # Llama of 7 billion weights and more has a table of its own for the logits.
+            return f"llama:{sizes},kv_heads={row['kv_heads']},ffn={row['ffn']},tied=no"
     return preset
 
 
@@ -234,6 +264,7 @@ def main() -> None:
     for name, errors in groups.items():
         sizes = [abs(error) for error in errors]
         print(f"| {name} | {len(errors)} | {statistics.mean(sizes):.1%} | {statistics.median(sizes):.1%} | {statistics.mean(errors):+.1%} |")
+    memories(known)
     orders(known)
     reasons = collections.Counter(row["reason"] for row in rows if "reason" in row)
     for reason, count in reasons.most_common():
