@@ -16,9 +16,14 @@ export function verdict(plan: Plan): string {
   return `at most ${show.percent(plan.gap)} above the ${plan.space.coarse ? "optimum on any axes" : "optimum"}`;
 }
 
-/** A baseline's name, marked where it does not fit the memory. */
-function fitting(name: string, cost: BaselineCost): string {
-  return !cost.fits ? `${name} (does not fit)` : name;
+/** A baseline's name, its micro-batches and recomputation, and whether it does not fit the memory. */
+function described(name: string, cost: BaselineCost): string {
+  const notes = [
+    ...(cost.micro_batches > 1 ? [`${cost.micro_batches} micro-batches`] : []),
+    ...(cost.recompute !== "off" ? [`recompute ${cost.recompute}`] : []),
+    ...(!cost.fits ? ["does not fit"] : []),
+  ];
+  return notes.length > 0 ? `${name} (${notes.join(", ")})` : name;
 }
 
 function steps(report: Page): HTMLElement {
@@ -45,12 +50,12 @@ function steps(report: Page): HTMLElement {
   return el("div", {},
     bars("Step time, simulated, with overlap of communication and computing", [
       simulated("this plan", own.step_seconds, own.compute_seconds, true),
-      ...by((cost) => cost.step_seconds).map(([name, cost]) => simulated(fitting(name, cost), cost.step_seconds, cost.compute_seconds, false)),
+      ...by((cost) => cost.step_seconds).map(([name, cost]) => simulated(described(name, cost), cost.step_seconds, cost.compute_seconds, false)),
     ], 3),
     legend([{ colour: COMPUTING.colour, text: "computing" }, { colour: MOVE.colour, text: "exposed communication" }]),
     bars("Step time without overlap (the proved objective)", [
       sum("this plan", plan.objective, true),
-      ...by((cost) => cost.objective).map(([name, cost]) => sum(fitting(name, cost), cost.objective, false)),
+      ...by((cost) => cost.objective).map(([name, cost]) => sum(described(name, cost), cost.objective, false)),
     ], 3));
 }
 

@@ -59,6 +59,10 @@ export interface BaselineCost {
   fits: boolean;
   /** The objective in picoseconds, without overlap. */
   objective: number;
+  /** Its number of micro-batches: of those that a plan may have, the one that suits it best. */
+  micro_batches: number;
+  /** The name of its policy of recomputation, chosen in the same way. */
+  recompute: string;
 }
 
 /** How a figure is meant. */

@@ -39,7 +39,7 @@ fn train(name: &str, options: &str) {
     let (machine, serial) = (machine(), Check::new(&graph, OPTIONS).unwrap());
     let mut seen: Vec<Assignment> = Vec::new();
     // Only untied plans can express these.
-    const SHARDED: [&str; 4] = ["zero1", "zero2", "fsdp", "hsdp"];
+    const SHARDED: [&str; 6] = ["zero1", "zero2", "fsdp", "hsdp", "ep", "megatron-sp"];
     for untied in [false, true] {
         if untied && graph.ops.len() > FEW_OPS {
             continue;

@@ -76,7 +76,7 @@ impl ParallelGraph {
     }
 
     /// Whether an instruction adds up a tensor over micro-batches.
-    pub(crate) fn accumulates(&self, instruction: &Instruction) -> bool {
+    pub fn accumulates(&self, instruction: &Instruction) -> bool {
         let Work::Compute { op, .. } = instruction.work else { return false };
         self.ops[op.index()].op.operator().accumulates()
     }

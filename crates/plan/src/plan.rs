@@ -141,6 +141,10 @@ impl OverlapBound {
     }
 }
 
+fn off() -> String {
+    "off".into()
+}
+
 fn one() -> u32 {
     1
 }
@@ -350,6 +354,31 @@ pub struct BaselineCost {
     pub fits: bool,
     /// The objective in picoseconds, without overlap.
     pub objective: i64,
+    /// Its number of micro-batches: of those that a plan may have, the one that suits it best.
+    #[serde(default = "one")]
+    pub micro_batches: u32,
+    /// The name of its policy of recomputation, chosen in the same way.
+    #[serde(default = "off")]
+    pub recompute: String,
+}
+
+impl BaselineCost {
+    /// Its micro-batches and recomputation in words; none for a whole batch that recomputes nothing.
+    pub fn variant(&self) -> Option<String> {
+        let count = (self.micro_batches > 1).then(|| format!("{} micro-batches", self.micro_batches));
+        let policy = (self.recompute != "off").then(|| format!("recompute {}", self.recompute));
+        let words: Vec<String> = count.into_iter().chain(policy).collect();
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+
+    /// Whether it is a better answer than another cost of the same recipe: it fits where the other does not, or its step is
+    /// shorter.
+    pub fn is_better_than(&self, other: &Self) -> bool {
+        match (self.fits, other.fits) {
+            (true, true) => self.step_seconds < other.step_seconds,
+            (fits, other) => fits && !other,
+        }
+    }
 }
 
 /// A mesh axis.

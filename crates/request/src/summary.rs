@@ -263,7 +263,10 @@ pub fn headline(plan: &Plan) -> String {
         .filter(|_| !alone);
     if let Some((name, best)) = others.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds)) {
         let ratio = best.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
-        facts.push(format!("{ratio:.2}x the speed of {name}"));
+        let own = (plan.micro_batches, &plan.recompute.policy);
+        let variant = best.variant().filter(|_| (best.micro_batches, &best.recompute) != own);
+        let variant = variant.map_or(String::new(), |words| format!(" with {words}"));
+        facts.push(format!("{ratio:.2}x the speed of {name}{variant}"));
     }
     facts.push(memory(plan));
     if let Some(gap) = plan.overlap.and_then(|bound| bound.gap) {
@@ -342,14 +345,16 @@ fn print_baselines(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
     writeln!(out, "{:<12} {:>12} {:>12} {:>12} {:>12}", "baseline", "step", "relative", "traffic", "memory")?;
     for (name, baseline) in &plan.baselines {
         let relative = baseline.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
+        let refusal = (!baseline.fits).then(|| "does not fit".to_string());
+        let notes: Vec<String> = baseline.variant().into_iter().chain(refusal).collect();
+        let notes = if notes.is_empty() { String::new() } else { format!("  {}", notes.join(", ")) };
         writeln!(
             out,
-            "  {name:<10} {:>12} {:>12} {:>12} {:>12}{}",
+            "  {name:<10} {:>12} {:>12} {:>12} {:>12}{notes}",
             show_seconds(baseline.step_seconds),
             format!("{relative:.2}x"),
             show_bytes(baseline.traffic_bytes),
             show_bytes(baseline.peak_memory_bytes),
-            if baseline.fits { "" } else { "  does not fit" }
         )?;
     }
     Ok(())

@@ -181,5 +181,7 @@ fn baseline(plan: &Plan) -> BaselineCost {
         peak_memory_bytes: plan.peak_memory_bytes,
         fits: plan.fits,
         objective: plan.objective,
+        micro_batches: plan.micro_batches,
+        recompute: plan.recompute.policy.clone(),
     }
 }

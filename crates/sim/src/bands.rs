@@ -56,7 +56,8 @@ pub struct Band {
     pub end: u64,
 }
 
-/// The bands of a device class, in the order of time.
+/// The bands of a device class, in the order of time. Sums of gradients are in none: each is added to when its gradient has
+/// arrived, which may be in the next micro-batch.
 pub fn bands(
     graph: &Graph,
     program: &ParallelGraph,
@@ -69,7 +70,9 @@ pub fn bands(
         let id = schedule.instructions[task];
         let Work::Compute { op, .. } = program.instruction(id).work else { continue };
         let own = |&stream: &u32| schedule.stream(stream) == (class, Stream::Compute);
-        if schedule.tasks.duration(task) == 0 || !schedule.tasks.streams(task).iter().any(own) {
+        let accumulates = program.accumulates(program.instruction(id));
+        if accumulates || schedule.tasks.duration(task) == 0 || !schedule.tasks.streams(task).iter().any(own)
+        {
             continue;
         }
         let pass = Pass::of(graph, op);

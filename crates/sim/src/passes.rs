@@ -5,7 +5,7 @@ use shardwright_lower::{ParallelGraph, Pass, StagePass, Work};
 use shardwright_stages::schedule::Schedule as PipelineSchedule;
 use std::collections::BTreeMap;
 
-/// One pass of a device class. Communication that its ops wait for is part of it.
+/// One pass of a device class. Communication that its ops wait for is part of it, sums of gradients are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassSpan {
     /// The device class.
@@ -44,7 +44,8 @@ pub fn pass_spans(program: &ParallelGraph, schedule: &Schedule, timeline: &Timel
     let mut spans: BTreeMap<(u32, StagePass), (u64, u64)> = BTreeMap::new();
     for task in schedule.tasks.ids() {
         let id = schedule.instructions[task];
-        let computes = matches!(program.instruction(id).work, Work::Compute { .. });
+        let instruction = program.instruction(id);
+        let computes = matches!(instruction.work, Work::Compute { .. }) && !program.accumulates(instruction);
         let (Some(mut pass), Some(class)) = (program.stage_pass(id), schedule.owner(task)) else { continue };
         if !computes || schedule.tasks.duration(task) == 0 {
             continue;
@@ -72,8 +73,11 @@ pub fn pass_spans(program: &ParallelGraph, schedule: &Schedule, timeline: &Timel
 pub fn bubble(program: &ParallelGraph, schedule: &Schedule, timeline: &Timeline, spans: &[PassSpan]) -> u64 {
     let mut busy: Vec<Vec<(u64, u64)>> = vec![Vec::new(); schedule.classes.len()];
     spans.iter().for_each(|span| busy[span.class as usize].push((span.start, span.end)));
-    for task in schedule.tasks.ids().filter(|&task| program.stage_pass(schedule.instructions[task]).is_none())
-    {
+    let outside = |&task: &usize| {
+        let id = schedule.instructions[task];
+        program.stage_pass(id).is_none() || program.accumulates(program.instruction(id))
+    };
+    for task in schedule.tasks.ids().filter(outside) {
         for &stream in schedule.tasks.streams(task) {
             let class = schedule.stream(stream).0;
             busy[class as usize].push((timeline.start[task], timeline.end[task]));

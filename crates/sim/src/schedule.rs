@@ -10,7 +10,8 @@
 //!
 //! In a step of several micro-batches, a device computes the passes of the body in the order of the program, which is that of a
 //! pipeline's schedule: each of its compute tasks there waits for the one before. Transfers start when their operands exist,
-//! so sends to the next stage overlap with the next pass.
+//! so sends to the next stage overlap with the next pass. A gradient is added to its sum when it has arrived: no later op of the
+//! body reads the sum, so none waits for it. Then reductions of gradients overlap with the backward pass.
 
 use crate::{
     classes::Classes,
@@ -144,7 +145,9 @@ impl Schedule {
             for group in members.chunk_by(|a, b| a.0 == b.0) {
                 waits_for.clear();
                 // Without micro-batches there is no body.
-                let ordered = matches!(instruction.work, Work::Compute { .. }) && program.body.contains(&at);
+                let ordered = matches!(instruction.work, Work::Compute { .. })
+                    && program.body.contains(&at)
+                    && !program.accumulates(instruction);
                 for &(_, class) in group {
                     for value in &instruction.reads {
                         waits_for.extend(schedule.producer(program, *value, class));

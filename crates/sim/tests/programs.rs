@@ -288,3 +288,38 @@ fn bands_cover_all_computing_in_the_order_of_passes() {
     }
     assert_eq!(bands.last().map(|band| (band.micro_batch, band.pass)), Some((None, Pass::Update)));
 }
+
+/// Gradients are reduced to shards in every micro-batch, as ZeRO-2 does: the reductions overlap with the backward pass.
+#[test]
+fn sums_of_gradients_hold_up_no_other_op_of_the_body() {
+    let whole = model("mlp:batch=16,hidden=64,layers=4");
+    let graph = microbatch(&whole, 4.try_into().unwrap()).unwrap().graph;
+    let machine = machine("flat:2");
+    let context = context(&graph, &machine);
+    let mut assignment = data_parallel(&context);
+    let accumulates = |op: OpId| graph.node(op).op.operator().accumulates();
+    for op in graph.op_ids().filter(|&op| accumulates(op)) {
+        let shards = Config::new([AxisUse::Split(0)]);
+        if shards.check(&context.shapes[op.index()].rule, context.mesh()).is_ok() {
+            assignment.configs[op.index()] = shards;
+        }
+    }
+    let program = lower(&graph, &context.resharder, &assignment).unwrap().unrolled();
+    let own = schedule(&context, &program, &assignment, Classes::of(&program));
+    let sums: Vec<bool> =
+        own.instructions.iter().map(|id| program.accumulates(program.instruction(*id))).collect();
+    let late = |&task: &usize| {
+        sums[task] && own.tasks.waits_for(task).iter().any(|&before| own.owner(before as usize).is_none())
+    };
+    assert!(own.tasks.ids().filter(late).count() >= 4, "sums wait for reductions");
+    for task in own.tasks.ids().filter(|&task| program.body.contains(&own.instructions[task].index())) {
+        let held_up = own.tasks.waits_for(task).iter().any(|&before| sums[before as usize]);
+        assert!(sums[task] || !held_up, "task {task} waits for a sum");
+    }
+    let timeline = own.simulate();
+    let (exposed, all) = {
+        let usage = &usages(&own, &timeline)[0];
+        (usage.exposed, usage.communicating)
+    };
+    assert!(exposed < all, "{exposed} of {all} ps are exposed");
+}

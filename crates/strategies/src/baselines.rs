@@ -12,7 +12,7 @@
 use crate::{
     Solution, Strategy,
     error::StrategyError,
-    recipes::{DATA, FSDP, HSDP, MEGATRON, MODEL, OWT, RECIPES, Recipe, ZERO1, ZERO2},
+    recipes::{DATA, EP, FSDP, HSDP, MEGATRON, MEGATRON_SP, MODEL, OWT, RECIPES, Recipe, ZERO1, ZERO2},
     refine::agreed,
 };
 use rayon::prelude::*;
@@ -57,7 +57,8 @@ impl<'a> PricedRecipe<'a> {
 }
 
 /// The recipes, those first that usually hold least.
-static LEANEST_FIRST: [&Recipe; 8] = [&FSDP, &HSDP, &ZERO2, &ZERO1, &MODEL, &MEGATRON, &OWT, &DATA];
+static LEANEST_FIRST: [&Recipe; 10] =
+    [&FSDP, &EP, &MEGATRON_SP, &HSDP, &ZERO2, &ZERO1, &MODEL, &MEGATRON, &OWT, &DATA];
 
 /// The recipes of a step with at most this many ops are priced in milliseconds, so the time does not matter.
 const FEW_OPS: usize = 2_000;

@@ -60,7 +60,7 @@ pub fn plan(
         // Beside a simulated step, only simulated ones are comparable.
         let step = own.step.or(solution.step.filter(|_| is_answer));
         if step.is_some() || solution.step.is_none() {
-            baselines.insert(own.recipe.name().to_string(), cost(own, step, limit));
+            baselines.insert(own.recipe.name().to_string(), recipe_cost(own, step, limit));
         } else {
             solution.notes.push(format!("there was no time to simulate the baseline {}", own.recipe.name()));
         }
@@ -98,8 +98,13 @@ fn seconds(picoseconds: i64) -> f64 {
     picoseconds as f64 / 1e12
 }
 
-fn cost(recipe: &PricedRecipe<'_>, step: Option<SimulatedStep>, limit: Option<Bytes>) -> BaselineCost {
-    let (costs, times) = (&recipe.costs, step.map(|step| step.times));
+/// What a recipe costs, with its simulated step if there is one.
+pub(crate) fn recipe_cost(
+    recipe: &PricedRecipe<'_>,
+    step: Option<SimulatedStep>,
+    limit: Option<Bytes>,
+) -> BaselineCost {
+    let (costs, times, graph) = (&recipe.costs, step.map(|step| step.times), recipe.context.graph);
     BaselineCost {
         step_seconds: times.map_or(seconds(costs.objective()), |times| times.step_seconds),
         compute_seconds: times.map_or(seconds(costs.compute()), |times| times.compute_seconds),
@@ -107,6 +112,8 @@ fn cost(recipe: &PricedRecipe<'_>, step: Option<SimulatedStep>, limit: Option<By
         peak_memory_bytes: costs.peak_memory.0,
         fits: limit.is_none_or(|limit| costs.peak_memory <= limit),
         objective: costs.objective(),
+        micro_batches: graph.micro_batches.get(),
+        recompute: recomputation(graph).policy,
     }
 }
 

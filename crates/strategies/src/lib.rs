@@ -60,6 +60,7 @@ mod refine;
 mod solution;
 mod soybean;
 mod stored_ops;
+mod variant_baselines;
 mod variant_race;
 mod variants;
 
@@ -114,7 +115,7 @@ pub trait Strategy: Sync {
 }
 
 /// All strategies; the first is the default.
-pub static STRATEGIES: [&dyn Strategy; 16] = [
+pub static STRATEGIES: [&dyn Strategy; 18] = [
     &auto::Auto,
     &exact::Exact,
     &optcnn::OptCnn,
@@ -131,6 +132,8 @@ pub static STRATEGIES: [&dyn Strategy; 16] = [
     &recipes::ZERO2,
     &recipes::FSDP,
     &recipes::HSDP,
+    &recipes::EP,
+    &recipes::MEGATRON_SP,
 ];
 
 /// The strategy of a name.

@@ -4,6 +4,7 @@ use crate::{
     Planner, Solution, Strategy,
     baselines::{baseline, price_recipe},
     error::StrategyError,
+    pipeline::{AxisRole, RoleMesh, UniformRules, ZeroLevel, expert_factor, uniform_assignment},
     stored_ops::{sampleless, weight_tensors, works_on_stored},
 };
 use shardwright_cost::{Layout, Placement};
@@ -33,6 +34,8 @@ enum RecipeRule {
     Zero2,
     Fsdp,
     Hsdp,
+    Ep,
+    MegatronSp,
 }
 
 /// Data parallelism.
@@ -88,8 +91,23 @@ pub static HSDP: Recipe = Recipe {
     rule: RecipeRule::Hsdp,
 };
 
+/// Expert parallelism inside the innermost level (Lepikhin et al., arXiv 2006.16668), with ZeRO-2.
+pub static EP: Recipe = Recipe {
+    name: "ep",
+    about: "expert parallelism: experts on the innermost level, the batch on all; gradients and optimizer state are sharded",
+    rule: RecipeRule::Ep,
+};
+
+/// Tensor and sequence parallelism inside the innermost level (Korthikanti et al., arXiv 2205.05198), with ZeRO-1.
+pub static MEGATRON_SP: Recipe = Recipe {
+    name: "megatron-sp",
+    about: "Megatron with sequence parallelism on the innermost level, the batch and shards of the optimizer state on the others",
+    rule: RecipeRule::MegatronSp,
+};
+
 /// All recipes.
-pub static RECIPES: [&Recipe; 8] = [&DATA, &MODEL, &OWT, &MEGATRON, &ZERO1, &ZERO2, &FSDP, &HSDP];
+pub static RECIPES: [&Recipe; 10] =
+    [&DATA, &MODEL, &OWT, &MEGATRON, &ZERO1, &ZERO2, &FSDP, &HSDP, &EP, &MEGATRON_SP];
 
 impl Strategy for Recipe {
     fn name(&self) -> &'static str {
@@ -130,7 +148,7 @@ impl Strategy for Recipe {
         if !own {
             let name = self.name;
             solution.notes.push(format!(
-                "this is the plan of fsdp: zero1 and zero2 differ from it in several micro-batches, hsdp on machines of several levels; {name} was asked for"
+                "this is the plan of fsdp: zero1 and zero2 differ from it in several micro-batches, hsdp on machines of several levels, ep in models with experts, megatron-sp in models of tokens; {name} was asked for"
             ));
         }
         solution.checked(constraints, self.name)
@@ -148,15 +166,17 @@ impl Recipe {
 
     /// Whether weights, gradients and optimizer state are sharded.
     fn is_sharded(&self) -> bool {
-        matches!(self.rule, RecipeRule::Zero1 | RecipeRule::Zero2 | RecipeRule::Fsdp | RecipeRule::Hsdp)
+        !matches!(self.rule, RecipeRule::Data | RecipeRule::Model | RecipeRule::Owt | RecipeRule::Megatron)
     }
 
     /// Whether the recipe differs from all others: stages of ZeRO differ in several micro-batches, hybrid sharding on
-    /// machines of several levels.
+    /// machines of several levels, expert parallelism in models with experts, sequence parallelism in models of tokens.
     pub(crate) fn applies(&self, context: &Context<'_>) -> bool {
         match self.rule {
             RecipeRule::Zero1 | RecipeRule::Zero2 => context.graph.micro_batches.get() > 1,
             RecipeRule::Hsdp => context.machine.levels().len() > 1,
+            RecipeRule::Ep => context.graph.op_ids().any(|op| expert_factor(context.graph, op).is_some()),
+            RecipeRule::MegatronSp => context.graph.step_size().tokens.is_some(),
             _ => true,
         }
     }
@@ -186,6 +206,11 @@ impl Recipe {
 
     /// The recipe's assignment.
     pub fn assignment(&self, context: &Context<'_>) -> Assignment {
+        match self.rule {
+            RecipeRule::Ep => return by_role(context, AxisRole::Expert, ZeroLevel::Gradients),
+            RecipeRule::MegatronSp => return by_role(context, AxisRole::Tensor, ZeroLevel::State),
+            _ => {}
+        }
         let (mesh, shapes) = (context.mesh(), &context.shapes[..]);
         let (kinds, classes) = (context.factor_kinds(), context.layer_classes());
         // Equal layers with equal configs have equal ops.
@@ -286,6 +311,16 @@ pub(crate) fn held_as_read(
     let config = &chosen[layer as usize].as_ref()?[member as usize];
     let layout = input_layout(&context.shapes[reader.index()], input, config, context.mesh());
     Some(elementwise_config(&layout, &context.shapes[op.index()].rule, context.mesh()))
+}
+
+/// The innermost level in a role, samples on the other axes.
+fn by_role(context: &Context<'_>, inside: AxisRole, zero: ZeroLevel) -> Assignment {
+    let mesh = context.mesh();
+    let innermost = mesh.axes().last().map(|axis| axis.level);
+    let role = |level| if Some(level) == innermost { inside } else { AxisRole::Data };
+    let roles = mesh.axes().iter().map(|axis| role(axis.level)).collect();
+    let rules = UniformRules { zero, sequence: true };
+    uniform_assignment(context, &RoleMesh { mesh: mesh.clone(), roles }, rules)
 }
 
 /// The first factor of a kind.

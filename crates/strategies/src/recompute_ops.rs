@@ -16,6 +16,7 @@ use crate::{
     describe::{PlanAnswer, plan},
     error::StrategyError,
     keep_search::cheapest_set,
+    variant_baselines::better_baselines,
     variant_race::{VariantAnswer, VariantError, lower_bounds, plan_variants},
     variants::{Variant, VariantGraph, VariantInputs},
 };
@@ -84,11 +85,14 @@ pub(crate) fn plan_ops<'g>(
         let first = best.as_ref().ok();
         let (answer, bound) = search.step(&step, first)?;
         proved = bound.filter(|_| counts.len() == 1);
-        let Some((answer, graph)) = answer else { continue };
+        let Some((mut answer, graph)) = answer else { continue };
         let shorter = |known: &VariantAnswer<'_>| {
             answer.plan.simulated.step_seconds < known.answer.plan.simulated.step_seconds
         };
         if best.as_ref().ok().is_none_or(shorter) {
+            if let Ok(known) = &best {
+                better_baselines(&mut answer.plan, known.answer.plan.baselines.clone());
+            }
             let VariantGraph { statistics, .. } = step;
             let step = VariantGraph { variant: off, graph: Cow::Owned(graph), statistics, policy: "ops" };
             best = Ok(VariantAnswer { step, answer });

@@ -3,7 +3,8 @@
 //! 1. Every number of micro-batches gets two lower bounds that hold for all of its plans: on memory, and on computing. Computing
 //!    bounds all policies of recomputation too.
 //! 2. In the order of their computing, variants get bounds of their own and a first answer: the fastest recipe that fits. One
-//!    whose memory exceeds the limit is ruled out. It stops where computing alone takes longer than the best answer.
+//!    whose memory exceeds the limit is ruled out. It stops where computing alone takes longer than the best answer. Where time is
+//!    left, recipes are priced in the other variants too, for the baselines ([`crate::variant_baselines`]).
 //! 3. The variants are searched, those with the shortest first answer first, each with half of the time that is left. A
 //!    variant whose computing alone takes longer than the best step is not searched. Nor is one that keeps less than
 //!    the best plan's variant, where that plan takes at most [`BINDING`] of the memory limit.
@@ -12,10 +13,11 @@
 //! with its computing. Variants that are left out because memory does not bind the plan are not covered; a note says so.
 
 use crate::{
-    Planner, Strategy,
+    Strategy,
     describe::{PlanAnswer, plan},
     error::StrategyError,
     recompute_ops::plan_ops,
+    variant_baselines::{FirstAnswer, VariantBaselines, of_variant},
     variants::{Variant, VariantGraph, VariantGraphError, VariantInputs},
 };
 use rayon::prelude::*;
@@ -23,15 +25,12 @@ use shardwright_graph::{Graph, OpId, RecomputePolicy, recomputed_ops};
 use shardwright_machine::show_bytes;
 use shardwright_plan::{Constraints, Plan, PlanError, memory_lower_bound, step_lower_bound};
 use shardwright_search::{Control, gap};
-use shardwright_sim::simulate_step;
 use std::num::NonZeroU32;
 
 /// The share of the memory limit above which a plan counts as limited by it, in percent.
 const BINDING: u64 = 75;
 /// The share of the time that first answers may take: one in so many parts.
 const FIRST_ANSWERS: u32 = 3;
-/// Recipes of a variant that are simulated for its first answer.
-const SIMULATED_RECIPES: usize = 2;
 
 /// The best variant's plan.
 pub struct VariantAnswer<'g> {
@@ -77,7 +76,8 @@ pub fn plan_variants<'g>(
     }
     let (mut entries, mut notes) = race.entries(variants)?;
     let all = entries.len();
-    let ruled_out = race.first_answers(&mut entries)?;
+    let mut baselines = VariantBaselines::default();
+    let ruled_out = race.first_answers(&mut entries, &mut baselines)?;
     if let Some(limit) = constraints.memory.filter(|_| ruled_out > 0) {
         notes.push(format!(
             "{ruled_out} of {all} variants (micro-batches and recomputation) were ruled out: each of their plans needs more than {}",
@@ -86,7 +86,9 @@ pub fn plan_variants<'g>(
     }
     // Stable: of equal answers, the one with the least computing comes first.
     entries.sort_by_key(|own| own.first_answer.map_or(u64::MAX, |first| first.makespan));
-    race.search(entries, &mut notes)
+    let mut found = race.search(entries, &mut notes)?;
+    baselines.replace_in(&mut found.answer.plan);
+    Ok(found)
 }
 
 /// What is known of a variant before its search.
@@ -107,15 +109,6 @@ struct Bounds {
     memory: u64,
 }
 
-/// The fastest recipe that keeps the constraints.
-#[derive(Clone, Copy)]
-struct FirstAnswer {
-    /// Picoseconds of its simulated step.
-    makespan: u64,
-    /// Bytes that a device holds.
-    held: u64,
-}
-
 struct Race<'r, 'g> {
     base: &'g Graph,
     inputs: VariantInputs<'r>,
@@ -131,7 +124,7 @@ impl<'g> Race<'_, 'g> {
         let planned = plan(&self.inputs.planner(&step.graph), self.strategy, self.constraints, self.control);
         match planned {
             Ok(mut answer) => {
-                answer.plan.recompute.policy = variant.recompute.name().into();
+                name_variant(&mut answer.plan, variant);
                 Ok(VariantAnswer { step, answer })
             }
             Err(error) => Err(VariantError { step: Some(Box::new(step)), error }),
@@ -192,21 +185,25 @@ impl<'g> Race<'_, 'g> {
 
     /// Finds first answers, the variant with the least computing first, until computing rules out all others. Bounds of
     /// policies are computed when their turn comes. Returns the number of variants that memory rules out.
-    fn first_answers(&self, entries: &mut Vec<Entry>) -> Result<usize, StrategyError> {
+    fn first_answers(
+        &self,
+        entries: &mut Vec<Entry>,
+        baselines: &mut VariantBaselines,
+    ) -> Result<usize, StrategyError> {
         let limits = self.control.share(FIRST_ANSWERS);
         let limit = self.constraints.memory.map_or(u64::MAX, |limit| limit.0);
         let (mut open, mut done) = (std::mem::take(entries), Vec::new());
         let mut recomputed: Vec<(NonZeroU32, Vec<OpId>)> = Vec::new();
         let mut shortest = u64::MAX;
         let mut decided: Option<Variant> = None;
-        let mut ruled_out: Vec<Entry> = Vec::new();
+        let (mut ruled_out, mut unvisited): (Vec<Entry>, Vec<Entry>) = (Vec::new(), Vec::new());
         while let Some(at) = (0..open.len()).min_by_key(|&at| (open[at].bounds.computing, at)) {
             let mut entry = open.remove(at);
             let hopeless = u64::try_from(entry.bounds.computing).unwrap_or(0) >= shortest
                 || decided.is_some_and(|known| known.keeps_no_less_than(entry.variant))
                 || (shortest < u64::MAX && limits.is_over());
             if hopeless {
-                done.push(entry);
+                unvisited.push(entry);
                 continue;
             }
             let step = self.step(entry.variant)?;
@@ -229,12 +226,19 @@ impl<'g> Race<'_, 'g> {
                 ruled_out.push(entry);
                 continue;
             }
-            entry.first_answer = first_answer(&self.inputs.planner(&step.graph), self.constraints, &limits)?;
+            entry.first_answer = self.visit(entry.variant, &step, baselines, &limits)?;
             if let Some(first) = entry.first_answer {
                 shortest = shortest.min(first.makespan);
                 if !self.binds(first.held) && decided.is_none() {
                     decided = Some(entry.variant);
                 }
+            }
+            done.push(entry);
+        }
+        for mut entry in unvisited {
+            if baselines.may_improve(entry.bounds.computing) && !limits.is_over() {
+                let step = self.step(entry.variant)?;
+                entry.first_answer = self.visit(entry.variant, &step, baselines, &limits)?;
             }
             done.push(entry);
         }
@@ -245,6 +249,16 @@ impl<'g> Race<'_, 'g> {
         }
         *entries = done;
         Ok(count)
+    }
+
+    fn visit(
+        &self,
+        variant: Variant,
+        step: &VariantGraph<'_>,
+        baselines: &mut VariantBaselines,
+        limits: &Control<'_>,
+    ) -> Result<Option<FirstAnswer>, StrategyError> {
+        baselines.visit(variant, &self.inputs.planner(&step.graph), self.constraints, limits)
     }
 
     /// Whether memory limits a plan that holds so many bytes.
@@ -327,35 +341,6 @@ impl<'g> Race<'_, 'g> {
     }
 }
 
-/// The fastest recipe of a variant that keeps the constraints. Few are simulated: those with the least sums.
-fn first_answer(
-    planner: &Planner<'_>,
-    constraints: &Constraints,
-    control: &Control<'_>,
-) -> Result<Option<FirstAnswer>, StrategyError> {
-    let mut kept = planner.first_recipes(constraints, control)?;
-    kept.retain(|own| own.keeps(constraints));
-    kept.sort_by_key(|own| own.costs.objective());
-    let mut best: Option<FirstAnswer> = None;
-    for own in kept.into_iter().take(SIMULATED_RECIPES) {
-        if best.is_some() && control.is_over() {
-            break;
-        }
-        let step = match own.step {
-            Some(known) => Ok(known),
-            None => simulate_step(&own.context, &own.assignment).map_err(StrategyError::from),
-        };
-        let makespan = match step {
-            Err(StrategyError::Size(_)) => own.costs.objective().unsigned_abs(),
-            step => step?.makespan,
-        };
-        if best.is_none_or(|best| makespan < best.makespan) {
-            best = Some(FirstAnswer { makespan, held: own.costs.peak_memory.0 });
-        }
-    }
-    Ok(best)
-}
-
 /// A variant that has no plan.
 struct Failure {
     variant: Variant,
@@ -394,9 +379,17 @@ pub(crate) fn lower_bounds(plan: &mut Plan, objective: i64, overlap: f64) {
     }
 }
 
+/// Writes the policy of recomputation into a plan and its baselines.
+fn name_variant(plan: &mut Plan, variant: Variant) {
+    plan.recompute.policy = variant.recompute.name().into();
+    for cost in plan.baselines.values_mut() {
+        *cost = of_variant(cost.clone(), variant);
+    }
+}
+
 impl Standing {
     fn add(&mut self, variant: Variant, mut answer: PlanAnswer) {
-        answer.plan.recompute.policy = variant.recompute.name().into();
+        name_variant(&mut answer.plan, variant);
         self.bounds.push(answer.plan.lower_bound);
         self.overlaps.extend(answer.plan.overlap.map(|bound| bound.lower_bound_seconds));
         let step = |answer: &PlanAnswer| answer.plan.simulated.step_seconds;

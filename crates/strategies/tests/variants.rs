@@ -4,8 +4,9 @@ use shardwright_graph::{Graph, RecomputePolicy, micro_batch_counts};
 use shardwright_machine::{Bytes, builtin};
 use shardwright_plan::{Constraints, memory_lower_bound, step_lower_bound};
 use shardwright_search::Control;
-use shardwright_strategies::{Variant, VariantInputs};
+use shardwright_strategies::{Strategy, Variant, VariantInputs, find, plan_variants};
 use shardwright_zoo::{BuildOptions, build};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 fn graph(model: &str) -> Graph {
@@ -50,6 +51,52 @@ fn no_recipe_of_a_variant_beats_its_bounds() {
         }
     }
     assert!(recipes > 100, "{recipes}");
+}
+
+/// On one axis a recipe is one assignment, so that all its variants are easily listed.
+#[test]
+fn a_baseline_is_the_recipe_in_the_variant_that_suits_it_best() {
+    let machine = builtin("flat:2").unwrap();
+    let inputs = VariantInputs { machine: &machine, costs: None, untied: true, recompute_ops: false };
+    let mut in_other_variants = 0;
+    for model in MODELS {
+        let base = graph(model);
+        let variants = all_variants(&base);
+        let whole = inputs.planner(&base);
+        let free = whole.recipes(&Constraints::default(), &Control::new()).unwrap();
+        let most = free.iter().map(|own| own.costs.peak_memory.0).max().unwrap();
+        for percent in [100, 70] {
+            let constraints =
+                Constraints { memory: Some(Bytes(most / 100 * percent)), ..Constraints::default() };
+            let mut best: BTreeMap<&str, f64> = BTreeMap::new();
+            for variant in &variants {
+                let step = variant.graph(&base).unwrap();
+                let planner = inputs.planner(&step.graph);
+                for own in planner.recipes(&constraints, &Control::new()).unwrap() {
+                    let seconds = own.step.unwrap().times.step_seconds;
+                    if own.keeps(&constraints) {
+                        let known = best.entry(own.recipe.name()).or_insert(seconds);
+                        *known = known.min(seconds);
+                    }
+                }
+            }
+            let control = Control::new().iteration_limit(2);
+            let found =
+                plan_variants(&base, &variants, inputs, find("fsdp").unwrap(), &constraints, &control);
+            let Ok(found) = found else { panic!("{model} at {percent}%: no plan") };
+            let plan = found.answer.plan;
+            assert!(!best.is_empty());
+            for (name, seconds) in best {
+                let own = &plan.baselines[name];
+                assert!(own.fits, "{model} at {percent}%: {name}");
+                assert_eq!(own.step_seconds, seconds, "{model} at {percent}%: {name}");
+                in_other_variants += usize::from(
+                    (own.micro_batches, &own.recompute) != (plan.micro_batches, &plan.recompute.policy),
+                );
+            }
+        }
+    }
+    assert!(in_other_variants > 0);
 }
 
 #[test]

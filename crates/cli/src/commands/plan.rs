@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Args {
     #[command(flatten)]
     request: Request,
-    /// Strategy: auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, zero1, zero2, fsdp, hsdp
+    /// Strategy: auto, exact, optcnn, pase, mcmc, place, soybean, soybean-time, data, model, owt, megatron, zero1, zero2, fsdp, hsdp, ep, megatron-sp
     #[arg(long, default_value = "auto")]
     solver: String,
     /// Learn from a run: a trace of PyTorch's profiler or of JAX's (.json, .json.gz), whose costs are written beside it and

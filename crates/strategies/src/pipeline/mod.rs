@@ -24,4 +24,6 @@ pub use pricer::{PricedUniform, UniformPricer};
 pub use search::{SearchedUniform, search};
 pub use segment_costs::SegmentCost;
 pub use segment_memory::SegmentMemory;
+pub(crate) use stage_mesh::{AxisRole, RoleMesh};
+pub(crate) use uniform_configs::{UniformRules, expert_factor, uniform_assignment};
 pub use written::{UniformAnswer, write_down};

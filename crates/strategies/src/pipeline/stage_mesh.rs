@@ -7,7 +7,7 @@ use shardwright_machine::{AxisId, AxisSet, Machine, Mesh};
 
 /// What an axis of a stage's mesh is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AxisRole {
+pub(crate) enum AxisRole {
     /// Pipeline stages.
     Stage,
     /// Replicas that read different samples.
@@ -21,7 +21,7 @@ pub(super) enum AxisRole {
 }
 
 /// A mesh whose axes have roles.
-pub(super) struct RoleMesh {
+pub(crate) struct RoleMesh {
     pub mesh: Mesh,
     /// Per axis.
     pub roles: Vec<AxisRole>,

@@ -26,13 +26,13 @@ use smallvec::SmallVec;
 
 /// What a uniform plan does with weights and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UniformRules {
+pub(crate) struct UniformRules {
     pub zero: ZeroLevel,
     pub sequence: bool,
 }
 
 /// The uniform assignment of a context whose mesh has these roles. Axes of stages repeat every op.
-pub(super) fn uniform_assignment(context: &Context<'_>, mesh: &RoleMesh, rules: UniformRules) -> Assignment {
+pub(crate) fn uniform_assignment(context: &Context<'_>, mesh: &RoleMesh, rules: UniformRules) -> Assignment {
     let kinds = factor_kinds(context.graph);
     let weights = weight_tensors(context.graph);
     let mut chosen: ChosenConfigs = vec![None; context.layers.members.len()];
@@ -188,7 +188,7 @@ impl OpChoice<'_, '_> {
 }
 
 /// The factor that a weight shares with data and result: the experts of an expert's product.
-pub(super) fn expert_factor(graph: &Graph, op: OpId) -> Option<FactorIndex> {
+pub(crate) fn expert_factor(graph: &Graph, op: OpId) -> Option<FactorIndex> {
     let node = graph.node(op);
     let weight = |t: &TensorId| graph.tensor(graph.held_weight(*t)).role == Role::Parameter;
     let weights = node.inputs.iter().filter(|t| weight(t) && graph.tensor(**t).ty.rank() > 2).count();
