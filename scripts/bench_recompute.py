@@ -1,10 +1,11 @@
 """Prints the tables of recomputation op by op: against published heuristics, and against an integer program.
 
-usage: bench_recompute.py [--only heuristics|milp] [--seconds S] [--program PATH]
+usage: bench_recompute.py [--only heuristics|checkmate|milp] [--seconds S] [--program PATH] [--profile release|dev]
 
-Heuristics: `cargo run --example recompute_table`, one device. Integer program: the network of configs and keep states
-(`shardwright network --recompute-policy ops`) solved by `shardwright solve` and by HiGHS (bench_highs.py). Without
-highspy its column says so.
+Heuristics: the example `recompute_table`, one device. Integer programs, both by HiGHS: one of our own that knows nothing of the
+planner's network (checkmate.py, on the tables of the example `keep_tables`, one device), and the network of configs and keep states
+itself (`shardwright network --recompute-policy ops`, bench_highs.py). Any optimum that differs from a proved one ends the run with
+an error. Without highspy its columns say so.
 """
 
 import argparse
@@ -21,6 +22,15 @@ CASES = [
     ("mlp:batch=512,input=64,hidden=64,layers=3", "flat:2", [90, 75, 60]),
     ("lenet5:batch=256", "flat:1", [95, 85]),
     ("gpt:batch=4,layers=1,hidden=32,heads=4,vocab=64,seq=64", "flat:1", [90, 75]),
+]
+
+
+CHECKMATE = [
+    ("mlp:batch=512,input=64,hidden=64,layers=2", [90, 75, 60]),
+    ("mlp:batch=128,input=16,hidden=96,layers=4", [90, 80, 70]),
+    ("lenet5:batch=64,image=12,width=0.5", [90, 80, 70]),
+    ("rnnlm:batch=16,unroll=2,hidden=16,vocab=32", [90, 80]),
+    ("gpt:batch=4,layers=1,hidden=32,heads=4,vocab=64,seq=64", [90, 80]),
 ]
 
 
@@ -57,16 +67,38 @@ def milp(program, seconds):
             )
 
 
+def checkmate(example, seconds):
+    import checkmate as program
+
+    print("| model | limit | ours | proved | local search | integer program | early clones |")
+    print("|---|---|---|---|---|---|---|")
+    for model, percents in CHECKMATE:
+        tables = json.loads(run(*example("keep_tables"), model, *percents))
+        more = lambda time: f"+{100 * time / tables['kept']['time'] - 100:.3f}%" if isinstance(time, int) else time or "-"
+        for percent, ours, proved, *others in program.compare(tables, seconds):
+            print("|", " | ".join([model, f"{percent}%", more(ours), str(proved), *map(more, others)]), "|", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=["heuristics", "milp"])
+    parser.add_argument("--only", choices=["heuristics", "checkmate", "milp"])
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--program", default="target/release/shardwright")
+    parser.add_argument("--profile", default="release")
     args = parser.parse_args()
-    if args.only != "milp":
-        example = ["cargo", "run", "--release", "--locked", "--quiet", "-p", "shardwright-strategies", "--example"]
-        subprocess.run([*example, "recompute_table", "--", str(args.seconds)], check=True)
-    if args.only != "heuristics":
+
+    def example(name):
+        cargo = ["cargo", "run", "--profile", args.profile, "--locked", "--quiet", "-p", "shardwright-strategies"]
+        return [*cargo, "--example", name, "--"]
+
+    if args.only in (None, "heuristics"):
+        subprocess.run([*example("recompute_table"), str(args.seconds)], check=True)
+    if args.only in (None, "checkmate"):
+        if importlib.util.find_spec("highspy") is None:
+            print("highspy is not installed (pip install highspy numpy): no integer program", file=sys.stderr)
+        else:
+            checkmate(example, args.seconds)
+    if args.only in (None, "milp"):
         milp(args.program, args.seconds)
 
 

@@ -342,7 +342,7 @@ fn print_baselines(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
     if plan.baselines.is_empty() {
         return Ok(());
     }
-    writeln!(out, "{:<12} {:>12} {:>12} {:>12} {:>12}", "baseline", "step", "relative", "traffic", "memory")?;
+    writeln!(out, "{:<13} {:>12} {:>12} {:>12} {:>12}", "baseline", "step", "relative", "traffic", "memory")?;
     for (name, baseline) in &plan.baselines {
         let relative = baseline.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
         let refusal = (!baseline.fits).then(|| "does not fit".to_string());
@@ -350,7 +350,7 @@ fn print_baselines(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
         let notes = if notes.is_empty() { String::new() } else { format!("  {}", notes.join(", ")) };
         writeln!(
             out,
-            "  {name:<10} {:>12} {:>12} {:>12} {:>12}{notes}",
+            "  {name:<11} {:>12} {:>12} {:>12} {:>12}{notes}",
             show_seconds(baseline.step_seconds),
             format!("{relative:.2}x"),
             show_bytes(baseline.traffic_bytes),

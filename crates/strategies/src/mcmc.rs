@@ -104,9 +104,8 @@ pub(crate) fn fixed_variables(
 
 /// The recipes on a mesh that keep the constraints.
 fn allowed_recipes(context: &Context<'_>, constraints: &Constraints) -> Vec<Assignment> {
-    let offered = RECIPES
-        .iter()
-        .filter(|recipe| recipe.applies(context) && (context.untied || !recipe.needs_untied()));
+    let offered =
+        RECIPES.iter().filter(|recipe| recipe.applies(context) && (context.untied || !recipe.needs_untied()));
     let keeps = |own: &Assignment| {
         fits(context, constraints, own)
             && constraints.configs.iter().all(|constraint| constraint.check(context, own).is_ok())

@@ -175,7 +175,7 @@ impl Recipe {
         match self.rule {
             RecipeRule::Zero1 | RecipeRule::Zero2 => context.graph.micro_batches.get() > 1,
             RecipeRule::Hsdp => context.machine.levels().len() > 1,
-            RecipeRule::Ep => context.graph.op_ids().any(|op| expert_factor(context.graph, op).is_some()),
+            RecipeRule::Ep => has_experts(context),
             RecipeRule::MegatronSp => context.graph.step_size().tokens.is_some(),
             _ => true,
         }
@@ -311,6 +311,17 @@ pub(crate) fn held_as_read(
     let config = &chosen[layer as usize].as_ref()?[member as usize];
     let layout = input_layout(&context.shapes[reader.index()], input, config, context.mesh());
     Some(elementwise_config(&layout, &context.shapes[op.index()].rule, context.mesh()))
+}
+
+/// Whether some product has a weight per expert.
+fn has_experts(context: &Context<'_>) -> bool {
+    let (kinds, weights) = (context.factor_kinds(), weight_tensors(context.graph));
+    let mut layers = (0..context.layers.members.len()).map(LayerId::new);
+    layers.any(|layer| {
+        let op = context.layers.members[layer.index()].forward();
+        let product = || is_product(context, layer, &kinds[op.index()], &weights);
+        expert_factor(context.graph, op).is_some() && product()
+    })
 }
 
 /// The innermost level in a role, samples on the other axes.

@@ -125,8 +125,8 @@ impl<'r> Race<'r> {
         }
     }
 
-    /// The least memory known to suffice, from the refusal of a limit that no plan keeps. The variant that keeps least is the
-    /// last one.
+    /// The least memory known to suffice: of recipes, and from the refusal of a limit that no plan keeps. The variant that keeps
+    /// least is the last one.
     fn min_memory(&self, variants: &[Variant]) -> anyhow::Result<Option<u64>> {
         let exact = find("exact")?;
         self.line.say("looking for the plan of least memory");
@@ -134,13 +134,18 @@ impl<'r> Race<'r> {
         let last = variants.last().copied().unwrap_or(self.step.variant);
         let step = last.graph(&self.inputs.graph)?;
         let planner = variant_inputs(self.inputs).planner(&step.graph);
-        match exact.solve(&planner, &constraints, &self.control(exact)) {
+        let found = match exact.solve(&planner, &constraints, &self.control(exact)) {
             Err(StrategyError::Plan(
                 PlanError::DoesNotFit { least, .. } | PlanError::NotFound { least, .. },
-            )) => Ok(least),
-            Err(error) => Err(error.into()),
-            Ok(_) => Ok(None),
-        }
+            )) => least,
+            Err(error) => return Err(error.into()),
+            Ok(_) => return Ok(None),
+        };
+        // Recipes shard weights, which plans with one config per layer cannot.
+        let free = Constraints { memory: None, ..constraints };
+        let recipes = planner.recipes(&free, &self.control(exact))?;
+        let held = recipes.iter().filter(|own| own.keeps(&free)).map(|own| own.costs.peak_memory.0);
+        Ok(found.into_iter().chain(held).min())
     }
 
     /// Each search has the whole time limit for itself.
