@@ -89,7 +89,8 @@ def _with_dim(eqn: Any, rule: KernelRule, dim: int, unread: Set[Any]) -> KernelR
     placed = [_placed(mapping, dim, grid.grid[dim]) for mapping in grid.block_mappings]
     if None in placed:
         return rule
-    places: list[tuple[int, int] | tuple[()]] = [()] * grid.num_index_operands + [place or () for place in placed]
+    tables: list[tuple[int, int] | tuple[()]] = [()] * grid.num_index_operands
+    places = [*tables, *(place or () for place in placed)]
     count = len(eqn.invars)
     scratch = [not place and var in unread for place, var in zip(places[count:], eqn.outvars, strict=True)]
     if any(not place and not free for place, free in zip(places[count:], scratch, strict=True)):
