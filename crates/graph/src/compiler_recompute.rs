@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn results_that_only_their_kernel_reads_are_computed_again() {
         let mut b = GraphBuilder::new("m");
-        let ty = TensorType::new(DType::BF16, [8, 8]);
+        let ty = TensorType::new(DType::Bf16, [8, 8]);
         let init = Init::Normal(Real(1.0));
         let x = b.source("x", ty.clone(), Role::Input, init).unwrap();
         let w = b.source("w", ty, Role::Parameter, init).unwrap();
