@@ -411,6 +411,12 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(step.gradients.len(), forward.parameters().count());
         assert_eq!(step.carries.len(), forward.parameters().count());
+        // A captured PyTorch module is updated by an optimizer of its own, after the backward pass.
+        let captured = Graph { op_by_op: true, ..forward.clone() };
+        let step = open("program.json", Some(captured.to_json()), false).unwrap().graph;
+        let updates = |node: &shardwright_graph::Node| node.phase == shardwright_graph::Phase::Update;
+        let first = step.ops.iter().position(updates).unwrap();
+        assert!(step.ops[first..].iter().all(updates));
         let wrong = open("program.json", Some("{}".into()), false).err().unwrap();
         assert!(format!("{wrong:#}").starts_with("program.json: not a Shardwright graph"));
     }

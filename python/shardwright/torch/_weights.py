@@ -23,7 +23,8 @@ from ._regather import Regather
 #: A read of a weight: its name, the layouts of the weight and its gradient, and the type, `None` for that of computing.
 Read = tuple[str, Layout, Layout, "torch.dtype | None"]
 
-#: Bytes of whole weights in one batch: this many at most, and an eighth of all weights where that is more than the least.
+#: Bytes of whole weights in one batch: this many at most, and a quarter of all weights where that is more than the least. Batches
+#: of gathered weights are half as large, since whole weights and whole gradients lie beside them.
 TOGETHER, LEAST = 25 << 20, 1 << 20
 
 aten = torch.ops.aten
@@ -234,7 +235,7 @@ class Weights:
         last: dict[Any, Batch] = {}
         self.batches, self._names, self._seen, self._wide = [], {}, [], keep_their_type(root)
         own = dict(root.named_parameters())
-        most = min(TOGETHER, max(LEAST, sum(w.numel() * w.element_size() for w in own.values()) // 8))
+        total = sum(w.numel() * w.element_size() for w in own.values())
         for (path, layout, gradient, dtype), count in counts.items():
             owner, _, name = path.rpartition(".")
             weight = own.get(path)
@@ -256,6 +257,7 @@ class Weights:
             dtype = dtype or self.type_of(weight)
             key = (exchange, layout, gradient, weight.dtype, dtype, weight.device, weight.requires_grad)
             size = math.prod(whole) * weight.element_size()
+            most = min(TOGETHER, max(LEAST, total // (8 if exchange.gathered else 4)))
             batch = last.get(key)
             if batch is None or batch.bytes + size > most:
                 batch = Batch(exchange, layout, gradient, grid, dtype=dtype)
