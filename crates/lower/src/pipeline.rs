@@ -87,9 +87,11 @@ impl ProgramPipeline {
         for (at, instruction) in body.iter().enumerate().rev() {
             let pass = match instruction.work {
                 Work::Compute { op, .. } => {
+                    // A sum that another stage's gradients of weights wait for is sent with the gradients of inputs.
+                    let sent = stages[op.index()] != pipeline.stages[graph.node(op).layer.index()];
                     let pass = match graph.node(op).phase {
                         Phase::Forward => Pass::Forward,
-                        _ if weights[op.index()] => Pass::BackwardWeight,
+                        _ if weights[op.index()] && !sent => Pass::BackwardWeight,
                         _ => Pass::BackwardInput,
                     };
                     Some(StagePass { stage: stages[op.index()], pass, micro_batch: 0 })

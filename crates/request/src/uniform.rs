@@ -45,7 +45,8 @@ impl Inputs {
                 Some(request) => {
                     let priced = fastest(&pricer, request, limit.map(|limit| limit.0))?;
                     let answer = write_down(&pricer, &priced, AS, limit, &control)?;
-                    anyhow::Ok((answer, Vec::new(), None))
+                    let notes = [fewest_stages(&pricer, &priced), more_stages(&pricer, &priced)];
+                    anyhow::Ok((answer, notes.into_iter().flatten().collect(), None))
                 }
                 None => {
                     let found = search(&pricer, limit, None, &control)?;
@@ -73,6 +74,7 @@ impl Inputs {
                             alone.price.step_seconds / best.price.step_seconds
                         ));
                     }
+                    notes.extend(more_stages(&pricer, &best));
                     let unequal = balanced(&pricer, &best, limit)?;
                     if let Some(unequal) = &unequal {
                         let blocks: Vec<String> =
@@ -171,6 +173,52 @@ fn fastest(
     }
     let reason = || refused.map_or_else(|| "no plan".to_string(), |error| error.to_string());
     best.ok_or_else(|| anyhow::anyhow!("--as: {}", reason()))
+}
+
+/// What a pipeline would take without stages; none without a pipeline, or where the degrees then do not suit.
+fn fewest_stages(pricer: &UniformPricer<'_>, own: &PricedUniform) -> Option<String> {
+    let other = (own.plan.pipeline > 1).then(|| with_stages(pricer, own, 1)).flatten()?;
+    Some(compared("without stages", own, &other))
+}
+
+/// What a pipeline would take with more stages and fewer replicas; none without a pipeline, or where nothing suits.
+fn more_stages(pricer: &UniformPricer<'_>, own: &PricedUniform) -> Option<String> {
+    let plan = &own.plan;
+    let groups = plan.pipeline.saturating_mul(plan.data);
+    let counts =
+        (plan.pipeline + 1..=groups.min(pricer.blocks())).filter(|count| groups.is_multiple_of(*count));
+    let mut others = counts.filter(|_| plan.pipeline > 1).map(|count| with_stages(pricer, own, count));
+    let other = others.find_map(|other| other)?;
+    Some(compared(&format!("with {} stages", other.plan.pipeline), own, &other))
+}
+
+/// The same plan on another number of stages, with as many replicas as devices are left for.
+fn with_stages(pricer: &UniformPricer<'_>, own: &PricedUniform, stages: u32) -> Option<PricedUniform> {
+    let plan = &own.plan;
+    let request = UniformRequest {
+        tensor: Some(plan.tensor),
+        pipeline: Some(stages),
+        context: Some(plan.context),
+        expert: Some(plan.expert),
+        micro_batch: Some(plan.micro_batch),
+        zero: Some(plan.zero),
+        sequence: Some(plan.sequence),
+        recompute: Some(plan.recompute),
+        schedule: (stages > 1).then(|| plan.schedule.name()),
+        ..UniformRequest::default()
+    };
+    fastest(pricer, &request, None).ok()
+}
+
+fn compared(how: &str, own: &PricedUniform, other: &PricedUniform) -> String {
+    let (own, price) = (&own.price, &other.price);
+    format!(
+        "{how} ({}) a step takes {:.3} s by composed prices, {:.2} times as long, and {:.2} times the memory",
+        other.plan,
+        price.step_seconds,
+        price.step_seconds / own.step_seconds,
+        price.peak_memory as f64 / own.peak_memory.max(1) as f64
+    )
 }
 
 fn baseline(plan: &Plan) -> BaselineCost {

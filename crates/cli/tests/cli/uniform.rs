@@ -23,6 +23,11 @@ fn a_trainers_plan_is_priced_and_written_as_its_options() {
     assert!(step > 0.0 && made["throughput"]["tokens_per_second"].as_f64().unwrap() > 0.0);
     let bound = made["overlap"]["lower_bound_seconds"].as_f64().unwrap();
     assert!(bound <= step, "{bound} against {step}");
+    let notes = made["warnings"].to_string();
+    assert!(
+        notes.contains("without stages (tp=2,pp=1,dp=4") && notes.contains("with 4 stages (tp=2,pp=4"),
+        "{notes}"
+    );
     let text = |to: &str| {
         let output = shardwright(&["export", &path, "--to", to]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -31,6 +36,7 @@ fn a_trainers_plan_is_priced_and_written_as_its_options() {
     assert!(text("megatron").contains("--num-virtual-stages-per-pipeline-rank 2"));
     assert!(text("megatron").contains("--global-batch-size 32\n--seq-length 128"));
     assert!(text("torchtitan").contains("pipeline_parallel_schedule = \"Interleaved1F1B\""));
+    assert!(text("torchtitan").contains("pipeline_parallel_first_stage_less_layers = 0"));
     assert!(text("deepspeed").contains("\"train_batch_size\": 32"));
     assert!(text("maxtext").contains("ici_pipeline_parallelism: 2"));
     assert!(text("nemo").contains("trainer.strategy.sequence_parallel=True"));

@@ -104,15 +104,8 @@ pub fn read(bytes: &[u8], overrides: &Overrides) -> Result<Problem, ProblemError
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         return Err(ProblemError("the file is no pipeline problem: it is a list, not an object".to_string()));
     }
-    let quoted: Vec<u8>;
-    let (bytes, keys) = match serde_json::from_slice::<Keys>(bytes) {
-        Ok(keys) => (bytes, keys),
-        Err(error) => {
-            quoted = non_numbers::quoted(bytes);
-            let keys = serde_json::from_slice(&quoted).map_err(|_| ProblemError(error.to_string()))?;
-            (&quoted[..], keys)
-        }
-    };
+    let bytes = &non_numbers::quoted(bytes)[..];
+    let keys: Keys = serde_json::from_slice(bytes).map_err(|error| ProblemError(error.to_string()))?;
     match (keys.layers, keys.nodes) {
         (Some(_), None) => own::read(bytes, overrides),
         (None, Some(_)) => piper::read(bytes, overrides).map(Problem::Layers),

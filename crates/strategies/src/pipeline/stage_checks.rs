@@ -78,23 +78,27 @@ pub(super) fn check_products(
     }
 }
 
-/// The degrees that do not divide the products of blocks, on whatever devices: each reason names one.
+/// The degrees that do not divide the products of blocks, on whatever devices: each is tried alone, and each reason names one.
 pub(super) fn undivided(step: &StepGraph, plan: &UniformPlan) -> Vec<String> {
-    let devices =
-        [plan.tensor, plan.context, plan.expert].iter().try_fold(1u32, |all, n| all.checked_mul(*n));
-    let machine = devices.filter(|devices| *devices <= MOST_CHECKED);
-    let Some(Ok(machine)) = machine.map(|devices| builtin(&format!("flat:{devices}"))) else {
-        return Vec::new();
-    };
-    let plan = UniformPlan { data: plan.expert, ..*plan };
-    let Ok(mesh) = role_mesh(&machine, &plan, 1) else { return Vec::new() };
-    let Ok(context) = Context::new(&step.graph, &machine, None, mesh.mesh.clone(), true) else {
-        return Vec::new();
-    };
+    let one = UniformPlan { tensor: 1, context: 1, expert: 1, data: 1, ..*plan };
+    let alone = [
+        (plan.tensor, UniformPlan { tensor: plan.tensor, ..one }),
+        (plan.context, UniformPlan { context: plan.context, ..one }),
+        (plan.expert, UniformPlan { expert: plan.expert, data: plan.expert, ..one }),
+    ];
+    let tried = alone.iter().filter(|(devices, _)| (2..=MOST_CHECKED).contains(devices));
+    tried.flat_map(|(devices, plan)| undivided_on(step, plan, *devices).unwrap_or_default()).collect()
+}
+
+/// The reasons against a plan on so many equal devices; none where it cannot be tried.
+fn undivided_on(step: &StepGraph, plan: &UniformPlan, devices: u32) -> Option<Vec<String>> {
+    let machine = builtin(&format!("flat:{devices}")).ok()?;
+    let mesh = role_mesh(&machine, plan, 1).ok()?;
+    let context = Context::new(&step.graph, &machine, None, mesh.mesh.clone(), true).ok()?;
     let rules = UniformRules { zero: plan.zero, sequence: plan.sequence };
     let assignment = uniform_assignment(&context, &mesh, rules);
-    let checked = check_products(&context, &mesh, &assignment, &step.segments(), &plan);
-    checked.err().map_or_else(Vec::new, |error| error.reasons)
+    let checked = check_products(&context, &mesh, &assignment, &step.segments(), plan);
+    checked.err().map(|error| error.reasons)
 }
 
 /// Whether some product is divided by expert.
