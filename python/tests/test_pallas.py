@@ -93,7 +93,6 @@ def test_flash_attention_of_tpus_is_planned_as_attention():
     made = plan(jax.grad(loss), shape, shape, shape, machine="tpu-v5p-8")
     calls = [config for name, config in made.configs().items() if name.endswith("ffi_call")]
     assert calls and all("d0" in config or "d1" in config for config in calls), made.configs()
-    assert "without a mask" in str(made.notes)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
