@@ -7,8 +7,8 @@ export type SplitKind = "sample" | "attribute" | "parameter" | "reduction" | "se
 
 export const SPLIT_KINDS: { kind: SplitKind; colour: string; ink: string; text: string; short: string }[] = [
   { kind: "sample", colour: "#0072b2", ink: "#fff", text: "split along the batch", short: "batch" },
-  { kind: "parameter", colour: "#d55e00", ink: "#fff", text: "split along a dimension of a weight", short: "weight" },
-  { kind: "attribute", colour: "#009e73", ink: "#fff", text: "split along height, width, sequence, heads", short: "attribute" },
+  { kind: "parameter", colour: "#d55e00", ink: "#000", text: "split along a dimension of a weight", short: "weight" },
+  { kind: "attribute", colour: "#009e73", ink: "#000", text: "split along height, width, sequence, heads", short: "attribute" },
   { kind: "reduction", colour: "#cc79a7", ink: "#000", text: "split along a reduction (partial sums)", short: "reduction" },
   { kind: "several", colour: "#e69f00", ink: "#000", text: "split along several of these", short: "several" },
   { kind: "repeated", colour: "#8a8f98", ink: "#000", text: "replicated", short: "replicated" },

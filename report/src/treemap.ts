@@ -24,7 +24,8 @@ interface Box {
 
 const [WIDTH, HEIGHT, HEAD] = [600, 330, 16];
 const COLOURS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#8a8f98"];
-const INKS = ["#fff", "#fff", "#000", "#000", "#000", "#fff", "#000"];
+/** The ink of a name: black or white, whichever differs more from the colour. */
+const INKS = ["#fff", "#000", "#000", "#000", "#000", "#000", "#000"];
 
 /** Modules by the parts of their names; numbers of repeated blocks count as one name. */
 export function modules(values: { name: string; value: number }[]): Module {
