@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Reads a cost network in the contest's JSON, plain or gzip; `-` is standard input.
 pub fn read_network(path: &Path) -> anyhow::Result<NamedNetwork> {
-    let problem = if path == Path::new(STANDARD) {
+    let problem = if is_standard(path) {
         read_iopddl(io::stdin().lock())
     } else {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -23,7 +23,7 @@ pub fn read_network(path: &Path) -> anyhow::Result<NamedNetwork> {
 }
 
 /// The name of standard output and standard input.
-pub const STANDARD: &str = "-";
+const STANDARD: &str = "-";
 
 /// Writes a temporary file in the same folder and renames it. Links are followed. Devices and pipes (`/dev/stdout`) are written
 /// directly; `-` is standard output.
@@ -32,7 +32,7 @@ pub fn write_atomically(
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let context = || format!("cannot write {}", path.display());
-    if path == Path::new(STANDARD) {
+    if is_standard(path) {
         let mut out = BufWriter::new(io::stdout().lock());
         return write(&mut out).and_then(|()| out.flush()).context("cannot write standard output");
     }
@@ -63,9 +63,17 @@ pub fn write_atomically(
     Ok(())
 }
 
+/// Whether a file is standard output: then nothing else is printed there.
+pub fn is_standard(path: &Path) -> bool {
+    path == Path::new(STANDARD)
+}
+
 /// Refuses files that cannot be written, before the work whose results they are to hold.
 pub fn check_outputs<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> anyhow::Result<()> {
-    for path in paths.into_iter().filter(|path| *path != Path::new(STANDARD)) {
+    let (standard, files): (Vec<&PathBuf>, Vec<&PathBuf>) =
+        paths.into_iter().partition(|path| is_standard(path));
+    anyhow::ensure!(standard.len() < 2, "only one of the outputs can be standard output (`-`)");
+    for path in files {
         let context = || format!("cannot write {}", path.display());
         match path.metadata() {
             Ok(known) if known.is_dir() => anyhow::bail!("{}: it is a folder", context()),

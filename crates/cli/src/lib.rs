@@ -18,8 +18,9 @@ mod trace;
 mod weights;
 
 use clap::{Parser, Subcommand};
+use shardwright_request::{WIDTH, wrapped};
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{IsTerminal as _, Write};
 use std::sync::OnceLock;
 
 /// Finds the fastest way to split a training step over devices, proves it, shows why, and runs it.
@@ -27,6 +28,7 @@ use std::sync::OnceLock;
 #[command(
     version,
     about,
+    max_term_width = WIDTH,
     after_help = "Exit status: 0 done; 1 the request cannot be met; 2 bad usage or bad input; 3 no plan that fits the memory was \
                   found, and none was proved impossible."
 )]
@@ -134,10 +136,15 @@ fn status(verdict: anyhow::Result<Verdict>) -> u8 {
     }
 }
 
-/// Prints a message on standard error, escaped and cut. A closed standard error (`2>&1 | head`) is ignored: the exit status
+/// Prints a message on standard error, escaped and cut; on a terminal, in lines that break at words. A closed standard error (`2>&1 | head`) is ignored: the exit status
 /// remains.
 pub(crate) fn complain(text: &dyn std::fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "{}", shardwright_request::printed(&text.to_string()));
+    let mut message = shardwright_request::printed(&text.to_string());
+    if std::io::stderr().is_terminal() {
+        let lines = message.lines().map(|line| wrapped(line, WIDTH).join("\n"));
+        message = lines.collect::<Vec<_>>().join("\n");
+    }
+    let _ = writeln!(std::io::stderr(), "{message}");
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -130,17 +130,24 @@ pub fn builtin(name: &str) -> Result<Machine, MachineError> {
             builtin(&format!("{stem}:{}", groups.saturating_mul(members)))?.grouped(groups, members)
         }
         (stem, Some(part)) if !sized(stem) => part.of(&builtin(stem).map_err(|error| match error {
-            MachineError::UnknownMachine { known, nearest, .. } => {
-                MachineError::UnknownMachine { name: name.to_string(), known, nearest }
-            }
+            MachineError::UnknownMachine { .. } => unknown(name),
             other => other,
         })?),
-        _ => {
-            let known: Vec<&str> = builtin_names().collect();
-            let nearest = suggestion(name);
-            Err(MachineError::UnknownMachine { name: name.to_string(), nearest, known: known.join(", ") })
-        }
+        _ => Err(unknown(name)),
     }
+}
+
+/// The error about a name that no machine has.
+fn unknown(name: &str) -> MachineError {
+    let nearest = suggestion(name);
+    let known = match nearest.is_empty() {
+        true => format!(
+            "built in are {}, `KxGPU` of each (`8xh100`), `flat:N` and `cpu:N`; a file's path ends in .toml",
+            builtin_names().collect::<Vec<_>>().join(", ")
+        ),
+        false => "`shardwright machines` lists them".into(),
+    };
+    MachineError::UnknownMachine { name: name.to_string(), nearest, known }
 }
 
 /// A machine by name or path, as given to `--machine`: a built-in name or a `.toml` file. `:K` selects its first K

@@ -22,15 +22,13 @@ impl fmt::Display for FileLocation {
 #[non_exhaustive]
 pub enum MachineError {
     /// Neither a built-in name nor a path.
-    #[error(
-        "there is no machine `{name}`{nearest}; built in are {known}, `KxGPU` of each (`8xh100`), `flat:N` and `cpu:N`; a file's path ends in .toml"
-    )]
+    #[error("there is no machine `{name}`; {known}{nearest}")]
     UnknownMachine {
         /// The name.
         name: String,
         /// The nearest known name, as the message's text; empty where none is near.
         nearest: String,
-        /// The built-in names.
+        /// The built-in names, or where they are listed.
         known: String,
     },
     /// The text is not TOML.

@@ -8,7 +8,7 @@ use crate::error::MachineError;
 use crate::machine::Machine;
 use crate::spec::Topology;
 use crate::units::BytesPerSecond;
-use shardwright_suggest::did_you_mean;
+use shardwright_suggest::{did_you_mean, nearest};
 
 /// Other names of GPUs.
 const ALIASES: &[(&str, &str)] =
@@ -175,6 +175,16 @@ impl SizedName {
 pub(crate) fn suggestion(name: &str) -> String {
     let gpus = || builtin_names().filter_map(gpu_of);
     if let Some(gpu) = gpus().find(|gpu| gpu.eq_ignore_ascii_case(name)) {
+        return format!("; did you mean `8x{gpu}`?");
+    }
+    // `fat:4` is `flat:4`, and `dgx-h100` has H100s.
+    if let Some((stem, size)) = name.split_once(':')
+        && let Some(known) = nearest(stem, ["flat", "cpu"])
+    {
+        return format!("; did you mean `{known}:{size}`?");
+    }
+    let words = || name.split(|c: char| !c.is_ascii_alphanumeric());
+    if let Some(gpu) = gpus().find(|gpu| words().any(|word| gpu.eq_ignore_ascii_case(word))) {
         return format!("; did you mean `8x{gpu}`?");
     }
     let mut all: Vec<String> = builtin_names().map(String::from).collect();

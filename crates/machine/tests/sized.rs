@@ -82,7 +82,10 @@ fn sizes_that_do_not_exist_and_typos_are_refused_with_the_remedy() {
         ("h100", "did you mean `8xh100`?"),
         ("p100x61", "try 60 or 64"),
         ("tpu-v5q-256", "did you mean `tpu-v5p-256`?"),
-        ("flta:4", "there is no machine `flta:4`"),
+        ("flta:4", "there is no machine `flta:4`; `shardwright machines` lists them; did you mean `flat:4`?"),
+        ("fat:6:2", "did you mean `flat:6:2`?"),
+        ("dgx-h100", "did you mean `8xh100`?"),
+        ("toaster", "built in are p100x16, "),
     ] {
         let message = builtin(name).unwrap_err().to_string();
         assert!(message.contains(part), "{name}: {message}");

@@ -26,7 +26,8 @@ pub enum Loss {
 }
 
 impl Loss {
-    const ALL: [Self; 3] = [Self::CrossEntropy, Self::Mse, Self::Output];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::CrossEntropy, Self::Mse, Self::Output];
 
     /// The name of the loss on the command line.
     pub fn name(self) -> &'static str {

@@ -8,6 +8,7 @@ use crate::{context::Context, error::PlanError, search_problem::SearchProblem};
 use shardwright_graph::{OpId, Rule};
 use shardwright_machine::{AxisSet, Bytes};
 use shardwright_space::{Assignment, AxisUse, Config};
+use shardwright_suggest::did_you_mean;
 use std::collections::BTreeMap;
 
 /// The constraints of a plan.
@@ -60,7 +61,10 @@ impl ConfigConstraint {
         }
         let ops: Vec<OpId> = graph.op_ids().filter(matches).collect();
         match (ops.is_empty(), context.untied) {
-            (true, _) => Err(self.error("no layer has such a name".into())),
+            (true, _) => {
+                let names = graph.layers.iter().map(|layer| &graph.node(layer.forward).name[..]);
+                Err(self.error(format!("no layer has such a name{}", did_you_mean(&self.pattern, names))))
+            }
             (false, false) => {
                 let name = &graph.node(ops[0]).name;
                 let reason =

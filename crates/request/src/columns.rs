@@ -1,5 +1,15 @@
 //! Text in columns: lines that wrap at words, and names shortened in the middle.
 
+/// The width of everything that is printed for people.
+pub const WIDTH: usize = 80;
+
+/// `start` and the text after it, in lines of at most 80 characters. Further lines begin below the text.
+pub fn hanging(start: &str, text: &str) -> String {
+    let indent = start.chars().count();
+    let lines = wrapped(text, WIDTH.saturating_sub(indent));
+    format!("{start}{}", lines.join(&format!("\n{:indent$}", "")))
+}
+
 /// The text in lines of at most `width` characters, broken at spaces. A longer word has a line of its own. At least one line.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
@@ -45,6 +55,16 @@ mod tests {
             );
         }
         assert_eq!(wrapped("", 10), [""]);
+    }
+
+    #[test]
+    fn further_lines_begin_below_the_text() {
+        let text = "word ".repeat(30);
+        let shown = hanging("name  ", text.trim_end());
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines.len() == 3 && lines[0].starts_with("name  word") && lines[1].starts_with("      word"));
+        assert!(lines.iter().all(|line| line.chars().count() <= WIDTH));
+        assert_eq!(shown.split_whitespace().count(), 31);
     }
 
     #[test]

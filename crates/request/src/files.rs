@@ -3,6 +3,7 @@
 use anyhow::Context;
 use shardwright_cost::CostFile;
 use shardwright_machine as machine;
+use shardwright_suggest::unknown;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -45,5 +46,10 @@ pub(crate) fn read_costs(name: &str) -> anyhow::Result<CostFile> {
         return Ok(built_in?);
     }
     let path = PathBuf::from(name);
+    // A name without an extension was meant as that of a measured device.
+    if path.extension().is_none() && !path.exists() {
+        let known: Vec<&str> = CostFile::builtin_names().collect();
+        anyhow::bail!("there is no such cost file, and {}", unknown("measured device", name, &known));
+    }
     CostFile::from_json(&read(&path)?).with_context(|| path.display().to_string())
 }

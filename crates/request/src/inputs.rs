@@ -16,6 +16,7 @@ use shardwright_plan::Context;
 use shardwright_search::Clock;
 use shardwright_stablehlo as stablehlo;
 use shardwright_strategies::Planner;
+use shardwright_suggest::did_you_mean;
 use shardwright_zoo::{self as zoo, BuildOptions, Precision};
 use std::path::Path;
 use std::time::Duration;
@@ -261,10 +262,13 @@ impl ModelSpec {
             return Ok(());
         }
         let known = is_json(path) || is_stablehlo(path);
+        // `meta-llama/Llama-3-8B` is a name, but not one of ours.
+        let name = path.file_name().and_then(|name| name.to_str()).filter(|_| !path.exists());
         anyhow::ensure!(
             known,
-            "{}: only .onnx, .mlir, .stablehlo, and configs and graphs in .json can be read so far",
-            path.display()
+            "{}: only .onnx, .mlir, .stablehlo, and configs and graphs in .json can be read so far{}",
+            path.display(),
+            name.map_or_else(String::new, |name| did_you_mean(name, zoo::names()))
         );
         if is_stablehlo(path) {
             return self.read_text(path, read(path)?, inputs);

@@ -31,10 +31,11 @@ mod summary;
 mod uniform;
 
 pub use clock::WallClock;
+pub use columns::{WIDTH, hanging, shortened, wrapped};
 pub use external::StoredValues;
 pub use files::{open_machine, read};
 pub use inputs::{Inputs, is_path, weights_fingerprint};
-pub use opened_plan::{OpenedPlan, read_plan};
+pub use opened_plan::{OpenedPlan, read_known_plan, read_plan};
 pub use planning::Event;
 pub use printed::printed;
 pub use ram::{free as free_memory, half_of_free, most_held};

@@ -26,9 +26,7 @@ impl OpenedPlan {
     /// # Errors
     /// Where the file is no plan, or not one of its model and machine.
     pub fn open(file: &str) -> anyhow::Result<Self> {
-        let plan = read_plan(file)?;
-        let plan = plan.with_context(|| format!("{file} is not a plan: `plan -o` writes them"))?;
-        Self::of(plan, &Request::of_model(file))
+        Self::of(read_known_plan(file)?, &Request::of_model(file))
     }
 
     /// Opens a plan with the model and the machine that it was made for; limits of the search are those of `given`.
@@ -61,6 +59,19 @@ impl OpenedPlan {
     pub fn resharder(&self) -> Resharder {
         Resharder::new(&self.inputs.machine, &self.mesh)
     }
+}
+
+/// Reads a file that must be a plan.
+///
+/// # Errors
+/// Where it cannot be read, or is no plan.
+pub fn read_known_plan(name: &str) -> anyhow::Result<Plan> {
+    if let Some(plan) = read_plan(name)? {
+        return Ok(plan);
+    }
+    // A mistyped name is no file at all.
+    std::fs::metadata(name).with_context(|| format!("cannot read {name}"))?;
+    anyhow::bail!("{name} is not a plan: `plan -o` writes them, and their names end in .json")
 }
 
 /// Reads a plan file; none where the name is that of a model.

@@ -10,7 +10,7 @@ use shardwright_onnx::Loss;
 use shardwright_plan::ConfigConstraint;
 use shardwright_stages::schedule::{SCHEDULES, Schedule};
 use shardwright_strategies::pipeline::UniformRequest;
-use shardwright_suggest::did_you_mean;
+use shardwright_suggest::{did_you_mean, unknown};
 use shardwright_zoo::Precision;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -70,7 +70,7 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dims: Vec<(String, u64)>,
     /// Loss of an ONNX model: cross-entropy, mse, or output (its first output)
-    #[arg(long, default_value = "cross-entropy")]
+    #[arg(long, default_value = "cross-entropy", value_parser = parse_loss)]
     #[serde(default, with = "loss", skip_serializing_if = "is_default")]
     pub loss: Loss,
     /// Plan only the forward pass, without loss and updates
@@ -108,7 +108,9 @@ impl MemoryLimit {
         match text {
             "device" => Ok(Self::Device),
             "none" => Ok(Self::Unlimited),
-            _ => Bytes::parse(text).map(Self::Bytes).map_err(|reason| format!("{reason}, or `none`")),
+            _ => Bytes::parse(text)
+                .map(Self::Bytes)
+                .map_err(|reason| format!("{reason}, or `none`{}", did_you_mean(text, ["none"]))),
         }
     }
 
@@ -142,10 +144,9 @@ impl RecomputeChoice {
             return Ok(Self::Auto);
         }
         let found = RecomputePolicy::ALL.into_iter().find(|policy| policy.name() == text);
-        found.map(Self::Policy).ok_or_else(|| {
-            let names = ["off", "auto", "selective", "full"];
-            format!("unknown policy {text}{}; choose off, auto, selective or full", did_you_mean(text, names))
-        })
+        found
+            .map(Self::Policy)
+            .ok_or_else(|| unknown("policy of recomputation", text, &["off", "auto", "selective", "full"]))
     }
 }
 
@@ -168,10 +169,7 @@ impl RecomputeUnit {
         match text {
             "blocks" => Ok(Self::Blocks),
             "ops" => Ok(Self::Ops),
-            _ => {
-                let nearest = did_you_mean(text, ["blocks", "ops"]);
-                Err(format!("unknown policy {text}{nearest}; choose blocks or ops"))
-            }
+            _ => Err(unknown("unit of recomputation", text, &["blocks", "ops"])),
         }
     }
 }
@@ -200,7 +198,10 @@ impl MicroBatchChoice {
         match text {
             "auto" => Ok(Self::Auto),
             _ => text.parse().map(Self::Count).map_err(|_| {
-                "give a number of micro-batches, one or more, that divides the batch, or auto".to_string()
+                let nearest = did_you_mean(text, ["auto"]);
+                format!(
+                    "give a number of micro-batches, one or more, that divides the batch, or auto{nearest}"
+                )
             }),
         }
     }
@@ -232,7 +233,10 @@ impl PipelineChoice {
                 NonZeroU32::new(groups).map(Self::Groups).ok_or_else(|| "give at least one group".into())
             }
             Err(_) => {
-                Err(format!("{text} is no number of groups of devices; give one such as 4, off or auto"))
+                let nearest = did_you_mean(text, ["off", "auto"]);
+                Err(format!(
+                    "{text} is no number of groups of devices; give one such as 4, off or auto{nearest}"
+                ))
             }
         }
     }
@@ -250,9 +254,11 @@ fn parse_schedule(text: &str) -> Result<Schedule, String> {
             (name, Some(chunks))
         }
     };
-    let names = SCHEDULES.map(|(known, _)| known);
-    let nearest = if names.contains(&name) { String::new() } else { did_you_mean(name, names) };
-    Schedule::parse(name, chunks).map_err(|error| format!("{error}{nearest}"))
+    let names = SCHEDULES.map(|(name, _)| name);
+    if !names.contains(&name) {
+        return Err(unknown("schedule", name, &names));
+    }
+    Schedule::parse(name, chunks).map_err(|error| error.to_string())
 }
 
 /// A model on a machine, constraints of the plan, and limits of the search.
@@ -460,11 +466,16 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer, String> {
         "momentum" => Ok(Optimizer::momentum(0.01, 0.9)),
         "adam" => Ok(Optimizer::adam(0.001)),
         "adamw" => Ok(Optimizer::adamw(0.001)),
-        _ => {
-            let nearest = did_you_mean(text, ["sgd", "momentum", "adam", "adamw"]);
-            Err(format!("unknown optimizer {text}{nearest}; choose sgd, momentum, adam or adamw"))
-        }
+        _ => Err(unknown("optimizer", text, &["sgd", "momentum", "adam", "adamw"])),
     }
+}
+
+/// A loss by name.
+///
+/// # Errors
+/// Where there is none of that name.
+pub fn parse_loss(text: &str) -> Result<Loss, String> {
+    text.parse().map_err(|_| unknown("loss", text, &Loss::ALL.map(Loss::name)))
 }
 
 /// An engine by name.
@@ -472,8 +483,8 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer, String> {
 /// # Errors
 /// Where there is none of that name.
 pub fn parse_engine(text: &str) -> Result<EngineName, String> {
-    let nearest = did_you_mean(text, EngineName::ALL.map(EngineName::name));
-    EngineName::parse(text).map_err(|reason| format!("{reason}{nearest}"))
+    let names = EngineName::ALL.map(EngineName::name);
+    EngineName::parse(text).map_err(|_| unknown("engine", text, &names))
 }
 
 /// A precision by name.
@@ -481,10 +492,10 @@ pub fn parse_engine(text: &str) -> Result<EngineName, String> {
 /// # Errors
 /// Where there is none of that name.
 pub fn parse_precision(text: &str) -> Result<Precision, String> {
-    Precision::ALL.into_iter().find(|precision| precision.name() == text).ok_or_else(|| {
-        let names = Precision::ALL.map(Precision::name);
-        format!("unknown precision {text}{}; choose {}", did_you_mean(text, names), names.join(", "))
-    })
+    Precision::ALL
+        .into_iter()
+        .find(|precision| precision.name() == text)
+        .ok_or_else(|| unknown("precision", text, &Precision::ALL.map(Precision::name)))
 }
 
 /// A precision of gradients by name.
@@ -495,7 +506,7 @@ pub fn parse_gradients(text: &str) -> Result<GradientPrecision, String> {
     match text {
         "bf16" => Ok(GradientPrecision::Bf16),
         "f32" => Ok(GradientPrecision::F32),
-        _ => Err(format!("unknown precision of gradients {text}; choose bf16 or f32")),
+        _ => Err(unknown("precision of gradients", text, &["bf16", "f32"])),
     }
 }
 
@@ -510,7 +521,7 @@ pub fn parse_role(text: &str) -> Result<(String, Role), String> {
         "state" => Role::OptimizerState,
         "input" => Role::Input,
         "constant" => Role::Constant,
-        _ => return Err(format!("unknown role {role}; choose parameter, state, input or constant")),
+        _ => return Err(unknown("role", role, &["parameter", "state", "input", "constant"])),
     };
     Ok((name.into(), role))
 }

@@ -1,6 +1,6 @@
 //! The text summary of a plan.
 
-use crate::columns::{shortened, wrapped};
+use crate::columns::{WIDTH, hanging, shortened, wrapped};
 use shardwright_machine::show_bytes;
 use shardwright_plan::{Optimised, Plan, PlanLayer, PlanPipeline};
 use std::collections::BTreeMap;
@@ -122,16 +122,9 @@ fn print_layers(out: &mut impl Write, plan: &Plan, all: bool) -> io::Result<()> 
     writeln!(out)
 }
 
-/// The width of the text.
-const WIDTH: usize = 80;
-/// The column at which facts begin.
-const INDENT: usize = 25;
-
 /// Prints one labelled fact; long ones go on in the next line.
 fn fact(out: &mut impl Write, label: &str, text: &str) -> io::Result<()> {
-    let lines = wrapped(text, WIDTH - INDENT);
-    writeln!(out, "  {label:<22} {}", lines[0])?;
-    lines[1..].iter().try_for_each(|line| writeln!(out, "{:INDENT$}{line}", ""))
+    writeln!(out, "{}", hanging(&format!("  {label:<22} "), text))
 }
 
 /// The step's times, memory and traffic.

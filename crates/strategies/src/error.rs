@@ -9,7 +9,7 @@ use shardwright_soybean::SoyBeanError;
 #[derive(Debug, thiserror::Error)]
 pub enum StrategyError {
     /// No strategy has this name.
-    #[error("there is no strategy `{name}`{nearest}; there are {known}")]
+    #[error("there is no strategy `{name}`; there are {known}{nearest}")]
     Unknown {
         /// The name that was given.
         name: String,

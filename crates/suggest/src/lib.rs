@@ -15,6 +15,22 @@ pub fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) ->
     nearest(name, known).map_or_else(String::new, |known| format!("; did you mean `{known}`?"))
 }
 
+/// The message about a name that is none of a few: what it was to be, the names that exist, and the nearest of them.
+///
+/// ```
+/// let message = shardwright_suggest::unknown("policy", "ful", &["off", "selective", "full"]);
+/// assert_eq!(message, "there is no policy `ful`; choose off, selective or full; did you mean `full`?");
+/// ```
+pub fn unknown(what: &str, name: &str, known: &[&str]) -> String {
+    let shown: String = name.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    let choices = match known {
+        [] => "none".to_string(),
+        [only] => only.to_string(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    };
+    format!("there is no {what} `{shown}`; choose {choices}{}", did_you_mean(name, known.iter().copied()))
+}
+
 /// The known name with the fewest edits from `name`, where they are few enough for a typo: one edit per three letters.
 /// Letters of either case are equal. Of equally near names the first counts.
 pub fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
@@ -68,6 +84,12 @@ mod tests {
         ] {
             assert_eq!((count(a, b), count(b, a)), (expected, expected), "{a} {b}");
         }
+    }
+
+    #[test]
+    fn messages_list_the_names_and_tame_what_was_typed() {
+        assert_eq!(unknown("loss", "x\u{1b}", &["mse"]), "there is no loss `x\\u{1b}`; choose mse");
+        assert!(unknown("loss", &"long".repeat(999), &["mse", "output"]).len() < 120);
     }
 
     #[test]

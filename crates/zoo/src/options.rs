@@ -239,7 +239,11 @@ impl OptionValues {
         if std::mem::replace(&mut self.given[i], true) {
             return Err(ZooError::GivenTwice { model, key });
         }
-        let bad = || ZooError::BadValue { model, key, value: printable(text), expected: domain.to_string() };
+        let bad = || {
+            let words: &[&str] = if let Domain::Choice(words) = domain { words } else { &[] };
+            let expected = format!("{domain}{}", did_you_mean(text, words.iter().copied()));
+            ZooError::BadValue { model, key, value: printable(text), expected }
+        };
         self.values[i] = domain.parse(text).ok_or_else(bad)?;
         Ok(())
     }

@@ -3,15 +3,15 @@
 
 mod race;
 
-use crate::Verdict;
-use crate::files::{check_outputs, write_atomically};
+use crate::files::{check_outputs, is_standard, write_atomically};
 use crate::interrupt;
 use crate::progress::ProgressLine;
+use crate::{Verdict, complain};
 use anyhow::ensure;
 use race::Race;
 use shardwright_plan::Optimised;
 use shardwright_report::{Comparison, MemoryLimitRow, Row, Scale};
-use shardwright_request::{Inputs, PipelineChoice, Request, show_bytes, show_seconds};
+use shardwright_request::{Inputs, PipelineChoice, Request, hanging, show_bytes, show_seconds};
 use shardwright_strategies::{STRATEGIES, Strategy, Variant, VariantGraph, find, plan_variants};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -62,6 +62,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let named =
         args.solver.iter().map(|name| find(name)).collect::<Result<Vec<&'static dyn Strategy>, _>>()?;
     check_outputs(&args.report)?;
+    // Of two things for standard output the page is the one that was named.
+    let silent = args.json || args.report.as_deref().is_some_and(is_standard);
     let whole = args.on(None)?;
     ensure!(
         whole.pipeline == PipelineChoice::Off && whole.as_plan.is_none() && !whole.uniform,
@@ -77,14 +79,16 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let strategies = if named.is_empty() { STRATEGIES.to_vec() } else { named.clone() };
     let searches = strategies.iter().filter(|own| own.optimises() != Optimised::Nothing).count();
     let most = whole.time.as_secs_f64() * searches as f64;
-    let line =
-        ProgressLine::new(&format!("pricing every choice; {searches} searches take {most:.0} s at most"));
-    let table = Rows { verbose: args.verbose };
-    if !args.json {
-        table.print_header(&mut io::stdout().lock())?;
+    if searches > 0 && !args.json && !args.quiet {
+        let all = if searches == 1 { "one search" } else { &format!("{searches} searches") };
+        complain(&format_args!("{all}, {most:.0} s at most; rows come as they are found"));
+    }
+    let line = ProgressLine::new("pricing every choice");
+    if !silent {
+        print_header(&mut io::stdout().lock())?;
     }
     let show = |row: &Row| -> io::Result<()> {
-        if args.json { Ok(()) } else { line.aside(|| table.print_row(&mut io::stdout().lock(), row)) }
+        if silent { Ok(()) } else { line.aside(|| print_row(&mut io::stdout().lock(), row)) }
     };
     let comparison = whole.on_threads(|| -> anyhow::Result<Comparison> {
         let step = compared(&inputs, &variants, &line)?;
@@ -120,17 +124,24 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     drop(line);
     if let Some(path) = &args.report {
         write_atomically(path, |out| comparison.write(out))?;
+        if is_standard(path) {
+            return Ok(Verdict::Done);
+        }
     }
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&comparison)?)?;
         return Ok(Verdict::Done);
     }
+    if args.verbose {
+        print_counts(&mut out, &comparison.rows)?;
+    }
     print_scaling(&mut out, &comparison.scaling)?;
     print_pareto(&mut out, &comparison.pareto)?;
     if !args.quiet {
         let counts = |note: &&String| args.verbose || !note.contains("'s count");
-        comparison.notes.iter().filter(counts).try_for_each(|note| writeln!(out, "note: {note}"))?;
+        let shown = comparison.notes.iter().filter(counts);
+        shown.map(|note| hanging("note: ", note)).try_for_each(|note| writeln!(out, "{note}"))?;
     }
     if let Some(path) = &args.report {
         writeln!(out, "report written to {}", path.display())?;
@@ -184,70 +195,67 @@ impl Args {
     }
 }
 
-/// The table of strategies, within 80 columns.
-struct Rows {
-    /// Whether the counts of SoyBean and OptCNN are shown, in wider lines.
-    verbose: bool,
+fn print_header(out: &mut impl Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "{:<12} {:>10} {:>8} {:>10} {:>10} {:>8}  proof",
+        "solver", "step", "vs data", "traffic", "memory", "search"
+    )
 }
 
-impl Rows {
-    fn print_header(&self, out: &mut impl Write) -> io::Result<()> {
-        let counts = if self.verbose {
-            format!(" {:>15} {:>14}", "SoyBean's count", "OptCNN's count")
-        } else {
-            String::new()
-        };
-        writeln!(
-            out,
-            "{:<12} {:>10} {:>8} {:>10} {:>10} {:>8}{counts}  proof",
-            "solver", "step", "vs data", "traffic", "memory", "search"
-        )
-    }
-
-    fn print_row(&self, out: &mut impl Write, row: &Row) -> io::Result<()> {
-        let Some(step) = row.step_seconds else {
-            return writeln!(out, "{:<12} {}", row.solver, row.failure.as_deref().unwrap_or("no result"));
-        };
-        let counts = if self.verbose {
-            format!(
-                " {:>15} {:>14}",
-                row.soybean_elements.map_or_else(|| "-".into(), |elements| elements.to_string()),
-                row.optcnn_bytes.map_or_else(|| "-".into(), show_bytes)
-            )
-        } else {
-            String::new()
-        };
-        writeln!(
-            out,
-            "{:<12} {:>10} {:>8} {:>10} {:>10} {:>7.2}s{counts}  {}",
-            row.solver,
-            show_seconds(step),
-            row.speedup_over_data.map_or_else(|| "-".into(), |speedup| format!("{speedup:.2}x")),
-            show_bytes(row.traffic_bytes.unwrap_or(0)),
-            show_bytes(row.peak_memory_bytes.unwrap_or(0)),
-            row.search_seconds,
-            match (row.fits, row.proved_optimal) {
-                (Some(false), _) => "does not fit",
-                (_, true) => "optimal",
-                _ => "-",
-            }
-        )
-    }
-}
-
-/// Steps by device count, a column for each strategy.
-fn print_scaling(out: &mut impl Write, scaling: &[Scale]) -> io::Result<()> {
-    let Some(first) = scaling.first() else { return Ok(()) };
-    write!(out, "\n{:>7} {:>8}", "devices", "batch")?;
-    first.rows.iter().try_for_each(|row| write!(out, " {:>12}", row.solver))?;
-    writeln!(out)?;
-    for scale in scaling {
-        let batch = scale.batch.map_or_else(|| "-".into(), |batch| batch.to_string());
-        write!(out, "{:>7} {batch:>8}", scale.devices)?;
-        for row in &scale.rows {
-            write!(out, " {:>12}", row.step_seconds.map_or_else(|| "-".into(), show_seconds))?;
+fn print_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
+    let Some(step) = row.step_seconds else {
+        let reason = row.failure.as_deref().unwrap_or("no result");
+        return writeln!(out, "{}", hanging(&format!("{:<12} ", row.solver), reason));
+    };
+    writeln!(
+        out,
+        "{:<12} {:>10} {:>8} {:>10} {:>10} {:>7.2}s  {}",
+        row.solver,
+        show_seconds(step),
+        row.speedup_over_data.map_or_else(|| "-".into(), |speedup| format!("{speedup:.2}x")),
+        show_bytes(row.traffic_bytes.unwrap_or(0)),
+        show_bytes(row.peak_memory_bytes.unwrap_or(0)),
+        row.search_seconds,
+        match (row.fits, row.proved_optimal) {
+            (Some(false), _) => "does not fit",
+            (_, true) => "optimal",
+            _ => "-",
         }
+    )
+}
+
+/// What SoyBean and OptCNN count for each plan.
+fn print_counts(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+    writeln!(out, "\n{:<12} {:>20} {:>16}", "solver", "SoyBean's count", "OptCNN's count")?;
+    for row in rows.iter().filter(|row| row.step_seconds.is_some()) {
+        let elements = row.soybean_elements.map_or_else(|| "-".into(), |elements| elements.to_string());
+        let bytes = row.optcnn_bytes.map_or_else(|| "-".into(), show_bytes);
+        writeln!(out, "{:<12} {elements:>20} {bytes:>16}", row.solver)?;
+    }
+    Ok(())
+}
+
+/// As many device counts as fit beside each other.
+const COUNTS_PER_TABLE: usize = 6;
+
+/// Steps by device count: a column for each count, a line for each strategy.
+fn print_scaling(out: &mut impl Write, scaling: &[Scale]) -> io::Result<()> {
+    for scales in scaling.chunks(COUNTS_PER_TABLE) {
+        let line = |out: &mut dyn Write, name: &str, cell: &dyn Fn(&Scale) -> String| -> io::Result<()> {
+            write!(out, "{name:<12}")?;
+            scales.iter().try_for_each(|scale| write!(out, " {:>10}", cell(scale)))?;
+            writeln!(out)
+        };
         writeln!(out)?;
+        line(out, "devices", &|scale| scale.devices.to_string())?;
+        line(out, "batch", &|scale| scale.batch.map_or_else(|| "-".into(), |batch| batch.to_string()))?;
+        for (at, row) in scales[0].rows.iter().enumerate() {
+            line(out, row.solver, &|scale| {
+                let step = scale.rows.get(at).and_then(|row| row.step_seconds);
+                step.map_or_else(|| "-".into(), show_seconds)
+            })?;
+        }
     }
     Ok(())
 }
@@ -259,21 +267,25 @@ fn print_pareto(out: &mut impl Write, pareto: &[MemoryLimitRow]) -> io::Result<(
     }
     writeln!(
         out,
-        "\n{:>12} {:>12} {:>12} {:>15} {:>13} {:>10}",
+        "\n{:>12} {:>10} {:>10} {:>15} {:>13} {:>10}",
         "memory limit", "memory", "step", "without overlap", "micro-batches", "recompute"
     )?;
     for MemoryLimitRow { memory_limit_bytes, on_front, row } in pareto {
         let limit = memory_limit_bytes.map_or_else(|| "none".into(), show_bytes);
         let (Some(step), Some(held), Some(sum)) = (row.step_seconds, row.peak_memory_bytes, row.objective)
         else {
-            writeln!(out, "{limit:>12} {}", row.failure.as_deref().unwrap_or("no result"))?;
+            let reason = row.failure.as_deref().unwrap_or("no result");
+            writeln!(out, "{}", hanging(&format!("{limit:>12} "), reason))?;
             continue;
         };
         let sum = show_seconds(sum as f64 / 1e12);
-        let beaten = if *on_front { "" } else { "  another row has no more memory and no longer step" };
+        let beaten = if *on_front { "" } else { " *" };
         let (count, policy) = (row.micro_batches.unwrap_or(1), row.recompute.unwrap_or("off"));
         let (held, step) = (show_bytes(held), show_seconds(step));
-        writeln!(out, "{limit:>12} {held:>12} {step:>12} {sum:>15} {count:>13} {policy:>10}{beaten}")?;
+        writeln!(out, "{limit:>12} {held:>10} {step:>10} {sum:>15} {count:>13} {policy:>10}{beaten}")?;
+    }
+    if pareto.iter().any(|plan| !plan.on_front) {
+        writeln!(out, "* another row has no more memory and no longer step")?;
     }
     Ok(())
 }

@@ -2,11 +2,11 @@
 
 use crate::Verdict;
 use crate::commands::report;
-use crate::files::write_atomically;
-use anyhow::{Context, ensure};
+use crate::files::{check_outputs, is_standard, write_atomically};
+use anyhow::{Context as _, ensure};
 use shardwright_plan::Plan;
 use shardwright_report::{Difference, Page};
-use shardwright_request::{OpenedPlan, Request, read_plan, show_bytes, show_seconds};
+use shardwright_request::{OpenedPlan, Request, read_known_plan, show_bytes, show_seconds};
 use shardwright_space::{common_axes, on_finer_axes};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -26,13 +26,10 @@ pub struct Args {
     json: bool,
 }
 
-fn open(path: &str) -> anyhow::Result<Plan> {
-    read_plan(path)?.with_context(|| format!("{path} is not a plan: `plan -o` writes them"))
-}
-
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
-    let (before, after) = (open(&args.before)?, open(&args.after)?);
+    check_outputs(&args.report)?;
+    let (before, after) = (read_known_plan(&args.before)?, read_known_plan(&args.after)?);
     ensure!(
         before.model != after.model || before.recompute == after.recompute,
         "{} and {} recompute different ops ({} and {}), so their ops cannot be compared one by one; `report` shows each plan",
@@ -75,6 +72,9 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             page.difference.context("a page of two plans has their difference")?
         }
     };
+    if args.report.as_deref().is_some_and(is_standard) {
+        return Ok(Verdict::Done);
+    }
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&difference)?)?;

@@ -8,9 +8,12 @@ use shardwright_plan::{Context, Plan};
 use shardwright_report::{
     Alternatives, Certainty, Choice, DeviceClass, Explainer, Explanation, Reoptimisation, StepView,
 };
-use shardwright_request::{OpenedPlan, WallClock, parse_seconds, show_bytes, show_seconds};
+use shardwright_request::{
+    OpenedPlan, WallClock, hanging, parse_seconds, shortened, show_bytes, show_seconds,
+};
 use shardwright_search::{Control, StopReason};
 use shardwright_space::{Assignment, Config};
+use shardwright_suggest::did_you_mean;
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -74,7 +77,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         memory(&mut out, plan, fullest)?;
     }
     if let Err(reason) = reoptimised {
-        writeln!(out, "note: `reoptimised` is unknown: {reason}")?;
+        writeln!(out, "{}", hanging("note: ", &format!("`reoptimised` is unknown: {reason}")))?;
     }
     Ok(Verdict::Done)
 }
@@ -109,7 +112,8 @@ fn unknown(plan: &Plan, name: &str) -> String {
     let close: Vec<&str> =
         plan.ops.iter().map(|op| &op.name[..]).filter(|op| op.contains(name)).take(5).collect();
     let hint = if close.is_empty() {
-        "`plan -v` lists them".to_string()
+        let nearest = did_you_mean(name, plan.ops.iter().map(|op| &op.name[..]));
+        format!("`plan -v` lists them{nearest}")
     } else {
         format!("did you mean {}?", close.join(", "))
     };
@@ -158,20 +162,23 @@ fn reoptimised(choice: &Choice) -> String {
     choice.reoptimised_ps.map_or_else(|| "-".into(), change)
 }
 
-const NOTE: &str = "note: `alone`: change of the time without overlap if all other configs stay";
+const ALONE: &str = "`alone`: change of the time without overlap if all other configs stay";
+
+/// The notes below a table.
+fn notes(out: &mut impl Write, certainty: Option<Certainty>) -> io::Result<()> {
+    writeln!(out, "{}\n{}", hanging("note: ", ALONE), hanging("note: ", meant(certainty)))
+}
 
 /// The note on reoptimised changes.
 fn meant(certainty: Option<Certainty>) -> &'static str {
     match certainty {
-        None => "note: the memory limit is ignored",
-        Some(Certainty::Exact) => {
-            "note: `reoptimised`: change if all other configs are chosen again optimally"
-        }
+        None => "the memory limit is ignored",
+        Some(Certainty::Exact) => "`reoptimised`: change if all other configs are chosen again optimally",
         Some(Certainty::AtLeast) => {
-            "note: `reoptimised`: lower bound of the change if all other configs are chosen again; the memory limit is ignored"
+            "`reoptimised`: lower bound of the change if all other configs are chosen again; the memory limit is ignored"
         }
         Some(Certainty::AtMost) => {
-            "note: `reoptimised`: upper bound of the change if all other configs are chosen again; ops with too many configs keep theirs"
+            "`reoptimised`: upper bound of the change if all other configs are chosen again; ops with too many configs keep theirs"
         }
     }
 }
@@ -203,14 +210,14 @@ fn describe(out: &mut impl Write, plan: &Plan, own: &Explanation) -> io::Result<
     }
     writeln!(
         out,
-        "\n{:<16} {:>12} {:>12} {:>12} {:>14} {:>14}",
+        "\n{:<20} {:>11} {:>11} {:>11} {:>11} {:>11}",
         "instead", "computing", "inside", "neighbours", "alone", "reoptimised"
     )?;
     for other in &own.options[1..] {
         writeln!(
             out,
-            "{:<16} {:>12} {:>12} {:>12} {:>14} {:>14}",
-            other.config,
+            "{:<20} {:>11} {:>11} {:>11} {:>11} {:>11}",
+            shortened(&other.config, 20),
             show_seconds(seconds(other.compute_ps)),
             show_seconds(seconds(other.inside_ps)),
             show_seconds(seconds(other.neighbours_ps)),
@@ -219,14 +226,14 @@ fn describe(out: &mut impl Write, plan: &Plan, own: &Explanation) -> io::Result<
         )?;
     }
     writeln!(out, "({} of {} configs)", own.options.len() - 1, own.configs)?;
-    writeln!(out, "{NOTE}\n{}", meant(own.reoptimised))
+    notes(out, own.reoptimised)
 }
 
 /// All choices, one line each.
 fn list(out: &mut impl Write, plan: &Plan, explained: &[Explanation]) -> io::Result<()> {
     writeln!(
         out,
-        "{:<32} {:<12} {:>11}   {:<12} {:>12} {:>12}",
+        "{:<22} {:<11} {:>9}  {:<11} {:>10} {:>11}",
         "op", "config", "cost", "next best", "alone", "reoptimised"
     )?;
     for own in explained {
@@ -237,32 +244,31 @@ fn list(out: &mut impl Write, plan: &Plan, explained: &[Explanation]) -> io::Res
         };
         writeln!(
             out,
-            "{:<32} {:<12} {:>11}   {next:<12} {alone:>12} {again:>12}",
-            plan.ops[own.op as usize].name,
-            chosen.config,
-            show_seconds(seconds(chosen.total_ps()))
+            "{:<22} {:<11} {:>9}  {:<11} {alone:>10} {again:>11}",
+            shortened(&plan.ops[own.op as usize].name, 22),
+            shortened(&chosen.config, 11),
+            show_seconds(seconds(chosen.total_ps())),
+            shortened(next, 11),
         )?;
     }
-    writeln!(out, "{NOTE}\n{}", meant(explained.first().and_then(|own| own.reoptimised)))
+    notes(out, explained.first().and_then(|own| own.reoptimised))
 }
 
 /// The tensors that hold a device's memory at its peak.
 fn memory(out: &mut impl Write, plan: &Plan, fullest: &DeviceClass) -> io::Result<()> {
     let peak = &fullest.peak;
     let doing = peak.op.map_or_else(String::new, |op| format!(", in {}", plan.ops[op as usize].name));
-    writeln!(
-        out,
-        "\npeak memory: {} on device {}, {} into the step{doing}",
-        show_bytes(fullest.peak_memory_bytes),
-        fullest.device,
-        show_seconds(peak.at_ps as f64 / 1e12)
-    )?;
+    let when = show_seconds(peak.at_ps as f64 / 1e12);
+    let (held, device) = (show_bytes(fullest.peak_memory_bytes), fullest.device);
+    let text = format!("{held} on device {device}, {when} into the step{doing}");
+    writeln!(out, "\n{}", hanging("peak memory: ", &text))?;
     for own in &peak.kinds {
         writeln!(out, "  {:<16} {:>12}", own.kind, show_bytes(own.bytes))?;
     }
     writeln!(out, "largest tensors:")?;
     for held in &peak.largest {
-        writeln!(out, "  {:<16} {:>12}  {}", held.kind, show_bytes(held.bytes), held.tensor)?;
+        let tensor = shortened(&held.tensor, 48);
+        writeln!(out, "  {:<16} {:>12}  {tensor}", held.kind, show_bytes(held.bytes))?;
     }
     if peak.others > 0 {
         writeln!(out, "  and {} more", peak.others)?;

@@ -1,12 +1,12 @@
 //! `export`: a plan's shardings for other engines.
 
-use crate::files::write_atomically;
+use crate::files::{check_outputs, write_atomically};
 use crate::{Verdict, complain};
 use anyhow::Context;
 use shardwright_export::{
     ExportError, Shardings, TensorPlacements, TensorSpecs, Trainer, to_sdy, to_trainer,
 };
-use shardwright_request::{OpenedPlan, read_plan};
+use shardwright_request::{OpenedPlan, read_known_plan};
 use std::path::PathBuf;
 
 /// Writes a plan for other engines: layouts of all tensors as JSON, as a JAX module, for PyTorch's DTensor (all plans); shardings
@@ -55,9 +55,9 @@ impl Engine {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
+    check_outputs([&args.output])?;
     if let Some(trainer) = args.to.trainer() {
-        let plan = read_plan(&args.plan)?;
-        let plan = plan.with_context(|| format!("{} is not a plan: `plan -o` writes them", args.plan))?;
+        let plan = read_known_plan(&args.plan)?;
         let Some(text) = to_trainer(&plan, trainer) else {
             complain(&format_args!(
                 "{}: the plan is not uniform, so trainers have no options for it; plan with --uniform or --as",

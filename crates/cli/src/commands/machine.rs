@@ -44,6 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = args.workers.unwrap_or(cores);
     ensure!((1..=1024).contains(&workers), "--workers {workers}: from 1 to 1024");
+    files::check_outputs(&args.output)?;
     let rates: Vec<WorkerRates> = steps(workers).map(worker_rates).collect();
     let latency = signal_latency(cores);
     let overhead = op_overhead();

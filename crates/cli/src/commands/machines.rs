@@ -4,7 +4,7 @@ use crate::Verdict;
 use anyhow::Context;
 use serde_json::json;
 use shardwright_machine as machine;
-use shardwright_request::open_machine as open;
+use shardwright_request::{hanging, open_machine as open};
 use std::fmt::Write as _;
 use std::io::Write as _;
 
@@ -49,9 +49,12 @@ fn table() -> anyhow::Result<String> {
     let mut out = String::new();
     for m in listed() {
         let m = m?;
-        writeln!(out, "{:<10} {:>4} devices  {:<18} {}", m.name(), m.devices(), levels(&m), m.description())?;
+        let start = format!("{:<12} {:>4} devices  {:<18} ", m.name(), m.devices(), levels(&m));
+        writeln!(out, "{}", hanging(&start, m.description()))?;
     }
-    out.push_str("\nflat:N and cpu:N take any N; NAME:K is the first K devices of NAME; a .toml file works wherever a name does.\n");
+    let note = "flat:N and cpu:N take any N, and 8xh100 any number of GPUs; NAME:K is the first K devices of NAME; \
+                a .toml file works wherever a name does.";
+    writeln!(out, "\n{}", hanging("", note))?;
     Ok(out)
 }
 

@@ -5,7 +5,7 @@ use crate::Verdict;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde::Serialize;
 use shardwright_graph::{Graph, Role};
-use shardwright_request::{Inputs, Request, is_path, parse_size};
+use shardwright_request::{Inputs, Request, WIDTH, hanging, is_path, parse_size};
 use shardwright_zoo::{self as zoo, BuildOptions, FAMILIES, OptionSpec, PRESET_OPTIONS, PRESETS};
 use std::io::{self, Write};
 
@@ -66,8 +66,8 @@ impl FileRow {
             "{name}: {parameters} parameters, {ops} ops, {}FLOP per step",
             si(*flops_per_step as f64)
         )?;
-        writeln!(out, "inputs: {}", self.inputs.join(", "))?;
-        self.notes.iter().try_for_each(|note| writeln!(out, "{note}"))
+        writeln!(out, "{}", hanging("inputs: ", &self.inputs.join(", ")))?;
+        self.notes.iter().try_for_each(|note| writeln!(out, "{}", hanging("note: ", note)))
     }
 }
 
@@ -169,6 +169,7 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().f
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE).set_content_arrangement(ContentArrangement::Dynamic).set_header(header);
+    table.set_width(WIDTH as u16);
     table
 }
 

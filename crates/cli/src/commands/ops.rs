@@ -3,6 +3,7 @@
 use crate::Verdict;
 use serde::Serialize;
 use shardwright_graph::Op;
+use shardwright_request::hanging;
 use std::io::{self, Write};
 
 /// Lists the op kinds of graphs.
@@ -29,7 +30,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         writeln!(out)?;
     } else {
         for row in rows {
-            writeln!(out, "{:<20} {}", row.kind, row.about)?;
+            writeln!(out, "{}", hanging(&format!("{:<20} ", row.kind), row.about))?;
         }
     }
     Ok(Verdict::Done)

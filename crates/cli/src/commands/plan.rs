@@ -1,7 +1,7 @@
 //! `plan`: plans a model on a machine; and the bare command's demonstration.
 
 use crate::commands::report as report_page;
-use crate::files::{STANDARD, check_outputs, write_atomically};
+use crate::files::{check_outputs, is_standard, write_atomically};
 use crate::interrupt;
 use crate::learn::{learn, report};
 use crate::lowered_plan::LoweredPlan;
@@ -35,7 +35,7 @@ pub struct Args {
     /// Write the plan to this file; `-` is standard output, and nothing else is printed there
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// Write a report to this file: one self-contained HTML page
+    /// Write a report to this file: one self-contained HTML page; `-` is standard output, and nothing else is printed there
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// One JSON object on standard output, nothing else
@@ -47,6 +47,13 @@ pub struct Args {
     /// Print every layer
     #[arg(short, long)]
     verbose: bool,
+}
+
+impl Args {
+    /// Whether the plan or its report goes to standard output.
+    fn fills_standard_output(&self) -> bool {
+        self.output.iter().chain(&self.report).any(|path| is_standard(path))
+    }
 }
 
 /// Runs the command.
@@ -68,7 +75,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     if let Some(path) = &args.report {
         report_page::write(path, &made.opened, &made.log)?;
     }
-    if args.output.as_deref() == Some(Path::new(STANDARD)) {
+    if args.fills_standard_output() {
         return Ok(Verdict::Done);
     }
     let mut out = io::stdout().lock();
@@ -120,7 +127,7 @@ fn refined(args: &Args, request: &Request, run: &str) -> anyhow::Result<String> 
     let costs = path.with_file_name(format!("{stem}.costs.json"));
     write_atomically(&costs, |out| write!(out, "{}", lesson.costs.to_json()))?;
     // Standard output may be a plan.
-    let mut out: Box<dyn Write> = match args.json || args.output.as_deref() == Some(Path::new(STANDARD)) {
+    let mut out: Box<dyn Write> = match args.json || args.fills_standard_output() {
         true => Box::new(io::stderr()),
         false => Box::new(io::stdout()),
     };

@@ -81,6 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     ensure!((1..=4096).contains(&args.devices), "--devices {}: from 1 to 4096", args.devices);
     ensure!((1..=1024).contains(&args.workers), "--workers {}: from 1 to 1024", args.workers);
     ensure!(args.time > 0.0, "--time {}: must be positive", args.time);
+    files::check_outputs([&args.output])?;
     let caches = Caches::of_cores(args.workers);
     let mut workloads = WorkloadSet::default();
     let defaults: Vec<String> = DEFAULT_MODELS.iter().map(|m| m.to_string()).collect();

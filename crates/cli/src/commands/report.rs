@@ -1,7 +1,7 @@
 //! `report`: a plan as one self-contained HTML page.
 
 use crate::Verdict;
-use crate::files::{STANDARD, check_outputs, write_atomically};
+use crate::files::{check_outputs, is_standard, write_atomically};
 use crate::interrupt;
 use shardwright_report::Page;
 use shardwright_request::{OpenedPlan, WallClock};
@@ -27,7 +27,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     check_outputs([&args.output])?;
     write(&args.output, &OpenedPlan::open(&args.plan)?, &[])?;
-    if args.output == Path::new(STANDARD) {
+    if is_standard(&args.output) {
         return Ok(Verdict::Done);
     }
     writeln!(io::stdout().lock(), "report written to {}", args.output.display())?;

@@ -16,9 +16,10 @@ use shardwright_engine::{
 use shardwright_graph::Graph;
 use shardwright_lower::ParallelGraph;
 use shardwright_plan::Plan;
-use shardwright_request::{Request, free_memory, show_bytes, show_seconds};
+use shardwright_request::{Request, free_memory, open_machine, show_bytes, show_seconds};
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 /// Runs training steps on this computer, compares them with the serial program, and measures.
 ///
@@ -86,10 +87,30 @@ pub fn slow(text: &str) -> Result<(u32, f64), String> {
 }
 
 /// Opens a plan file, or plans a model.
-fn open(request: &Request, solver: &str) -> anyhow::Result<LoweredPlan> {
-    match LoweredPlan::of_file(request)? {
-        Some(lowered) => Ok(lowered),
-        None => LoweredPlan::new(plan::make(request, solver)?.opened),
+fn open(args: &Args) -> anyhow::Result<LoweredPlan> {
+    let request = &args.request;
+    let Some(lowered) = LoweredPlan::of_file(request)? else {
+        // A plan takes a while: this is said before.
+        args.note_cores(open_machine(&request.machine)?.devices());
+        let made = plan::make(request, &args.solver)?;
+        if interrupt::flag().load(Ordering::Relaxed) {
+            complain(&"note: the search was stopped: its best plan runs now; Ctrl-C ends the run");
+        }
+        return LoweredPlan::new(made.opened);
+    };
+    args.note_cores(lowered.plan().devices);
+    Ok(lowered)
+}
+
+impl Args {
+    /// Says that times are no measure of a plan, where devices share cores.
+    fn note_cores(&self, devices: u32) {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if devices as usize > cores && self.worker.is_none() && !self.json {
+            complain(&format_args!(
+                "note: {devices} devices share {cores} cores: results are checked, but times say nothing about the plan"
+            ));
+        }
     }
 }
 
@@ -97,7 +118,7 @@ fn open(request: &Request, solver: &str) -> anyhow::Result<LoweredPlan> {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     ensure!((1..=1_000_000).contains(&args.steps), "--steps {}: from 1 to 1000000", args.steps);
     check_outputs(args.trace.iter().chain(&args.record))?;
-    let lowered = match open(&args.request, &args.solver) {
+    let lowered = match open(args) {
         Err(error) => return plan::without_plan(error),
         Ok(lowered) => lowered,
     };
@@ -109,12 +130,6 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         args.processes
     );
     check_slow(&args.slow, lowered.plan())?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if devices as usize > cores && args.worker.is_none() && !args.json {
-        complain(&format_args!(
-            "note: {devices} devices share {cores} cores: results are checked, but times say nothing about the plan"
-        ));
-    }
     if let Some((device, factor)) = args.slow.iter().find(|(_, factor)| *factor < 1.0) {
         bail!("--slow {device}:{factor}: the factor must be at least 1");
     }

@@ -9,13 +9,14 @@ use serde::Serialize;
 use shardwright_graph::OpId;
 use shardwright_lower::{LowerOptions, Work};
 use shardwright_machine::Bytes;
-use shardwright_request::{OpenedPlan, parse_seconds, show_bytes, show_seconds};
+use shardwright_request::{OpenedPlan, hanging, parse_seconds, shortened, show_bytes, show_seconds};
 use shardwright_sim::{
     AssistOutcome, Classes, Delta, Links, Memory, Reality, Schedule, StealRule, Timeline, Trace, Usage,
     assist, bubble, pass_spans, schedule_per_device, usages,
 };
 use shardwright_space::{Assignment, Sharing, assign_layouts};
 use shardwright_strategies::{StrategyError, migrate, recipes::DATA, slowdowns};
+use shardwright_suggest::unknown;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -101,7 +102,7 @@ fn links(text: &str) -> Result<Links, String> {
         "fifo" => Ok(Links::Fifo),
         "shared" => Ok(Links::Shared),
         "core" => Ok(Links::Core),
-        _ => Err(format!("unknown links {text}; choose fifo, shared or core")),
+        _ => Err(unknown("kind of links", text, &["fifo", "shared", "core"])),
     }
 }
 
@@ -381,14 +382,10 @@ impl SimulatedPlan<'_> {
     fn summarise(&self, out: &mut impl Write) -> io::Result<()> {
         let (plan, step) = (self.lowered.plan(), self.timeline.makespan());
         let share = |part: u64| 100.0 * part as f64 / step.max(1) as f64;
-        writeln!(
-            out,
-            "{} on {} ({} devices): {} per step",
-            plan.model,
-            plan.machine,
-            plan.devices,
-            show_seconds(seconds(step))
-        )?;
+        let (model, machine, devices) = (&plan.model, &plan.machine, plan.devices);
+        let headline =
+            format!("{model} on {machine} ({devices} devices): {} per step", show_seconds(seconds(step)));
+        writeln!(out, "{}", hanging("", &headline))?;
         writeln!(out, "  without overlap  {}", show_seconds(plan.objective as f64 / 1e12))?;
         writeln!(out, "  tasks            {}", self.schedule.tasks.len())?;
         if let (Some(bubble), Some(pipeline)) = (self.bubble(), &plan.pipeline) {
@@ -401,8 +398,8 @@ impl SimulatedPlan<'_> {
         }
         writeln!(
             out,
-            "{:<22} {:>16} {:>16} {:>21} {:>11}",
-            "device", "computing", "idle", "exposed communication", "peak memory"
+            "{:<18} {:>16} {:>16} {:>16} {:>10}",
+            "device", "computing", "idle", "exposed comm.", "peak"
         )?;
         for (class, (usage, peak)) in self.schedule.classes.ids().zip(self.classes()) {
             let part = |time: u64| format!("{} ({:.0}%)", show_seconds(seconds(time)), share(time));
@@ -413,7 +410,7 @@ impl SimulatedPlan<'_> {
             }
             writeln!(
                 out,
-                "{name:<22} {:>16} {:>16} {:>21} {:>11}",
+                "{name:<18} {:>16} {:>16} {:>16} {:>10}",
                 part(usage.busy),
                 part(usage.idle),
                 part(usage.exposed),
@@ -454,7 +451,8 @@ impl SimulatedPlan<'_> {
         parts.sort_by(|a, b| b.cmp(a));
         for (duration, name) in parts.iter().take(5) {
             let share = 100.0 * *duration as f64 / step.max(1) as f64;
-            writeln!(out, "  {name:<40} {:>10} ({share:.0}%)", show_seconds(seconds(*duration)))?;
+            let name = shortened(name, 56);
+            writeln!(out, "  {name:<56} {:>11} ({share:.0}%)", show_seconds(seconds(*duration)))?;
         }
         Ok(())
     }

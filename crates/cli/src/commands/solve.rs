@@ -1,6 +1,6 @@
 //! `solve`: solves a cost network.
 
-use crate::files::{read_network, write_atomically};
+use crate::files::{check_outputs, is_standard, read_network, write_atomically};
 use crate::{Verdict, complain, interrupt};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -9,7 +9,7 @@ use shardwright_machine::Bytes;
 use shardwright_request::{WallClock, half_of_free};
 use shardwright_search::registry::{self, SOLVERS};
 use shardwright_search::{Clock as _, Control, LogEntry, Network, Outcome, Progress, StopReason, gap};
-use shardwright_suggest::did_you_mean;
+use shardwright_suggest::unknown;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -42,7 +42,7 @@ pub struct Args {
     /// Memory limit of the solver's tables: `4GiB`; half of the free memory by default
     #[arg(long, value_parser = Bytes::parse)]
     ram: Option<Bytes>,
-    /// Also write the choices (with `--json`, the object) to this file
+    /// Also write the choices (with `--json`, the object) to this file; `-` is standard output, and nothing else is printed there
     #[arg(short, long)]
     output: Option<PathBuf>,
     /// Print no improvements and no progress
@@ -53,6 +53,13 @@ pub struct Args {
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text} is not a number of seconds"))?;
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("{text} is not a duration"))
+}
+
+impl Args {
+    /// Whether lines about the search go to standard output.
+    fn prints_improvements(&self) -> bool {
+        !self.quiet && !self.json && !self.output.as_deref().is_some_and(is_standard)
+    }
 }
 
 /// The JSON answer: the contract of the command.
@@ -77,9 +84,9 @@ struct Answer<'a> {
 pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     let entry = registry::find(&args.solver).with_context(|| {
         let known: Vec<_> = SOLVERS.iter().map(|entry| entry.name).collect();
-        let nearest = did_you_mean(&args.solver, known.iter().copied());
-        format!("there is no solver \"{}\"{nearest}; choose one of {}", args.solver, known.join(", "))
+        unknown("solver", &args.solver, &known)
     })?;
+    check_outputs(&args.output)?;
     let clock = WallClock::global();
     let start = clock.now();
     let network = read_network(&args.network)?.network;
@@ -131,11 +138,11 @@ fn report(args: &Args, network: &Network, outcome: &Outcome, elapsed: Duration) 
     } else {
         choices.map_or_else(String::new, |choices| serde_json::to_string(choices).unwrap_or_default())
     };
-    if let Some(path) = args.output.as_deref().filter(|_| !text.is_empty()) {
+    if let Some(path) = args.output.as_deref().filter(|path| !text.is_empty() && !is_standard(path)) {
         write_atomically(path, |out| writeln!(out, "{text}"))?;
     }
     let mut out = io::stdout().lock();
-    if !args.quiet && !args.json {
+    if args.prints_improvements() {
         let gap = outcome.cost.map_or("no feasible assignment".to_string(), |_| percent(outcome.gap()));
         let bound = outcome.bound;
         writeln!(
@@ -207,7 +214,7 @@ impl Reporter {
         if visible {
             bar.enable_steady_tick(Duration::from_millis(200));
         }
-        let lines = !args.quiet && !args.json;
+        let lines = args.prints_improvements();
         Reporter { lines, bar, cancel: interrupt::flag(), failure: Mutex::new(None) }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::Verdict;
 use serde::Serialize;
+use shardwright_request::hanging;
 use shardwright_search::registry::SOLVERS;
 use shardwright_strategies::STRATEGIES;
 use std::io::{self, Write};
@@ -53,7 +54,8 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         writeln!(out)?;
     } else {
         for row in rows {
-            writeln!(out, "{:<12} {:<12} {}", row.name, row.commands.join(", "), row.about)?;
+            let start = format!("{:<12} {:<12} ", row.name, row.commands.join(", "));
+            writeln!(out, "{}", hanging(&start, row.about))?;
         }
     }
     Ok(Verdict::Done)

@@ -4,7 +4,7 @@ use crate::{Verdict, complain, interrupt};
 use anyhow::Context;
 use serde::Serialize;
 use shardwright_machine::{Bytes, BytesPerSecond};
-use shardwright_request::{WallClock, half_of_free, read};
+use shardwright_request::{WallClock, half_of_free, hanging, read};
 use shardwright_search::Clock as _;
 use shardwright_stages::format::{self, Overrides, Problem};
 use shardwright_stages::{Control, Outcome, Progress, StopReason, no_fit};
@@ -216,9 +216,10 @@ fn print(out: &mut dyn Write, args: &Args, problem: &Problem, answer: &Answer<'_
     }
     writeln!(
         out,
-        "objective {:.9e} s, {} stages on {} of {} devices",
+        "objective {:.9e} s, {} {} on {} of {} devices",
         answer.objective.unwrap_or(f64::INFINITY),
         answer.stages.len(),
+        if answer.stages.len() == 1 { "stage" } else { "stages" },
         answer.devices,
         problem.devices()
     )?;
@@ -226,10 +227,8 @@ fn print(out: &mut dyn Write, args: &Args, problem: &Problem, answer: &Answer<'_
         let (first, last) = (stage.nodes.first().unwrap_or(&""), stage.nodes.last().unwrap_or(&""));
         let layers = stage.nodes.len();
         let plural = if layers == 1 { "layer" } else { "layers" };
-        writeln!(
-            out,
-            "{:>3}  {layers} {plural} ({}) on {} × {} devices, {:.6e} s, {:.3} GiB, {} in flight, {}",
-            index + 1,
+        let facts = format!(
+            "{layers} {plural} ({}) on {} × {} devices, {:.6e} s, {:.3} GiB, {} in flight, {}",
             if layers == 1 { (*first).to_string() } else { format!("{first} to {last}") },
             stage.tensor_parallel,
             stage.data_parallel,
@@ -237,7 +236,8 @@ fn print(out: &mut dyn Write, args: &Args, problem: &Problem, answer: &Answer<'_
             stage.memory_bytes / (1u64 << 30) as f64,
             stage.micro_batches_in_flight,
             counted(&stage.options),
-        )?;
+        );
+        writeln!(out, "{}", hanging(&format!("{:>3}  ", index + 1), &facts))?;
     }
     Ok(())
 }

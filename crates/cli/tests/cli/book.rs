@@ -1,4 +1,4 @@
-//! The book's sessions are run: every `console` block, in the order of its chapter, in one folder. What it shows is what the
+//! The sessions of the book and of the README are run: every `console` block, in the order of its chapter, in one folder. What it shows is what the
 //! program prints.
 //!
 //! A line that begins with `$ ` is a command; the lines after it are its output. In the output `...` stands for any number of
@@ -119,6 +119,7 @@ fn every_session_of_the_book_prints_what_it_shows() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let mut chapters: Vec<PathBuf> = fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path()).collect();
     chapters.retain(|path| path.extension().is_some_and(|own| own == "md"));
+    chapters.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md"));
     chapters.sort();
     let program = Path::new(env!("CARGO_BIN_EXE_shardwright"));
     let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());

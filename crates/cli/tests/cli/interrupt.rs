@@ -38,6 +38,29 @@ fn further_interrupts_within_a_second_do_not_lose_the_plan() {
 
 #[cfg(unix)]
 #[test]
+fn an_interrupted_comparison_has_all_its_rows() {
+    let child = Command::new(env!("CARGO_BIN_EXE_shardwright"))
+        .args(["compare", "densenet121:batch=64", "--machine", "p100x16", "--solver", "auto,exact,data,owt"])
+        .args(["--untied", "--time", "3600", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    for _ in 0..2 {
+        interrupt(&child);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = answer["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    assert!(rows[0]["solver"] == "auto" && rows[0]["step_seconds"].is_f64(), "{answer}");
+}
+
+#[cfg(unix)]
+#[test]
 fn an_interrupted_search_gives_its_best_plan() {
     let child = Command::new(env!("CARGO_BIN_EXE_shardwright"))
         .args(LONG)

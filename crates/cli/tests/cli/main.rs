@@ -27,6 +27,7 @@ mod solve;
 mod sources;
 mod soybean;
 mod stages;
+mod suggestions;
 mod uniform;
 mod verdict;
 

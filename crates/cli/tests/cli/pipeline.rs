@@ -110,7 +110,7 @@ fn pipelines_that_cannot_be_are_refused() {
     let with = |more: &[&'static str], expected| refused(&[&plan[..], more].concat(), expected);
     with(&["--pipeline", "3", "--micro-batches", "4"], "only for 2, 4");
     with(&["--pipeline", "x"], "no number of groups");
-    with(&["--pipeline", "2", "--schedule", "2f2b"], "unknown schedule 2f2b");
+    with(&["--pipeline", "2", "--schedule", "2f2b"], "there is no schedule `2f2b`; choose");
     with(&["--pipeline", "2", "--schedule", "interleved:3"], "did you mean `interleaved`?");
     with(&["--pipeline", "4", "--schedule", "interleaved:2", "--micro-batches", "2"], "multiple of 4");
     with(&["--pipeline", "4", "--schedule", "interleaved:9", "--micro-batches", "4"], "stages at most");

@@ -193,7 +193,9 @@ fn plans_that_cannot_be_simulated_are_explained() {
     write(&|plan| plan["request"] = Value::Null);
     check(&["simulate", changed_path], "plan again");
     check(&["simulate", "missing.json"], "missing.json");
-    check(&["simulate", "mlp"], "mlp is not a plan");
+    check(&["simulate", "mlp"], "cannot read mlp: ");
+    let folder = path.parent().unwrap().to_str().unwrap();
+    check(&["simulate", folder], "is not a plan: `plan -o` writes them");
     check(&["simulate", path.to_str().unwrap(), "--perturb", "2"], "between 0 and 1");
     check(&["simulate", path.to_str().unwrap(), "--uneven"], "profile --workers N");
 }

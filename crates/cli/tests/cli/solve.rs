@@ -103,7 +103,7 @@ fn bad_input_and_bad_usage_have_status_2_and_name_the_place() {
             "edges.costs[0]: 1 entries, but nodes 0 and 1 have 2 and 2 choices",
         ),
         ("not json".to_string(), vec![], "expected '{', found 'n'"),
-        (network(10), vec!["--solver", "oracle"], "there is no solver \"oracle\"; choose one of"),
+        (network(10), vec!["--solver", "oracle"], "there is no solver `oracle`; choose exact"),
         (network(10), vec!["--time", "-1"], "is not a duration"),
         (network(10), vec!["--time", "NaN"], "is not a duration"),
     ];
@@ -212,4 +212,19 @@ fn an_interrupt_returns_the_best_so_far() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(text.contains("interrupted"), "{text}");
     assert_eq!(text.lines().last().map(|line| line.matches('0').count()), Some(25), "{text}");
+}
+
+#[test]
+fn an_answer_on_standard_output_is_all_that_is_there_and_folders_are_checked_first() {
+    let output = solve(&network(10), &["-o", "-"]);
+    let lines = stdout(&output);
+    assert!(
+        lines.starts_with('[') && lines.trim_end().ends_with(']') && lines.lines().count() == 1,
+        "{lines}"
+    );
+    let answer = stdout(&solve(&network(10), &["-o", "-", "--json"]));
+    assert!(serde_json::from_str::<serde_json::Value>(&answer).unwrap()["feasible"].is_boolean(), "{answer}");
+    let output = solve(&network(10), &["-o", "no/such/folder/choices.json"]);
+    assert_eq!((output.status.code(), stdout(&output)), (Some(2), String::new()));
+    assert!(stderr(&output).contains("cannot write no/such/folder/choices.json"), "{}", stderr(&output));
 }

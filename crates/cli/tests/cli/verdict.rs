@@ -19,11 +19,24 @@ fn lines_fit_eighty_columns() {
         vec!["plan", MODEL, "--machine", "flat:4", "--solver", "soybean", "-v"],
         vec!["compare", MODEL, "--machine", "flat:4", "--solver", "data,fsdp,model,exact", "-q"],
     ];
-    for request in requests {
-        let text = text(&request);
+    let narrow = |text: &str| {
         let longest = text.lines().max_by_key(|line| line.chars().count()).unwrap();
         assert!(longest.chars().count() <= 80, "{} columns: {longest}", longest.chars().count());
-    }
+    };
+    requests.iter().for_each(|request| narrow(&text(request)));
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.json").to_str().unwrap().to_string();
+    narrow(&text(&["plan", long, "--machine", "p100x16", "--solver", "megatron", "-o", &plan, "-q"]));
+    let listed =
+        "models|models gpt|models llama3-8b|machines|solvers|ops|--help|plan --help|run --help|stages --help";
+    listed.split('|').for_each(|line| narrow(&text(&line.split(' ').collect::<Vec<_>>())));
+    let counts = ["--devices", "1,2,4,8", "--pareto", "2", "--time", "1", "-v"];
+    let compared =
+        ["compare", MODEL, "--machine", "flat:8", "--solver", "auto,data,model,owt,fsdp,hsdp,zero1"];
+    narrow(&text(&[&compared[..], &counts].concat()));
+    narrow(&text(&["simulate", &plan, "--delta"]));
+    narrow(&text(&["explain", &plan, "--time", "1"]));
+    narrow(&text(&["explain", &plan, "blocks.0.mlp.fc1", "--time", "1"]));
 }
 
 #[test]
@@ -64,6 +77,11 @@ fn a_plan_on_standard_output_is_all_that_is_there() {
     let file = folder.path().join("plan.json");
     std::fs::write(&file, &piped).unwrap();
     assert!(text(&["report", file.to_str().unwrap(), "-o", "-"]).starts_with("<!doctype html>"));
+    let page = text(&["plan", MODEL, "--machine", "flat:2", "--report", "-"]);
+    assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
+    let compared = ["compare", MODEL, "--machine", "flat:2", "--solver", "data,owt", "--report", "-"];
+    assert!(text(&compared).starts_with("<!doctype html>"));
+    refused(&["plan", MODEL, "--machine", "flat:2", "-o", "-", "--report", "-"], "only one of the outputs");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use shardwright_graph::RecomputePolicy;
 use shardwright_stages::schedule::{SCHEDULES, Schedule};
-use shardwright_suggest::did_you_mean;
+use shardwright_suggest::{did_you_mean, unknown};
 use std::fmt;
 
 /// What ZeRO shards over data-parallel replicas (Rajbhandari et al., arXiv 1910.02054).
@@ -71,7 +71,7 @@ impl UniformRequest {
             let (key, value) = part.split_once('=').map_or((part, None), |(key, value)| (key, Some(value)));
             if !KEYS.contains(&key) {
                 let nearest = did_you_mean(key, KEYS);
-                return Err(format!("unknown key `{key}`{nearest}; there are {}", KEYS.join(", ")));
+                return Err(format!("unknown key `{key}`; there are {}{nearest}", KEYS.join(", ")));
             }
             if seen.contains(&key) {
                 return Err(format!("`{key}` is given twice"));
@@ -115,14 +115,14 @@ impl UniformRequest {
                 let known = RecomputePolicy::ALL.into_iter().find(|policy| Some(policy.name()) == value);
                 let none = (value == Some("none")).then_some(RecomputePolicy::Off);
                 let names = RecomputePolicy::ALL.map(RecomputePolicy::name);
-                let unknown = || wrong("off, selective or full") + &did_you_mean(value.unwrap_or(""), names);
-                self.recompute = Some(known.or(none).ok_or_else(unknown)?);
+                let wrong = || unknown("policy of recomputation", value.unwrap_or(""), &names);
+                self.recompute = Some(known.or(none).ok_or_else(wrong)?);
             }
             _ => {
                 let names = SCHEDULES.map(|(name, _)| name);
                 let known = names.into_iter().find(|name| Some(*name) == value);
-                let unknown = || wrong(&names.join(", ")) + &did_you_mean(value.unwrap_or(""), names);
-                self.schedule = Some(known.ok_or_else(unknown)?);
+                let wrong = || unknown("schedule", value.unwrap_or(""), &names);
+                self.schedule = Some(known.ok_or_else(wrong)?);
             }
         }
         Ok(())
@@ -209,6 +209,7 @@ mod tests {
             ("recompute=ful", "did you mean `full`?"),
             ("schedule=2f2b", "1f1b"),
             ("schedule=interleved", "did you mean `interleaved`?"),
+            ("schedule=gpip", "did you mean `gpipe`?"),
             ("", "no degree is given"),
             ("tp=99999999999", "a whole number"),
         ] {
