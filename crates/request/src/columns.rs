@@ -62,7 +62,7 @@ mod tests {
         let text = "word ".repeat(30);
         let shown = hanging("name  ", text.trim_end());
         let lines: Vec<&str> = shown.lines().collect();
-        assert!(lines.len() == 3 && lines[0].starts_with("name  word") && lines[1].starts_with("      word"));
+        assert!(lines.len() == 2 && lines[0].starts_with("name  word") && lines[1].starts_with("      word"));
         assert!(lines.iter().all(|line| line.chars().count() <= WIDTH));
         assert_eq!(shown.split_whitespace().count(), 31);
     }

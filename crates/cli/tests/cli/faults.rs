@@ -185,8 +185,11 @@ fn nobody_who_reads_is_no_error() {
         let mut child = program(args).spawn().unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
+        // `compare` says first how long it takes.
         let text = calm(&output);
-        assert_eq!((output.status.code(), text.as_str()), (Some(0), ""), "{args:?}");
+        let text: Vec<&str> =
+            text.lines().filter(|line| !line.ends_with("rows come as they are found")).collect();
+        assert_eq!((output.status.code(), text), (Some(0), Vec::new()), "{args:?}");
     }
     // With nobody to hear a complaint, the exit status says it all.
     for args in

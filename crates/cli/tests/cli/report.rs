@@ -245,7 +245,7 @@ fn reports_that_cannot_be_made_are_explained() {
     let (plan, page) = (path(&folder, "p.json"), path(&folder, "a.html"));
     json(&["plan", MODEL, "--machine", "flat:2", "--solver", "data", "-o", &plan, "--json"]);
     refused(&["report", "no-such-plan.json", "-o", &page], "no-such-plan.json");
-    refused(&["report", "vgg16", "-o", &page], "not a plan");
+    refused(&["report", "vgg16", "-o", &page], "cannot read vgg16");
     refused(&["report", &plan, "-o", &path(&folder, "no/folder/a.html")], "cannot write");
     refused(&["explain", &plan, "fc"], "has no op `fc`; did you mean ");
     let changed = std::fs::read_to_string(&plan).unwrap().replace("hidden=512", "hidden=256");
