@@ -188,7 +188,10 @@ describe("reports", () => {
     assert.equal(simulated.step_seconds, json.simulated.step_seconds);
     for (const name of ["plan", "data"]) {
       const step = name === "plan" ? json.simulated.step_seconds : json.baselines[name].step_seconds;
-      assert.equal(data.steps.find((own) => own.name === name).step_ps / 1e12, step, name);
+      const shown = data.steps.find((own) => own.name === name).step_ps / 1e12;
+      // A recipe is priced on its best axes; the page has it on the plan's, where reshards may take other steps.
+      if (name === "plan") assert.equal(shown, step);
+      else assert.ok(Math.abs(shown / step - 1) < 1e-3, `${name}: ${shown} ${step}`);
     }
     assert.equal(tiles["memory per device"], bytes(json.peak_memory_bytes));
     assert.equal(tiles["bytes sent per step"], bytes(json.traffic_bytes));
