@@ -14,8 +14,8 @@
 //! let comm = Comm::new(&machine, machine.mesh());
 //! let gradients = Bytes(138_357_544 * 4);
 //! let seconds = comm.seconds(Collective::AllReduce, machine.mesh().all(), gradients);
-//! // Every node sends and receives 2 * 3/4 of them through its network card of 12 GB/s.
-//! let by_hand = 2.0 * 0.75 * 553_430_176.0 / 12e9;
+//! // One ring through all devices sends 2 * 15/16 of them through every network card of 12 GB/s.
+//! let by_hand = 2.0 * 15.0 / 16.0 * 553_430_176.0 / 12e9;
 //! assert!((seconds.0 - by_hand).abs() < 1e-4, "{seconds}");
 //! # Ok::<(), shardwright_machine::MachineError>(())
 //! ```
