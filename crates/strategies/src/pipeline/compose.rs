@@ -108,7 +108,7 @@ pub(super) fn compose(
         }
     };
     // A pass takes as long as its kernels, or as the host that launches them.
-    let times = pass_times(model, ranges);
+    let times = pass_times(plan, model, ranges);
     let slowed = |stage: usize| {
         let alone = sum(&ranges[stage], &|cost| cost.backward);
         if alone > 0.0 { times[stage][1] / alone } else { 1.0 }
@@ -131,11 +131,11 @@ pub(super) fn compose(
         hidden_share: 0.0,
     };
     let timeline = simulate(schedule, plan.pipeline, plan.micro_batches, &costs)?;
-    Ok(price(plan, model, ranges, devices, &timeline))
+    Ok(price(plan, model, ranges, devices, &times, &timeline))
 }
 
 /// Seconds of the forward and the backward pass of every stage.
-fn pass_times(model: &ModelCosts<'_>, ranges: &[Range<usize>]) -> Vec<[f64; 2]> {
+fn pass_times(plan: &UniformPlan, model: &ModelCosts<'_>, ranges: &[Range<usize>]) -> Vec<[f64; 2]> {
     let time = |range: &Range<usize>| {
         model.segments[range.clone()].iter().fold([0.0; 2], |sum, cost| {
             // The host runs ahead over both passes of a segment.
@@ -144,7 +144,21 @@ fn pass_times(model: &ModelCosts<'_>, ranges: &[Range<usize>]) -> Vec<[f64; 2]> 
             [sum[0] + cost.forward * late, sum[1] + cost.backward * late]
         })
     };
-    ranges.iter().map(time).collect()
+    let mut times: Vec<[f64; 2]> = ranges.iter().map(time).collect();
+    // Passes of a group wait for its busiest stream.
+    let group = |stage: usize| plan.schedule.place(plan.pipeline, stage as u32).0 as usize;
+    let mut of_group = vec![[0.0; 2]; plan.pipeline as usize];
+    for (stage, range) in ranges.iter().enumerate() {
+        let busy: f64 = model.segments[range.clone()].iter().map(|cost| cost.busy).sum();
+        let own = &mut of_group[group(stage)];
+        *own = [own[0] + times[stage].iter().sum::<f64>(), own[1] + busy];
+    }
+    for (stage, time) in times.iter_mut().enumerate() {
+        let [passes, busy] = of_group[group(stage)];
+        let longer = if passes > 0.0 { (busy / passes).max(1.0) } else { 1.0 };
+        *time = time.map(|seconds| seconds * longer);
+    }
+    times
 }
 
 fn price(
@@ -152,6 +166,7 @@ fn price(
     model: &ModelCosts<'_>,
     ranges: &[Range<usize>],
     devices: u32,
+    times: &[[f64; 2]],
     timeline: &Timeline,
 ) -> PipelinePrice {
     let block_before = |segment: usize| model.blocks[..segment].iter().sum::<u32>();
@@ -160,18 +175,19 @@ fn price(
     let mut stages = Vec::new();
     let mut compute = 0.0f64;
     for group in 0..plan.pipeline {
-        let chunks: Vec<Range<usize>> = (0..plan.schedule.chunks())
-            .map(|chunk| ranges[plan.schedule.stage(plan.pipeline, group, chunk) as usize].clone())
-            .collect();
+        let stages_of = || {
+            (0..plan.schedule.chunks()).map(|chunk| plan.schedule.stage(plan.pipeline, group, chunk) as usize)
+        };
+        let chunks: Vec<Range<usize>> = stages_of().map(|stage| ranges[stage].clone()).collect();
         let all = || chunks.iter().flat_map(|range| &model.segments[range.clone()]);
         let tied = if plan.pipeline > 1 && (group == 0 || group == last_group) { model.tied } else { 0.0 };
         let once: f64 = all().map(|cost| cost.once).sum::<f64>() + tied;
-        let passes = pass_times(model, &chunks);
-        let seconds: f64 = passes.into_iter().flatten().sum();
+        let seconds: f64 = stages_of().flat_map(|stage| times[stage]).sum();
         let end =
             timeline.devices[group as usize].iter().map(|action| action.end_seconds).fold(0.0, f64::max);
-        step = step.max(end + once);
         let micro_batches = f64::from(plan.micro_batches);
+        let busy: f64 = all().map(|cost| cost.busy * micro_batches + cost.once_busy).sum();
+        step = step.max(end + once).max(busy);
         let computing: f64 = all().map(|cost| cost.computing * micro_batches + cost.once_computing).sum();
         compute = compute.max(computing);
         let fixed: u64 = all().map(|cost| cost.memory.fixed).sum();
@@ -208,11 +224,13 @@ pub(super) fn step_bound(plan: &UniformPlan, model: &ModelCosts<'_>, ranges: &[R
         let range = ranges[plan.schedule.stage(plan.pipeline, group, chunk) as usize].clone();
         &model.segments[range]
     };
-    let (mut fill, mut bound) = (0.0, 0.0f64);
+    let (mut fill, mut bound, mut busiest) = (0.0, 0.0f64, 0.0f64);
     for group in 0..plan.pipeline {
-        let all = (0..plan.schedule.chunks()).flat_map(|chunk| stage(group, chunk));
-        let work: f64 = all.map(|cost| (cost.forward + cost.backward) * micro_batches + cost.once).sum();
+        let own = || (0..plan.schedule.chunks()).flat_map(|chunk| stage(group, chunk));
+        let work: f64 = own().map(|cost| (cost.forward + cost.backward) * micro_batches + cost.once).sum();
+        let busy: f64 = own().map(|cost| cost.busy * micro_batches + cost.once_busy).sum();
         bound = bound.max(fill + work);
+        busiest = busiest.max(busy);
         // Where gradients of weights are passes of their own, a group may run them during the drain.
         let drains = matches!(
             plan.schedule,
@@ -225,7 +243,7 @@ pub(super) fn step_bound(plan: &UniformPlan, model: &ModelCosts<'_>, ranges: &[R
     let once: f64 = (0..plan.pipeline)
         .map(|group| stage(group, 0).iter().map(|cost| cost.once).sum())
         .fold(0.0, f64::max);
-    bound - once
+    (bound - once).max(busiest)
 }
 
 /// The schedule that a trainer uses where none is named.

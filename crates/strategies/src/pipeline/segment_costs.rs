@@ -1,14 +1,17 @@
 //! Times of a step's segments on the mesh of one stage, from the ordinary simulator.
 //!
-//! The short step of a chain is lowered, and up to three micro-batches of it are simulated with overlap. The times between the ends
-//! of neighbouring segments in the middle one are the segments' times, so they add up to a micro-batch between others. What
-//! runs once per step (sums of gradients, updates, gathers of weights) is what the simulated step takes beyond its
-//! micro-batches. It is divided among segments by durations.
+//! The short step of a chain is lowered, and a few micro-batches of it are simulated with overlap. The times between the ends of
+//! neighbouring segments in the last but one are the segments' times, so they add up to a micro-batch between others. Sums of
+//! gradients are no part of a pass. What runs once per step (updates, gathers of weights) is what the simulated step takes
+//! beyond its micro-batches. It is divided among segments by durations.
+//!
+//! Where links have more work than devices, a backlog grows from one micro-batch to the next, which few micro-batches do not
+//! show. So the work of every segment on the step's busiest stream is counted too: no step is shorter than that of its segments.
 
 use super::segment_memory::{SegmentMemory, segment_memory};
 use crate::error::StrategyError;
 use shardwright_graph::{OpId, Phase, TensorId};
-use shardwright_lower::{ParallelGraph, Work, lower};
+use shardwright_lower::{InstructionId, ParallelGraph, Work, lower};
 use shardwright_plan::Context;
 use shardwright_sim::{Classes, Links, schedule};
 use shardwright_space::{Assignment, Sharing};
@@ -30,6 +33,10 @@ pub struct SegmentCost {
     pub once: f64,
     /// Seconds of updates alone, per step.
     pub once_computing: f64,
+    /// Seconds of work on the step's busiest stream: the device or one of its ports.
+    pub busy: f64,
+    /// Such work once per step.
+    pub once_busy: f64,
     /// Memory.
     pub memory: SegmentMemory,
     /// Bytes of the result that the next segment reads, on one device.
@@ -73,8 +80,8 @@ pub(super) fn first_readers(context: &Context<'_>) -> Vec<Option<OpId>> {
     readers
 }
 
-/// Micro-batches that are simulated: the first, one between others, and the last.
-const SIMULATED: u32 = 3;
+/// Micro-batches that are simulated. The last but one has others before and after it.
+const SIMULATED: u32 = 5;
 
 /// The costs of every segment under an assignment.
 ///
@@ -99,11 +106,21 @@ pub(super) fn segment_costs(
     let weight_gradient = weight_gradients(context);
     let (mut weight, mut backward) = (vec![0u64; segments.count], vec![0u64; segments.count]);
     let mut once = vec![0u64; segments.count];
+    // Per stream and segment: work per micro-batch, and once.
+    let mut work = vec![vec![[0u64; 2]; segments.count]; tasks.tasks.stream_count()];
     let seconds = |picoseconds: u64| picoseconds as f64 / 1e12;
     for task in tasks.tasks.ids() {
         let (id, duration, end) = (tasks.instructions[task], tasks.tasks.duration(task), timeline.end[task]);
         let instruction = program.instruction(id);
         let in_body = marks.in_body(id.index());
+        let runs = match in_body {
+            true => program.micro_batch_of(id) == marks.shown(),
+            false => true,
+        };
+        for &stream in tasks.tasks.streams(task).iter().filter(|_| runs) {
+            let segment = instruction_segment(context, &program, segments, &readers, id);
+            work[stream as usize][segment][usize::from(!in_body)] += duration;
+        }
         match instruction.work {
             Work::Compute { op, .. } => {
                 let segment = segments.of_op(context, op);
@@ -114,7 +131,9 @@ pub(super) fn segment_costs(
                         costs[segment].host[usize::from(phase == Phase::Backward)] +=
                             context.launch_seconds(op);
                     }
-                    marks.mark(copy, phase, segment, end, timeline.start[task]);
+                    if !program.accumulates(instruction) {
+                        marks.mark(copy, phase, segment, end, timeline.start[task]);
+                    }
                     if copy == marks.shown() {
                         costs[segment].computing += seconds(duration);
                         if phase == Phase::Backward {
@@ -128,9 +147,7 @@ pub(super) fn segment_costs(
                 }
             }
             _ if !in_body => {
-                let tensor = instruction.writes.first().map(|value| program.value(*value).tensor);
-                let segment = tensor.map_or(0, |tensor| segments.of_tensor(context, &readers, tensor));
-                once[segment] += duration;
+                once[instruction_segment(context, &program, segments, &readers, id)] += duration;
             }
             // The host launches collectives too.
             _ if program.micro_batch_of(id) == 0 && duration > 0 => {
@@ -143,17 +160,40 @@ pub(super) fn segment_costs(
             _ => {}
         }
     }
-    let (times, exposed) = marks.times(timeline.makespan());
+    let micro_batches = u128::from(context.graph.micro_batches.get());
+    let total = |stream: &&Vec<[u64; 2]>| -> u128 {
+        stream.iter().map(|[each, once]| u128::from(*each) * micro_batches + u128::from(*once)).sum()
+    };
+    let busiest = work.iter().max_by_key(total);
+    let busy: u64 = busiest.map_or(0, |stream| stream.iter().map(|[each, _]| each).sum());
+    let (times, exposed) = marks.times(timeline.makespan(), busy);
     let all_once: u64 = once.iter().sum::<u64>().max(1);
     for (at, cost) in costs.iter_mut().enumerate() {
         (cost.forward, cost.backward) = (seconds(times[at][0]), seconds(times[at][1]));
         let share = weight[at] as f64 / backward[at].max(1) as f64;
         cost.weight_backward = cost.backward * share;
         cost.once = seconds(exposed) * once[at] as f64 / all_once as f64;
+        [cost.busy, cost.once_busy] = busiest.map_or([0.0; 2], |stream| stream[at].map(seconds));
         cost.memory = memory[at];
     }
     boundaries(context, assignment, segments, &mut costs);
     Ok(costs)
+}
+
+/// The segment that an instruction works for.
+fn instruction_segment(
+    context: &Context<'_>,
+    program: &ParallelGraph,
+    segments: &Segments<'_>,
+    readers: &[Option<OpId>],
+    id: InstructionId,
+) -> usize {
+    let instruction = program.instruction(id);
+    if let Work::Compute { op, .. } = instruction.work {
+        return segments.of_op(context, op);
+    }
+    let tensor = instruction.writes.first().map(|value| program.value(*value).tensor);
+    tensor.map_or(0, |tensor| segments.of_tensor(context, readers, tensor))
 }
 
 /// Which backward ops only make gradients of weights.
@@ -260,11 +300,12 @@ impl Marks {
 
     /// The micro-batch whose times are taken: one between others, if there is one.
     fn shown(&self) -> u32 {
-        if self.copies > 2 { 1 } else { 0 }
+        self.copies.saturating_sub(2)
     }
 
-    /// Per segment: picoseconds of a micro-batch's forward and backward pass; and what a step takes beyond its micro-batches.
-    fn times(&self, makespan: u64) -> (Vec<[u64; 2]>, u64) {
+    /// Per segment: picoseconds of a micro-batch's forward and backward pass; and what a step takes beyond its micro-batches, each
+    /// of which takes at least the `busy` time of a stream.
+    fn times(&self, makespan: u64, busy: u64) -> (Vec<[u64; 2]>, u64) {
         let first = if self.first_start == u64::MAX { 0 } else { self.first_start };
         let of_copy = |copy: u32| {
             let start = copy as usize * 2 * self.segments;
@@ -283,7 +324,7 @@ impl Marks {
             times[segment][half] = end.saturating_sub(now);
             now = now.max(end);
         }
-        let passes = now.saturating_sub(before).saturating_mul(u64::from(self.copies));
+        let passes = now.saturating_sub(before).max(busy).saturating_mul(u64::from(self.copies));
         (times, makespan.saturating_sub(passes))
     }
 }

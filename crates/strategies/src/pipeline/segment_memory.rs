@@ -1,14 +1,15 @@
 //! Memory of a step's segments on the mesh of one stage, from the one account of memory ([`shardwright_lower::memory`]).
 //!
-//! Buffers are of three kinds. *Fixed* ones are held all step long: weights, state, sums of gradients. *Kept* ones are made by a
-//! forward op and read by a backward op: a schedule holds them once per micro-batch in flight. All others are *transient*: a
-//! device holds those of one segment at a time.
+//! Buffers are of three kinds. *Fixed* ones are held all step long: weights, state, sums of gradients. *Kept* ones are held when
+//! a micro-batch turns from its forward to its backward pass: a schedule holds them once per micro-batch in flight. All others
+//! are *transient*: a device holds those of one segment at a time.
 
 use super::segment_costs::{Segments, first_readers};
-use shardwright_graph::{OpId, Phase};
+use shardwright_graph::{OpId, Phase, TensorId};
 use shardwright_lower::{DeviceAccount, InstructionId, ParallelGraph, Work};
 use shardwright_machine::DeviceId;
 use shardwright_plan::Context;
+use std::collections::BTreeMap;
 
 /// Bytes on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,9 +53,17 @@ pub(super) fn segment_memory(
     };
     let in_body = |id: InstructionId| program.body.is_empty() || program.body.contains(&id.index());
     let task_copy = |task: usize| program.micro_batch_of(instructions[task]);
+    let is_backward = |task: &usize| {
+        let phase = op_of(instructions[*task]).map(|op| context.graph.node(op).phase);
+        in_body(instructions[*task]) && phase == Some(Phase::Backward)
+    };
     // The middle micro-batch is like all but the first and the last.
     let shown = if program.copies > 2 { 1 } else { 0 };
+    let turn = (0..instructions.len()).filter(|&task| task_copy(task) == shown).find(is_backward);
+    let turn = turn.unwrap_or(instructions.len());
     let mut memory = vec![SegmentMemory::default(); segments.count];
+    // Bytes of every sum of gradients, with its segment.
+    let mut sums: BTreeMap<TensorId, (usize, u64)> = BTreeMap::new();
     // Changes of transient bytes before each task.
     let mut changes = vec![0i128; instructions.len() + 2];
     for buffer in &account.buffers {
@@ -66,14 +75,10 @@ pub(super) fn segment_memory(
             maker.and_then(op_of).is_some_and(|op| context.graph.node(op).op.operator().accumulates());
         let outside = maker.is_some_and(|id| !in_body(id));
         let last = instructions.get(end.saturating_sub(1).min(instructions.len().saturating_sub(1))).copied();
-        let backwards = |id: Option<InstructionId>| {
-            id.and_then(near).is_some_and(|op| context.graph.node(op).phase == Phase::Backward)
-        };
-        let forwards = maker.and_then(near).is_some_and(|op| context.graph.node(op).phase == Phase::Forward);
         let reaches_body = outside && last.is_some_and(|id| in_body(id) && !program.body.is_empty());
         let span = if initial || accumulated || reaches_body {
             Span::Fixed
-        } else if !outside && forwards && backwards(last) {
+        } else if !outside && start < turn && end > turn {
             Span::Kept
         } else {
             Span::Transient
@@ -82,16 +87,20 @@ pub(super) fn segment_memory(
         let segment = tensor.map_or(0, |tensor| segments.of_tensor(context, &readers, tensor));
         match span {
             // A sum over micro-batches has one buffer at a time.
-            Span::Fixed if accumulated && task_copy(start) != shown => {}
+            Span::Fixed if accumulated => {
+                let tensor = tensor.unwrap_or(TensorId(u32::MAX));
+                let known = sums.entry(tensor).or_insert((segment, 0));
+                known.1 = known.1.max(buffer.bytes);
+            }
             Span::Fixed => memory[segment].fixed += buffer.bytes,
-            Span::Kept if task_copy(start) == shown => memory[segment].kept += buffer.bytes,
-            Span::Kept => {}
+            Span::Kept => memory[segment].kept += buffer.bytes,
             Span::Transient => {
                 changes[start.min(instructions.len())] += i128::from(buffer.bytes);
                 changes[end.min(instructions.len() + 1)] -= i128::from(buffer.bytes);
             }
         }
     }
+    sums.values().for_each(|&(segment, bytes)| memory[segment].fixed += bytes);
     let mut held = 0i128;
     for (task, &id) in instructions.iter().enumerate() {
         held += changes[task];

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Ops, once per micro-batch, up to which the whole step is simulated. Longer ones have the composed price that guides the search.
-const MOST_SIMULATED: usize = 100_000;
+const MOST_SIMULATED: usize = 5_000_000;
 
 /// A uniform plan as a plan of the whole step.
 pub struct UniformAnswer {
