@@ -139,6 +139,8 @@ class Recorder(TorchFunctionMode):
         self._clock = 0
         self._prefix = prefix
         self._opaque: dict[str, tuple[int, str]] = {}
+        #: Lines that ask for sparse gradients.
+        self._sparse: dict[str, None] = {}
         #: Weights that are stored in another type, until the first call that reads them.
         self._narrowed: dict[int, tuple[TensorId, str]] = {}
 
@@ -195,6 +197,8 @@ class Recorder(TorchFunctionMode):
         if all(t is None for t in known) or getattr(func, "__name__", "") in SHAPE_ONLY:
             return func(*args, **kwargs)
         self._check_reads(call)
+        if kwargs.get("sparse"):
+            self._sparse.setdefault(line_of_user() or "an unknown line", None)
         signature = call.signature()
         program = program_of(call, signature)
         result = func(*args, **kwargs)
@@ -312,6 +316,7 @@ class Recorder(TorchFunctionMode):
             capture.warnings.append(
                 f"{name} runs on whole tensors, {times}: no rule says how to split it; first at {where or 'an unknown line'}"
             )
+        capture.warnings += [f"sparse=True: the gradient is dense, since processes add theirs; at {where}" for where in self._sparse]
         return capture
 
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from .._native import PlanError
 from ._layout import Layout
-from ._tensor import ShardTensor, make, read, whole
+from ._tensor import ShardTensor, beside_weights, make, read, whole
 
 _WHAT_TO_DO = (
     'pass the whole batch on every process, or say batch="local" where each process loads its own samples '
@@ -110,9 +110,9 @@ class Batches:
     def _settled(self, x: Any) -> Any:
         """Single numbers are plain tensors."""
         if not isinstance(x, ShardTensor):
-            return x
+            return beside_weights(x, self.engine)
         with torch._C.DisableTorchFunctionSubclass():
-            return whole(x, self.engine) if x.dim() == 0 else x
+            return beside_weights(whole(x, self.engine), self.engine) if x.dim() == 0 else x
 
     def _own(self, x: Any) -> Any:
         world = distributed.get_world_size()

@@ -25,9 +25,10 @@ from ._follow import PlannedCall, followed, matched
 from ._frames import Frames, Key, line_of_user
 from ._functions import SHAPE_ONLY, is_plain, writes_first
 from ._kernels import LocalShapeError
-from ._layout import Grid, Layout, is_partial
+from ._layout import Grid, Layout, dual, is_partial, layout_of
+from ._replaced import current
 from ._run import Run
-from ._tensor import ShardTensor, gradient_of, linked, rewritten, settled, sort_of, whole
+from ._tensor import ShardTensor, gradient_of, linked, rewritten, settled, sort_of, version, whole
 from ._trace import Call, autocast_state, program_of
 from ._translate import Translation, Translator
 from ._weights import Read, Weights
@@ -155,16 +156,19 @@ class Engine:
 
     def reads(self, x: torch.Tensor) -> dict[Any, Any]:
         """The reshards of a tensor that were made so far."""
-        version = x._version
+        now = version(x)
+        if now < 0:
+            # Writes cannot be noticed.
+            return {}
         if isinstance(x, ShardTensor):
-            if x._reads.get("version") != version:
-                x._reads = {"version": version}
+            if x._reads.get("version") != now:
+                x._reads = {"version": now}
             return x._reads
         if not self.frames.stack:
             return {}
         found = self._held.get(id(x))
-        if found is None or found[0] is not x or found[1] != version:
-            found = self._held[id(x)] = (x, version, {})
+        if found is None or found[0] is not x or found[1] != now:
+            found = self._held[id(x)] = (x, now, {})
         return found[2]
 
     # Calls.
@@ -189,6 +193,7 @@ class Engine:
             if place is not None and (quick := self._quick.get(place[0])) is not None:
                 return quick(place[1])
             call = Call.of(func, args, kwargs)
+            call.tensors = [current(t) if type(t) is torch.nn.Parameter else t for t in call.tensors]
             if self.weights.dtype is not None:
                 call.tensors = [self.weights.stand_in(t) for t in call.tensors]
             planned = self.planned.calls.get(key) if key is not None else None
@@ -222,6 +227,8 @@ class Engine:
     def _describe(self, arg: Any, parts: list[Any], tensors: list[torch.Tensor]) -> bool:
         kind = type(arg)
         if isinstance(arg, torch.Tensor):
+            if kind is torch.nn.Parameter:
+                arg = current(arg)
             if self.weights.dtype is not None:
                 arg = self.weights.stand_in(arg)
             for i, other in enumerate(tensors):
@@ -331,9 +338,25 @@ class Engine:
 
     def _whole(self, call: Call) -> Any:
         name = getattr(call.func, "__name__", str(call.func))
-        if any(isinstance(t, ShardTensor) for t in call.tensors):
+        if any(isinstance(t, ShardTensor) and t._layout != self.whole for t in call.tensors):
             self.gathered[name] = self.gathered.get(name, 0) + 1
-        return call.run([whole(t, self) for t in call.tensors])
+        given = [whole(t, self) for t in call.tensors]
+        before = [version(t) for t in given]
+        result = call.run(given)
+        for t, g, number in zip(call.tensors, given, before, strict=True):
+            if g is not t and version(g) != number:
+                self._kept_write(t, g)
+        return result
+
+    def _kept_write(self, target: Any, written: torch.Tensor) -> None:
+        """What a call has written into the whole of a tensor (an embedding's `max_norm`)."""
+        with torch.no_grad():
+            at = layout_of(target) if isinstance(target, DTensor) else dual(target._layout)
+            block = self.grid.reshard(written.detach(), tuple(target.shape), self.whole, at)
+            if isinstance(target, DTensor):
+                self.weights.master(target)._local_tensor.copy_(block)
+            else:
+                target._local, target._layout, target._linked, target._reads, target._sort = block.clone(), at, None, {}, None
 
     def _check_views(self, call: Call, target: torch.Tensor, key: Key | None) -> None:
         if isinstance(target, ShardTensor) and target._shares and key not in self.planned.safe:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .._native import PlanError
 from ._graph import AtenCall, Input
 
 aten = torch.ops.aten
@@ -250,7 +251,8 @@ class _RowLoss(torch.autograd.Function):
     gradient covers the maximum `m` and the sum `s` too."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, m: Tensor, s: Tensor, start: int, ignored: int) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, m: Tensor, s: Tensor, start: int, classes: int, ignored: int) -> Tensor:
+        ctx.split = logits.shape[-1] != classes
         counts = labels != ignored
         at, inside = _local_positions(labels, start, logits.shape[-1])
         at, inside = at.unsqueeze(-1), inside & counts
@@ -261,15 +263,21 @@ class _RowLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         logits, m, s, at, inside, counts = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # The gradient is differentiated again: the sum takes part.
+            if ctx.split:
+                raise PlanError("gradients of gradients through a cross-entropy of which the classes are split: plan without its loss_fn")
+            probability = logits.softmax(-1).scatter_add(-1, at, -inside.to(logits.dtype).unsqueeze(-1))
+            return probability * (grad * counts).unsqueeze(-1), *(None,) * 6
         probability = (logits - m.unsqueeze(-1)).exp_().div_(s.unsqueeze(-1))
         probability.scatter_add_(-1, at, -inside.to(logits.dtype).unsqueeze(-1))
-        return probability.mul_((grad * counts).unsqueeze(-1)), None, None, None, None, None
+        return probability.mul_((grad * counts).unsqueeze(-1)), *(None,) * 6
 
 
 def _cross_entropy(
     _: Any, at: Blocks, logits: Tensor, labels: Tensor, largest: Tensor, total: Tensor, ignored: int
 ) -> Any:
-    return _RowLoss.apply(logits, labels, largest, total, at.inputs[0].starts[-1], ignored)
+    return _RowLoss.apply(logits, labels, largest, total, at.inputs[0].starts[-1], at.inputs[0].shape[-1], ignored)
 
 
 def _rows(reason: str, run: Substitute, *targets: Any) -> dict[Any, Special]:

@@ -25,12 +25,14 @@ from ._capture import Capture, WithLoss, capture
 from ._data import Batches, global_example, micro_batches_of
 from ._engine import Engine
 from ._exit import release_at_exit
+from ._frames import line_of_user
 from ._layout import Grid, layout_of_placements, placements
 from ._measure import seconds_of, trained
 from ._planning import Options, arguments, check_plan, part_of, priced
 from ._pipeline import Pipelined
 from ._probe import probe
 from ._recompute import Recomputation
+from ._replaced import replace
 from ._share import shared
 
 if TYPE_CHECKING:
@@ -52,9 +54,25 @@ _OWN = {
 }  # fmt: skip
 
 
+#: Special methods of containers. A planned module has those of its module: Python looks them up in the class.
+_CONTAINER = ("__getitem__", "__len__", "__iter__", "__contains__")
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        return getattr(self._original, name)(*args)
+
+    return method
+
+
 class Parallelized(torch.nn.Module):
     """The user's module, run on a mesh by its plan. It shares weights, buffers and submodules with the original module,
     under the same names; the weights are DTensors."""
+
+    def __new__(cls, module: torch.nn.Module, *_: Any, **__: Any) -> Parallelized:
+        """A module that is indexed and iterated as the given one."""
+        methods = {name: _forwarded(name) for name in _CONTAINER if hasattr(type(module), name)}
+        return super().__new__(type("Parallelized", (cls,), methods) if methods else cls)
 
     def __init__(
         self,
@@ -99,6 +117,9 @@ class Parallelized(torch.nn.Module):
                     wanted = self.placements(names[id(old)])
                     new = _without_data(old, self.mesh, wanted) if old.is_meta else distribute_tensor(old.detach(), self.mesh, wanted)
                     done[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+                    if old.grad is not None:
+                        done[id(old)].grad = distribute_tensor(old.grad, self.mesh, wanted)
+                    replace(old, done[id(old)])
                 submodule._parameters[name] = done[id(old)]
 
     def placements(self, parameter: str) -> list[Any]:
@@ -116,6 +137,8 @@ class Parallelized(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         _refuse_compiled()
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise PlanError(f"{_TRANSFORMED}, at {line_of_user()}")
         with self._engine.weights.passing(), self._recomputation.applied():
             args, kwargs = self._batches.take(args, kwargs)
             return self._batches.give(self._root(*args, **kwargs))
@@ -161,6 +184,9 @@ class Parallelized(torch.nn.Module):
             # The module's own methods and attributes: `config`, `generate`, ...
             return getattr(object.__getattribute__(self, "_original"), name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise PlanError("a parallelized module cannot be pickled: save its state_dict() by torch.distributed.checkpoint, or its full_state_dict()")
+
     def __deepcopy__(self, memo: Any) -> Parallelized:
         module = copy.deepcopy(self._original, memo)
         result = Parallelized(module, self._captured, self.plan, self.layouts, self.mesh, self._loss_fn, self._batch, self._mixed_precision)
@@ -179,8 +205,16 @@ class Parallelized(torch.nn.Module):
         return super().load_state_dict({n: distributed_state(n, given) for n, given in state_dict.items()}, strict, assign)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The state dict with every tensor whole, on every process."""
-        return {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in self.state_dict().items()}
+        """A copy of the state dict with every tensor whole, on every process."""
+
+        def copied(t: Any) -> Any:
+            if not isinstance(t, torch.Tensor):
+                return t
+            made = t.full_tensor() if isinstance(t, DTensor) else t
+            own = t._local_tensor if isinstance(t, DTensor) else t
+            return made.clone() if made.data_ptr() == own.data_ptr() else made
+
+        return {n: copied(t) for n, t in self.state_dict().items()}
 
     def explain(self, detail: str = "usual") -> str:
         """The plan and its predicted times, the mesh, the measured times, and the placements of all weights."""
@@ -307,6 +341,11 @@ def parallelize(
 _COMPILED = (
     "torch.compile of a parallelized module is refused: its calls run by the plan one at a time, so nothing would be compiled; "
     "leave torch.compile out, or compile functions of local tensors inside of the module"
+)
+
+_TRANSFORMED = (
+    "torch.func transforms (`grad`, `vmap`, `jvp`) of a parallelized module are refused, since they cannot see shards: use "
+    "torch.autograd.grad, with create_graph=True for gradients of gradients, or transform the module before"
 )
 
 

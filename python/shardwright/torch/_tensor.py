@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -130,7 +129,23 @@ class ShardTensor(torch.Tensor):
 def _outside(func: Any, args: Any, kwargs: Any) -> Any:
     """A call outside of all modules."""
     engine = next(leaf._engine for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, ShardTensor))
-    return engine.call(func, args, kwargs or {}, None)
+    result = engine.call(func, args, kwargs or {}, None)
+    if engine.frames.stack:
+        return result
+    if isinstance(result, (tuple, list)):
+        return pytree.tree_map(lambda x: beside_weights(x, engine), result)
+    return beside_weights(result, engine)
+
+
+def beside_weights(x: Any, engine: Any) -> Any:
+    """A result for code outside of the module, where it may meet weights: a penalty that is added to a loss. DTensor takes a single
+    number as replicated, and then sends it a DTensor for its gradient, which plain ops before it could not read."""
+    if type(x) is torch.Tensor and x.requires_grad and not x.is_leaf:
+        if x.dim() == 0:
+            x.register_hook(lambda grad: grad.full_tensor() if isinstance(grad, DTensor) else None)
+        else:
+            return _Make.apply(x, engine.whole, engine, tuple(x.shape), x.stride(), engine.whole)
+    return x
 
 
 @dataclass(frozen=True)
@@ -141,6 +156,7 @@ class _Back:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     source: Layout
+    layout: Layout
     gradient: Layout
     #: Whether the tensor is a weight, and whether it is whole on every process.
     weight: Any
@@ -157,45 +173,80 @@ class _Read(torch.autograd.Function):
         return aten._unsafe_view.default(data[0], data[0].shape)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         back: _Back = ctx.back
-        grid = back.engine.grid
-        target = dual(back.source)
+        grid, target = back.engine.grid, dual(back.source)
+        local = resharded(dense(grad), back.engine, back.shape, (back.gradient, target), (back.source, back.layout))
         if back.weight is not None:
             # Sums of processes are formed in the type of computing, as they are planned.
-            local = grid.reshard(grad, back.shape, back.gradient, target).to(back.weight.dtype)
             made = DTensor.from_local(
-                local.contiguous(), grid.mesh, placements(target), run_check=False, shape=back.shape, stride=back.stride
-            )
+                local.to(back.weight.dtype).contiguous(), grid.mesh, placements(target), run_check=False, shape=back.shape,
+                stride=back.stride,
+            )  # fmt: skip
             return made, None, None
-        local = grid.reshard(grad, back.shape, back.gradient, target)
         if back.plain:
             return local, None, None
+        if torch.is_grad_enabled() and local.requires_grad:
+            return _Make.apply(local, target, back.engine, back.shape, back.stride, back.source), None, None
         return ShardTensor(local, target, back.engine, back.shape, back.stride), None, None
 
 
+def dense(grad: torch.Tensor) -> torch.Tensor:
+    """A gradient that can be exchanged: those of embeddings may be sparse."""
+    return grad if grad.layout is torch.strided else grad.to_dense()
+
+
+class _Reshard(torch.autograd.Function):
+    """A gradient's shard in another layout, where gradients are differentiated again. The second gradient takes the reshard of
+    the forward pass, and so on: each is the other's transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, engine: Any, shape: tuple[int, ...], there: Any, back: Any) -> torch.Tensor:
+        ctx.engine, ctx.shape, ctx.there, ctx.back = engine, shape, there, back
+        made = engine.grid.reshard(local.detach(), shape, *there)
+        return aten._unsafe_view.default(made, made.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return resharded(grad, ctx.engine, ctx.shape, ctx.back, ctx.there), None, None, None, None
+
+
+def resharded(
+    local: torch.Tensor, engine: Any, shape: tuple[int, ...], there: tuple[Layout, Layout], back: tuple[Layout, Layout]
+) -> torch.Tensor:
+    """A gradient's shard in another layout. `back` has the layouts between which the gradient of the result is resharded."""
+    if torch.is_grad_enabled() and local.requires_grad:
+        return _Reshard.apply(local, engine, shape, there, back)  # type: ignore[no-any-return]
+    return engine.grid.reshard(local, shape, *there)  # type: ignore[no-any-return]
+
+
 class _Make(torch.autograd.Function):
-    """A distributed tensor from this process's shard."""
+    """A distributed tensor from this process's shard. `back` is the layout of the shard's gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...]
+        ctx: Any, local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...], back: Layout
     ) -> ShardTensor:
-        ctx.layout, ctx.engine, ctx.shape = layout, engine, shape
+        ctx.layout, ctx.engine, ctx.back = layout, engine, back
         return ShardTensor(local.detach(), layout, engine, shape, stride)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return local_of(grad, ctx.engine, dual(ctx.layout)), None, None, None, None
+        return _local_gradient(grad, ctx.engine, ctx.layout, ctx.back), None, None, None, None, None
+
+
+def _local_gradient(grad: torch.Tensor, engine: Any, layout: Layout, at: Layout) -> torch.Tensor:
+    """The shard of the gradient of a tensor in `layout`. Its own gradient has the tensor's layout."""
+    if torch.is_grad_enabled() and grad.requires_grad:
+        return read(grad, engine, at, layout)
+    return local_of(grad, engine, at)
 
 
 def make(local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
     """A tensor from this process's shard: distributed, or plain if every process holds it whole."""
     if layout == engine.whole:
         return local
-    made = _Make.apply(local, layout, engine, shape, stride)
+    made = _Make.apply(local, layout, engine, shape, stride, dual(layout))
     if made.requires_grad == local.requires_grad:
         made._linked = local
     return made
@@ -212,16 +263,20 @@ class _Rewrite(torch.autograd.Function):
         return tensor
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return None, local_of(grad, ctx.engine, dual(ctx.layout))
+        return None, _local_gradient(grad, ctx.engine, ctx.layout, dual(ctx.layout))
 
 
 def rewritten(x: ShardTensor, local: torch.Tensor) -> ShardTensor:
     """The tensor after an in-place op on its linked shard."""
     _Rewrite.apply(x, local)
-    x._linked, x._made, x._reads, x._sort = local, x._version, {}, None
+    x._linked, x._made, x._reads, x._sort = local, version(x), {}, None
     return x
+
+
+def version(x: torch.Tensor) -> int:
+    """A number that changes when the tensor is written; -1 in inference mode, where PyTorch does not count."""
+    return -1 if x.is_inference() else x._version
 
 
 _SORTS: dict[Any, int] = {}
@@ -229,7 +284,7 @@ _SORTS: dict[Any, int] = {}
 
 def sort_of(x: ShardTensor) -> int:
     """A number for what the run of a call depends on: shape, strides, element type, device and layout."""
-    if x._sort is None or x._version != x._made:
+    if x._sort is None or version(x) != x._made:
         facts = (x.shape, x.stride(), x.dtype, x.device, x._layout)
         x._sort = _SORTS.setdefault(facts, len(_SORTS))
     return x._sort
@@ -237,14 +292,18 @@ def sort_of(x: ShardTensor) -> int:
 
 def gradient_of(x: ShardTensor, local: torch.Tensor) -> torch.Tensor:
     """A gradient of a tensor from that of its shard: in the tensor's layout, replicated where the tensor is partial."""
-    at = dual(x._layout)
-    return local if at == x._engine.whole else ShardTensor(local, at, x._engine, tuple(x.shape), x.stride())
+    at, engine = dual(x._layout), x._engine
+    if torch.is_grad_enabled() and local.requires_grad:
+        if at == engine.whole:
+            return resharded(local, engine, tuple(x.shape), (at, at), (at, x._layout))
+        return _Make.apply(local, at, engine, tuple(x.shape), x.stride(), x._layout)  # type: ignore[no-any-return]
+    return local if at == engine.whole else ShardTensor(local, at, engine, tuple(x.shape), x.stride())
 
 
 def linked(x: ShardTensor) -> torch.Tensor | None:
     """The shard with its own place in autograd, if it has one."""
     local = x._linked
-    return local if local is not None and local.requires_grad == x.requires_grad and x._version == x._made else None
+    return local if local is not None and local.requires_grad == x.requires_grad and version(x) == x._made else None
 
 
 def _state(x: torch.Tensor, engine: Any) -> tuple[torch.Tensor, Layout, bool]:
@@ -290,7 +349,7 @@ def read(x: torch.Tensor, engine: Any, layout: Layout, gradient: Layout) -> torc
                 weight = source if isinstance(x, DTensor) else None
                 if isinstance(x, ShardTensor) and (own := linked(x)) is not None:
                     source, plain = own, True
-                back = _Back(engine, tuple(x.shape), x.stride(), at, gradient, weight, plain)
+                back = _Back(engine, tuple(x.shape), x.stride(), at, layout, gradient, weight, plain)
                 data = _Read.apply(source, back, [data])
             cache[key] = data
         return cache[key]

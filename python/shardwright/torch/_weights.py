@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from ._layout import Collective, Layout, layout_of
 from ._regather import Regather
+from ._tensor import dense, resharded
 
 #: A read of a weight: its name, the layouts of the weight and its gradient, and the type, `None` for that of computing.
 Read = tuple[str, Layout, Layout, "torch.dtype | None"]
@@ -32,19 +32,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Member:
-    """A weight of a batch. It is looked up in each pass: it may be replaced."""
+    """A weight of a batch."""
 
-    module: torch.nn.Module
-    name: str
+    weight: Any
     #: The shape of its shard as stored, and as read.
     stored: tuple[int, ...]
     shape: tuple[int, ...]
     #: The dimension that is gathered.
     dim: int
-
-    @property
-    def weight(self) -> Any:
-        return self.module._parameters[self.name]
 
 
 @dataclass(frozen=True)
@@ -91,6 +86,10 @@ class Batch:
     dtype: torch.dtype | None = None
     _started: torch.Tensor | None = None
 
+    def place(self, member: Member) -> Any:
+        """What identifies a read of a weight, also when weights were batched again."""
+        return id(member.weight), self.layout, self.gradient, self.dtype
+
     def _collective(self, kind: str, axes: tuple[int, ...]) -> Collective:
         return self.grid.collective(kind, axes)
 
@@ -131,7 +130,7 @@ class Batch:
         """Starts the reduction of gradients. The result holds the shards, one after the other."""
         count = self._count
         # Sums of processes are formed in the type of computing, as they are planned.
-        grads = [g.to(self.dtype) for g in grads]
+        grads = [dense(g).to(self.dtype) for g in grads]
         if not self.exchange.gathered:
             flat = torch.cat([g.reshape(-1) for g in grads])
             return self._collective("all-reduce", self.exchange.reduced).start_on(flat) if self.exchange.reduced else flat
@@ -169,8 +168,9 @@ class _Fetch(torch.autograd.Function):
         return tuple(batch.fetch(weights))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            return None, None, *ctx.owner.differentiable(ctx.batch, grads)
         return None, None, *ctx.owner.reduce(ctx.batch, ctx.next_functions, grads)
 
 
@@ -188,7 +188,7 @@ class Weights:
         self._names: dict[int, tuple[int, str]] = {}
         self._seen: list[tuple[torch.nn.Module, str, Any, Any]] = []
         self._fetched: dict[int, tuple[list[torch.Tensor], bool, int]] = {}
-        self._kept: dict[tuple[int, int, str], tuple[Batch, Member, torch.Tensor]] = {}
+        self._kept: dict[Any, tuple[Batch, Member, torch.Tensor]] = {}
         #: The element type of computing, where it is not the weights' own (`mixed_precision`).
         self.dtype: torch.dtype | None = None
         self._stand_ins: dict[tuple[int, torch.dtype], tuple[Any, Any]] = {}
@@ -243,8 +243,8 @@ class Weights:
                 continue
             module = root.get_submodule(owner)
             self._seen.append((module, name, weight, _state(weight)))
-            if _state(weight)[1]:
-                # A hook gets its gradient as soon as it is there.
+            if _state(weight)[1] or not weight.is_leaf:
+                # A hook gets its gradient as soon as it is there, and so do the ops that made a weight (`functional_call`).
                 continue
             stored, shape = layout_of(weight), tuple(weight.shape)
             found = Exchange.of(stored, layout, gradient)
@@ -267,7 +267,7 @@ class Weights:
                     last[key] = batch
             self._batch_of[id(module), name, layout, gradient, dtype] = (batch, len(batch.members))
             self._names[id(weight)] = (id(module), name)
-            batch.members.append(Member(module, name, tuple(weight._local_tensor.shape), whole, dim))
+            batch.members.append(Member(weight, tuple(weight._local_tensor.shape), whole, dim))
             batch.bytes, batch.reads = batch.bytes + size, batch.reads + count
         gathered = [batch for batch in self.batches if batch.exchange.gathered]
         for batch, following in zip(gathered, gathered[1:], strict=False):
@@ -354,6 +354,20 @@ class Weights:
             results[i] = _gradient(m.weight, shard)
         return results
 
+    def differentiable(self, batch: Batch, grads: Sequence[Any]) -> list[Any]:
+        """Gradients that are differentiated again (`create_graph=True`), each reduced by itself."""
+        results: list[Any] = [None] * len(grads)
+        for i, (m, g) in enumerate(zip(batch.members, grads, strict=True)):
+            if g is not None:
+                weight, engine = m.weight, self.engine
+                at = layout_of(weight)
+                local = resharded(g, engine, tuple(weight.shape), (batch.gradient, at), (at, batch.layout))
+                results[i] = DTensor.from_local(
+                    local.to(weight.dtype).contiguous(), engine.grid.mesh, weight.placements, run_check=False, shape=weight.shape,
+                    stride=weight.stride(),
+                )  # fmt: skip
+        return results
+
     def _await(self) -> None:
         if not self._awaited:
             self._awaited = True
@@ -361,11 +375,11 @@ class Weights:
 
     def _keep(self, batch: Batch, member: Member, grad: torch.Tensor) -> None:
         # Passes are added up in the weight's own type.
-        total = self._with_kept(batch, member, grad).to(member.weight.dtype)
-        self._kept[id(batch), id(member.module), member.name] = (batch, member, total)
+        total = dense(self._with_kept(batch, member, grad)).to(member.weight.dtype)
+        self._kept[batch.place(member)] = (batch, member, total)
 
     def _with_kept(self, batch: Batch, member: Member, grad: torch.Tensor) -> torch.Tensor:
-        earlier = self._kept.pop((id(batch), id(member.module), member.name), None)
+        earlier = self._kept.pop(batch.place(member), None)
         return grad if earlier is None else earlier[2] + grad
 
     def flush(self) -> None:
@@ -377,11 +391,9 @@ class Weights:
             grads.append(grad)
         self._kept = {}
         with torch.no_grad():
-            # The batches of the pass come in the same order on all processes.
-            for batch in self.batches:
-                if id(batch) in by_batch:
-                    _, members, grads = by_batch[id(batch)]
-                    self._sent.append((members, batch.reduce(members, grads)))
+            # Gradients were kept in the same order on all processes.
+            for batch, members, grads in by_batch.values():
+                self._sent.append((members, batch.reduce(members, grads)))
         self._finish()
 
     def _finish(self) -> None:
