@@ -4,8 +4,9 @@ PyTorch's DistributedDataParallel (`ddp`), `fully_shard` (`fsdp2`) and `parallel
 `shardwright.torch`.
 
     scripts/bench_torch.py --processes 16 --models mlp,gpt --plans ddp,data,exact,kept --probe mine.toml
+    scripts/bench_torch.py --processes 4,16 --sizes medium,large --plans ddp,data,fsdp2,fsdp,tp,megatron,exact --seconds 280
 
-`kept` is the plan that `parallelize(measure=True)` keeps.
+`kept` is the plan that `parallelize(measure=True)` keeps. Several numbers of processes and sizes share the seconds.
 
 Prints one JSON line per model and plan as soon as it is measured: seconds of the slowest process, and the first one's processor
 time, which other programs disturb less. Needs torch, and the Python package.
@@ -23,49 +24,61 @@ import sys
 import time
 import warnings
 
-STEPS, WARM = 7, 2
+STEPS, WARM = 9, 3
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", default="4", help="one number, or several")
     parser.add_argument("--models", default="mlp,gpt")
     parser.add_argument("--plans", default="ddp,data,exact")
     parser.add_argument("--machine", help="what plans are for; as many CPUs as there are processes by default")
     parser.add_argument("--probe", help="plan for the processes as they are: measure them and write a machine file here")
     parser.add_argument("--seconds", type=float, default=140, help="begin nothing new after this long")
     parser.add_argument("--search", type=float, default=10, help="seconds for each search")
-    parser.add_argument("--small", action="store_true", help="sizes for a try")
-    parser.add_argument("--medium", action="store_true", help="sizes of which a step takes about a tenth of a second")
+    parser.add_argument("--sizes", default="large", help="small (for a try), medium (a step takes about a tenth of a second), large")
     return parser.parse_args()
 
 
 def start(given: argparse.Namespace) -> None:
+    """All runs, one after the other. Each takes its part of what is left of the seconds."""
+    end = time.perf_counter() + given.seconds
+    runs = [(int(count), size) for size in given.sizes.split(",") for count in str(given.processes).split(",")]
+    failed = 0
+    for i, (count, size) in enumerate(runs):
+        failed = max(failed, run(count, size, max((end - time.perf_counter()) / (len(runs) - i), 1)))
+    sys.exit(failed)
+
+
+def run(count: int, size: str, seconds: float) -> int:
     """Starts the processes; the first one prints."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     processes = []
-    for rank in range(given.processes):
+    for rank in range(count):
         environment = {
             **os.environ,
             "RANK": str(rank),
-            "WORLD_SIZE": str(given.processes),
+            "WORLD_SIZE": str(count),
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": port,
             "OMP_NUM_THREADS": "1",
         }
         quiet = subprocess.DEVNULL if rank else None
-        processes.append(subprocess.Popen([sys.executable, *sys.argv], env=environment, stdout=quiet, stderr=quiet))
+        command = [sys.executable, *sys.argv, "--sizes", size, "--seconds", str(seconds)]
+        processes.append(subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet))
     try:
-        processes[0].wait(given.seconds + 60)
+        return processes[0].wait(seconds + 30)
+    except subprocess.TimeoutExpired:
+        print(json.dumps({"processes": count, "sizes": size, "fails": "out of time"}), flush=True)
+        return 1
     finally:
         for process in processes:
             process.kill()
-    sys.exit(processes[0].returncode)
 
 
-def models(small: bool, medium: bool = False):
+def models(sizes: str):
     """Name -> module, inputs, loss."""
     import torch
     from torch import nn
@@ -100,13 +113,13 @@ def models(small: bool, medium: bool = False):
             return x
 
     def mlp():
-        width, batch = (64, 32) if small else (512, 256) if medium else (4096, 512)
+        width, batch = {"small": (64, 32), "medium": (512, 256), "large": (4096, 512)}[sizes]
         layers = [layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())]
         x = torch.randn(batch, width)
         return nn.Sequential(*layers), (x, torch.randn(batch, width)), functional.mse_loss
 
     def gpt():
-        width, batch, tokens = (32, 16, 8) if small else (256, 16, 64) if medium else (1024, 16, 128)
+        width, batch, tokens = {"small": (32, 16, 8), "medium": (256, 16, 64), "large": (1024, 16, 128)}[sizes]
         x = torch.randn(batch, tokens, width)
         return Stack(width, 16, 4), (x, torch.randn(batch, tokens, width)), functional.mse_loss
 
@@ -156,7 +169,7 @@ def work(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    makers = models(given.small, given.medium)
+    makers = models(given.sizes)
     machine = given.machine
     if given.probe:
         text, machine = probe(), given.probe
@@ -173,7 +186,7 @@ def work(given: argparse.Namespace) -> None:
                 continue
             torch.manual_seed(0)
             module, inputs, loss_fn = makers[name]()
-            found: dict = {"model": name, "plan": plan, "processes": world, "torch": torch.__version__}
+            found: dict = {"model": name, "plan": plan, "processes": world, "sizes": given.sizes, "torch": torch.__version__}
             if plan in ("ddp", "fsdp2", "tp"):
                 if plan == "ddp":
                     model = torch.nn.parallel.DistributedDataParallel(module)
@@ -196,6 +209,8 @@ def work(given: argparse.Namespace) -> None:
                 options = {"machine": machine, "measure": kept, "time": given.search, "progress": False}
                 model = parallelize(module, inputs, loss_fn, solver="exact" if kept else plan, **options)
                 verified = verify_plan(model, *inputs)
+                for p in model.parameters():
+                    p.grad = None
                 found["predicted_seconds"] = model.plan.step_seconds
                 found["predicted_data_seconds"] = model.plan.baselines["data"]
                 found["measured"] = {name: round(s, 5) for name, s in model.measured.items()}
