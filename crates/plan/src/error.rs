@@ -26,7 +26,8 @@ fn least_memory(least: Option<u64>, lower_bound: u64) -> String {
     }
 }
 
-fn why_stopped(reason: &StopReason) -> &str {
+/// Why a search ended, in words.
+pub fn why_stopped(reason: &StopReason) -> &str {
     match reason {
         StopReason::Deadline => "the time limit was reached",
         StopReason::Cancelled => "the search was stopped",
@@ -181,6 +182,19 @@ pub enum PlanError {
 }
 
 impl PlanError {
+    /// What the search came to, without the remedy: for a plan that another strategy found.
+    pub fn outcome(&self) -> String {
+        match self {
+            Self::NotFound { solver, limit, stop, .. } => {
+                format!("{solver} found no plan within {} ({})", show_bytes(*limit), why_stopped(stop))
+            }
+            Self::DoesNotFit { solver, limit, space, .. } => {
+                format!("{solver} has no plan within {} (proved for {space})", show_bytes(*limit))
+            }
+            other => other.to_string(),
+        }
+    }
+
     /// The same error of a strategy that ran the one that failed.
     #[must_use]
     pub fn of_solver(mut self, name: &str) -> Self {

@@ -58,7 +58,7 @@ pub use compute_lower_bound::{compute_lower_bound, step_lower_bound};
 pub use constraints::{ConfigConstraint, Constraints};
 pub use context::Context;
 pub use direct::optcnn_bytes;
-pub use error::PlanError;
+pub use error::{PlanError, why_stopped};
 pub use graph_facts::FactorKinds;
 pub use keep::{
     KeepNetwork, KeepPrice, KeepPricer, KeepSolution, KeepSpace, KeepState, Moment, keep_network,

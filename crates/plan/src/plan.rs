@@ -116,6 +116,9 @@ pub struct Plan {
     pub ops: Vec<PlanOp>,
     /// Warnings for the user.
     pub warnings: Vec<String>,
+    /// How the search came to this plan.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub search_notes: Vec<String>,
 }
 
 fn yes() -> bool {

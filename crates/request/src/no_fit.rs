@@ -5,9 +5,9 @@ use crate::{
     inputs::Inputs,
     request::{MicroBatchChoice, RecomputeChoice},
 };
-use shardwright_graph::RecomputePolicy;
+use shardwright_graph::{Graph, RecomputePolicy};
 use shardwright_machine::{Bytes, show_bytes};
-use shardwright_plan::{MemoryShares, PlanError, memory_shares};
+use shardwright_plan::{MemoryShares, PlanError, memory_lower_bound, memory_shares};
 use shardwright_search::Control;
 use shardwright_strategies::{Planner, PricedRecipe, Strategy, Variant};
 use std::time::Duration;
@@ -15,15 +15,16 @@ use std::time::Duration;
 /// The time after the deadline in which baselines are priced for the message.
 const EXPLAINED: Duration = Duration::from_secs(5);
 
-/// The whole message for a refusal: the search's own words, then the baseline that needs least, its parts, and remedies.
+/// The error with the least memory that is known, and the whole message for it: the search's own words, then the baseline that
+/// needs least, its parts, and remedies.
 pub(crate) fn explain(
     inputs: &Inputs,
     planner: &Planner<'_>,
     variant: Variant,
     control: &Control<'_>,
-    error: &PlanError,
+    error: PlanError,
     limit: Bytes,
-) -> String {
+) -> (PlanError, String) {
     let constraints = inputs.constraints();
     let mut recipes = planner.recipes(&constraints, control).unwrap_or_default();
     if recipes.is_empty() {
@@ -31,17 +32,45 @@ pub(crate) fn explain(
         let more = Control::new().time_limit(WallClock::global(), EXPLAINED);
         recipes = planner.recipes(&constraints, &more).unwrap_or_default();
     }
+    let with = match variant {
+        Variant::BASE => String::new(),
+        variant => format!(". This is the step with {}", variant.options()),
+    };
+    // What no layout changes.
+    let context = planner.prime().ok();
+    let state = context.as_ref().map_or(0, |context| state_bytes(context.graph));
+    let state = state.div_ceil(u64::from(inputs.machine.devices()).max(1));
+    let stored = match state > limit.0 {
+        true => {
+            format!(
+                ". Weights and optimizer state alone take {} per device, each of them stored once",
+                show_bytes(state)
+            )
+        }
+        false => String::new(),
+    };
+    let every = context.is_some_and(|context| memory_lower_bound(&context) > limit);
     match recipes.iter().min_by_key(|own| own.costs.peak_memory) {
         Some(least) => {
-            let with = match variant {
-                Variant::BASE => String::new(),
-                variant => format!(" with {}", variant.options()),
-            };
-            format!("{error}{with}. {}", LeastBaseline::new(least).describe(inputs, limit))
+            let error = error.with_known(Some(least.costs.peak_memory.0));
+            let least = LeastBaseline::new(least);
+            let remedies = Remedies { inputs, limit, least: &least, every, state };
+            let reasons = format!("{}. {}", least.describe(), remedies.describe());
+            let message = format!("{error}{with}{stored}. {reasons}");
+            (error, message)
         }
         // Without baselines the search's own words are all there is.
-        None => error.to_string(),
+        None => {
+            let message = format!("{error}{with}{stored}");
+            (error, message)
+        }
     }
+}
+
+/// Bytes of all weights and optimizer state, each of them once.
+fn state_bytes(graph: &Graph) -> u64 {
+    let carried = graph.carries.iter().map(|carry| graph.tensor(carry.old).ty.bytes());
+    carried.fold(0, u64::saturating_add)
 }
 
 /// The baseline with the smallest peak, over all that the model has, `fsdp` included.
@@ -60,7 +89,7 @@ impl LeastBaseline {
         }
     }
 
-    fn describe(&self, inputs: &Inputs, limit: Bytes) -> String {
+    fn describe(&self) -> String {
         let mut text = format!("Of the baselines `{}` needs least, {}", self.name, show_bytes(self.peak.0));
         if let Some(shares) = &self.shares {
             let parts = [
@@ -79,40 +108,50 @@ impl LeastBaseline {
                 text += &format!("; largest activations: {}", largest.join(", "));
             }
         }
-        format!("{text}. {}", self.remedies(inputs, limit))
+        text
     }
+}
 
-    /// What would make a plan fit, the likeliest first.
-    fn remedies(&self, inputs: &Inputs, limit: Bytes) -> String {
+/// What would make a plan fit.
+struct Remedies<'a> {
+    inputs: &'a Inputs,
+    limit: Bytes,
+    least: &'a LeastBaseline,
+    /// Whether every plan of the step exceeds the limit, whatever it shards.
+    every: bool,
+    /// Bytes of weights and optimizer state per device, each of them stored once.
+    state: u64,
+}
+
+impl Remedies<'_> {
+    /// The remedies, the likeliest first.
+    fn describe(&self) -> String {
+        let Self { inputs, limit, least, .. } = *self;
         let mut all = Vec::new();
         let untied = inputs.request.untied;
-        if self.peak <= limit && !untied {
-            return format!("It fits: plan with --untied, or with --untied --solver {}", self.name);
+        if least.peak <= limit && !untied {
+            return format!("It fits: plan with --untied, or with --untied --solver {}", least.name);
         }
-        if inputs.request.recompute == RecomputeChoice::Policy(RecomputePolicy::Off) && !inputs.keeps_passes()
-        {
+        // Neither recomputation nor micro-batches make state smaller.
+        let activations = self.state <= limit.0 && !inputs.keeps_passes();
+        if activations && inputs.request.recompute == RecomputeChoice::Policy(RecomputePolicy::Off) {
             all.push("--recompute full (results of blocks are computed again)".to_string());
         }
-        if !untied {
+        if !untied && !self.every {
             all.push("--untied (weights, gradients and optimizer state in shards)".to_string());
         }
         let divided = inputs.request.micro_batches != MicroBatchChoice::default();
-        if !divided
-            && !inputs.keeps_passes()
-            && inputs.graph.step_size().samples.is_some_and(|samples| samples > 1)
-        {
+        let size = inputs.graph.step_size();
+        if activations && !divided && size.samples.is_some_and(|samples| samples > 1) {
             all.push("--micro-batches auto (the batch in parts, gradients added up)".to_string());
         }
-        let state = self
-            .shares
-            .as_ref()
-            .map_or(0, |shares| shares.weights.0 + shares.gradients.0 + shares.optimizer_state.0);
+        let shares = least.shares.as_ref();
+        let stored = shares.map_or(0, |own| own.weights.0 + own.gradients.0 + own.optimizer_state.0);
         let devices = u64::from(inputs.machine.devices());
-        let times = self.peak.0.div_ceil(limit.0.max(1));
-        if state > self.peak.0 / 2 {
+        let times = least.peak.0.div_ceil(limit.0.max(1));
+        if stored > least.peak.0 / 2 {
             all.push(format!("about {} devices instead of {devices}", devices.saturating_mul(times.max(2))));
         } else {
-            let size = inputs.graph.step_size();
             let smaller = size.samples.map(|samples| (samples / times.max(2)).max(1));
             all.extend(
                 smaller.map(|batch| format!("a batch of about {batch} (--batch), or shorter samples")),

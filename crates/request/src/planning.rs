@@ -249,7 +249,8 @@ impl Inputs {
                     Some(step),
                 ) => {
                     let planner = inputs.planner(&step.graph);
-                    let message = explain(&self, &planner, step.variant, &control, &error, Bytes(limit));
+                    let (error, message) =
+                        explain(&self, &planner, step.variant, &control, error, Bytes(limit));
                     anyhow::Error::from(error).context(message)
                 }
                 (StrategyError::Plan(error), _) => anyhow::Error::from(error),

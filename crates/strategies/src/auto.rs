@@ -100,7 +100,7 @@ impl Strategy for Auto {
                     &control.all_but(4),
                 )? {
                     Some(mut untied) if candidates.add(Exact.name(), untied.clone())? => {
-                        untied.notes.push(error.to_string());
+                        untied.search_notes.push(error.outcome());
                         Ok(untied)
                     }
                     _ => Err(error),
@@ -112,7 +112,7 @@ impl Strategy for Auto {
         let Fastest { mut solution, name, note } = candidates.fastest(searched, control)?;
         // A note on the fastest candidate is no longer of the plan that a walk leads to.
         if !candidates.polish(&mut solution, name, proof, control)? {
-            solution.notes.extend(note);
+            solution.search_notes.extend(note);
         }
         solution.stages.polish_seconds = control.elapsed().saturating_sub(planned).as_secs_f64();
         Ok(solution)
@@ -247,7 +247,7 @@ impl<'a> Candidates<'_, 'a> {
                 let computing = compute_lower_bound(&best.context)?;
                 let lower_bound = Some(computing);
                 let mut solution = Solution { lower_bound, stop_reason, moves, placements, ..best };
-                solution.notes.push(error.to_string());
+                solution.search_notes.push(error.outcome());
                 (solution, note)
             }
         };
@@ -308,10 +308,10 @@ impl<'a> Candidates<'_, 'a> {
             start = next.take();
         }
         let Some((better, note)) = found else { return Ok(false) };
-        let mut notes = std::mem::take(&mut solution.notes);
-        notes.push(note);
+        let mut search_notes = std::mem::take(&mut solution.search_notes);
+        search_notes.push(note);
         let searched = proof.unwrap_or_else(|| solution.clone());
-        *solution = Solution { notes, ..searched.with_answer_of(better, problem)? };
+        *solution = Solution { search_notes, ..searched.with_answer_of(better, problem)? };
         Ok(true)
     }
 }

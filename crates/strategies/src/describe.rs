@@ -54,7 +54,7 @@ pub fn plan(
     }
     let priced = planner.recipes(constraints, control)?;
     let limit = constraints.memory.or_else(|| planner.machine().memory_limit());
-    let mut baselines = BTreeMap::new();
+    let (mut baselines, mut unsimulated) = (BTreeMap::new(), Vec::new());
     for own in RECIPES.iter().filter_map(|recipe| baseline(priced, recipe.name(), constraints)) {
         let is_answer = Arc::ptr_eq(&own.context, &solution.context) && own.assignment == solution.assignment;
         // Beside a simulated step, only simulated ones are comparable.
@@ -62,8 +62,11 @@ pub fn plan(
         if step.is_some() || solution.step.is_none() {
             baselines.insert(own.recipe.name().to_string(), recipe_cost(own, step, limit));
         } else {
-            solution.notes.push(format!("there was no time to simulate the baseline {}", own.recipe.name()));
+            unsimulated.push(own.recipe.name());
         }
+    }
+    if !unsimulated.is_empty() {
+        solution.notes.push(format!("there was no time to simulate {}", unsimulated.join(", ")));
     }
     let mut plan = describe((strategy.name(), strategy.about()), &solution, control.seed);
     plan.pipeline = pipeline(&solution);
@@ -212,6 +215,7 @@ pub(crate) fn describe((name, about): (&str, &str), solution: &Solution<'_>, see
         layers: layers.collect(),
         ops: ops.collect(),
         warnings: warnings(solution),
+        search_notes: search_notes(solution),
     }
 }
 
@@ -271,8 +275,9 @@ fn odd_batch(context: &Context<'_>) -> Option<String> {
         .next()
         .filter(|&(_, parts)| parts < devices)
         .map(|(size, parts)| {
+            let what = if context.graph.micro_batches.get() > 1 { "micro-batch" } else { "batch" };
             format!(
-                "a batch of {size} does not divide by {devices} devices: data parallelism splits it {parts} ways; a \
+                "a {what} of {size} does not divide by {devices} devices: data parallelism splits it {parts} ways; a \
                  multiple of {devices} uses all devices"
             )
         })
@@ -316,15 +321,18 @@ fn why_unproved(reason: &StopReason) -> Option<String> {
     Some(format!("not proved optimal: {why}"))
 }
 
+/// How the search came to its answer, and where its bounds hold.
+fn search_notes(solution: &Solution<'_>) -> Vec<String> {
+    let axes = &solution.context.search_mesh;
+    let merged = (!axes.prime).then(|| {
+        format!("merged axes keep the search small: objective and lower bound hold for {}", axes.describe())
+    });
+    merged.into_iter().chain(solution.search_notes.iter().cloned()).collect()
+}
+
 fn warnings(solution: &Solution<'_>) -> Vec<String> {
     let context = &*solution.context;
     let mut all = Vec::new();
-    if !context.search_mesh.prime {
-        all.push(format!(
-            "merged axes keep the search small: objective and lower bound hold for {}",
-            context.search_mesh.describe()
-        ));
-    }
     all.extend(odd_batch(context));
     all.extend(padding_hint(context).ok().flatten());
     all.extend(idle_devices(context));

@@ -72,7 +72,7 @@ impl Strategy for Exact {
             (Ok(found), Some(recipe)) if recipe.costs.objective() < found.objective() => {
                 let answer = Solution { optimised: Optimised::Sum, ..recipe.solution() };
                 let mut solution = found.with_answer_of(answer, planner.problem_if_built())?;
-                solution.notes.push(note(recipe));
+                solution.search_notes.push(note(recipe));
                 Ok(solution)
             }
             (Err(StrategyError::Plan(error)), Some(recipe))
@@ -82,8 +82,8 @@ impl Strategy for Exact {
                     PlanError::Stopped(reason) => reason,
                     _ => control.stop(0).unwrap_or(StopReason::Exhausted),
                 };
-                let notes = vec![note(recipe)];
-                Ok(Solution { lower_bound: Some(0), stop_reason, notes, ..recipe.solution() })
+                let search_notes = vec![note(recipe)];
+                Ok(Solution { lower_bound: Some(0), stop_reason, search_notes, ..recipe.solution() })
             }
             (Err(StrategyError::Plan(error)), None) => {
                 let limit = constraints.memory.map(|limit| limit.0);

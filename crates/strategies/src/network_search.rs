@@ -9,7 +9,7 @@ use crate::{
 use shardwright_graph::{FactorIndex, FactorKind, factor_kinds};
 use shardwright_plan::{
     CoarseSpace, Constraints, MinMemory, Optimised, PatternBound, PlanError, SearchProblem,
-    compute_lower_bound, is_on_prime_axes, limited, min_memory, pattern_bound, peak, tighten,
+    compute_lower_bound, is_on_prime_axes, limited, min_memory, pattern_bound, peak, tighten, why_stopped,
 };
 use shardwright_search::{Control, Network, NetworkBuilder, Outcome, Solver, StopReason, VarId, gap};
 use shardwright_space::{Assignment, AxisUse};
@@ -117,9 +117,9 @@ impl NetworkSearch<'_> {
         solution.stages.bound_seconds = bound_seconds;
         solution.stages.refine_seconds = clock() - build_seconds - solve_seconds - bound_seconds;
         if let Some(reason) = cut_short {
-            solution.notes.push(format!(
-                "refinement on finer axes was cut short ({reason:?}, {meshes} meshes searched): more time (--time) may find \
-                 a faster plan"
+            let why = why_stopped(&reason);
+            solution.search_notes.push(format!(
+                "refinement on finer axes was cut short after {meshes} meshes ({why}): more time (--time) may find a faster plan"
             ));
         }
         if !constraints.configs.is_empty() {
@@ -368,7 +368,7 @@ fn refined<'a>(
     };
     let axes = problem.context.search_mesh.describe();
     let gap = gap(coarse.objective, coarse.bound);
-    solution.notes.push(format!(
+    solution.search_notes.push(format!(
         "refined from {axes}, where the best plan takes {:.3} ms{}; lower_bound {what}",
         milliseconds(coarse.objective),
         gap.map_or(String::new(), |gap| format!(" with a gap of {:.2}%", gap * 100.0))

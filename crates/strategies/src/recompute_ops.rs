@@ -185,7 +185,7 @@ impl OpsSearch<'_> {
         {
             answer = other;
         }
-        answer.plan.warnings.push(format!(
+        answer.plan.search_notes.push(format!(
             "recomputed ops were chosen {}; each value is recomputed at most once",
             if groups(planner.graph(), &space).iter().all(|group| group.len() == 1) {
                 "one by one"

@@ -37,8 +37,10 @@ pub struct Solution<'a> {
     pub placements: Vec<PlacementRow>,
     /// The simulated step, if the strategy simulated it.
     pub step: Option<SimulatedStep>,
-    /// Facts about the search, for people.
+    /// What people must know of the answer.
     pub notes: Vec<String>,
+    /// How the search came to it.
+    pub search_notes: Vec<String>,
     /// Seconds that the parts of the search took.
     pub stages: StageTimes,
 }
@@ -78,6 +80,7 @@ impl<'a> Solution<'a> {
             placements: Vec::new(),
             step: None,
             notes: Vec::new(),
+            search_notes: Vec::new(),
             stages: StageTimes::default(),
         }
     }

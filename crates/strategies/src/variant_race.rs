@@ -13,7 +13,7 @@
 //! with its computing. Variants that are left out because memory does not bind the plan are not covered; a note says so.
 
 use crate::{
-    Strategy,
+    Planner, Strategy,
     describe::{PlanAnswer, plan},
     error::StrategyError,
     recompute_ops::plan_ops,
@@ -74,12 +74,13 @@ pub fn plan_variants<'g>(
     if let &[only] = variants {
         return race.only(only);
     }
-    let (mut entries, mut notes) = race.entries(variants)?;
+    let (mut entries, warnings) = race.entries(variants)?;
+    let mut notes = Notes { warnings, search: Vec::new() };
     let all = entries.len();
     let mut baselines = VariantBaselines::default();
     let ruled_out = race.first_answers(&mut entries, &mut baselines)?;
     if let Some(limit) = constraints.memory.filter(|_| ruled_out > 0) {
-        notes.push(format!(
+        notes.search.push(format!(
             "{ruled_out} of {all} variants (micro-batches and recomputation) were ruled out: each of their plans needs more than {}",
             show_bytes(limit.0)
         ));
@@ -91,6 +92,15 @@ pub fn plan_variants<'g>(
     Ok(found)
 }
 
+/// What is said of the race in the plan.
+#[derive(Default)]
+struct Notes {
+    /// What people must know.
+    warnings: Vec<String>,
+    /// How the plan was found.
+    search: Vec<String>,
+}
+
 /// What is known of a variant before its search.
 struct Entry {
     variant: Variant,
@@ -98,6 +108,13 @@ struct Entry {
     /// Whether the bounds are the variant's own, not those of the step that recomputes nothing.
     is_exact: bool,
     first_answer: Option<FirstAnswer>,
+}
+
+impl Entry {
+    /// Whether the variant's own memory is bounded.
+    fn is_bounded(&self) -> bool {
+        self.is_exact && self.bounds.memory > 0
+    }
 }
 
 /// Lower bounds that hold for all plans of a variant; zero where nothing is known.
@@ -121,7 +138,12 @@ impl<'g> Race<'_, 'g> {
     /// Plans the only variant.
     fn only(&self, variant: Variant) -> Result<VariantAnswer<'g>, VariantError<'g>> {
         let step = self.step(variant)?;
-        let planned = plan(&self.inputs.planner(&step.graph), self.strategy, self.constraints, self.control);
+        let planner = self.inputs.planner(&step.graph);
+        let planned = self.bound_memory(&planner).and_then(|needed| match self.impossible(needed) {
+            Some(error) => Err(error.into()),
+            None => plan(&planner, self.strategy, self.constraints, self.control),
+        });
+        drop(planner);
         match planned {
             Ok(mut answer) => {
                 name_variant(&mut answer.plan, variant);
@@ -129,6 +151,21 @@ impl<'g> Race<'_, 'g> {
             }
             Err(error) => Err(VariantError { step: Some(Box::new(step)), error }),
         }
+    }
+
+    /// Bytes that some device holds under any plan; zero where no limit asks.
+    fn bound_memory(&self, planner: &Planner<'_>) -> Result<u64, StrategyError> {
+        Ok(match self.constraints.memory {
+            Some(_) => memory_lower_bound(&*planner.prime()?).0,
+            None => 0,
+        })
+    }
+
+    /// The error of a step whose every plan needs more memory than the limit: no search changes that.
+    fn impossible(&self, lower_bound: u64) -> Option<PlanError> {
+        let limit = self.constraints.memory.filter(|limit| lower_bound > limit.0)?.0;
+        let (solver, space) = (self.strategy.name().into(), "every plan on all devices".into());
+        Some(PlanError::DoesNotFit { solver, space, limit, least: None, lower_bound })
     }
 
     fn step(&self, variant: Variant) -> Result<VariantGraph<'g>, StrategyError> {
@@ -244,7 +281,7 @@ impl<'g> Race<'_, 'g> {
         }
         let count = ruled_out.len();
         if done.is_empty() {
-            // The leanest variant is searched in any case: its refusal says how much is missing.
+            // The refusal of the leanest variant says how much is missing.
             done.extend(ruled_out.into_iter().min_by_key(|own| own.bounds.memory));
         }
         *entries = done;
@@ -268,11 +305,7 @@ impl<'g> Race<'_, 'g> {
     }
 
     /// Searches the entries in their order.
-    fn search(
-        &self,
-        entries: Vec<Entry>,
-        notes: &mut Vec<String>,
-    ) -> Result<VariantAnswer<'g>, VariantError<'g>> {
+    fn search(&self, entries: Vec<Entry>, notes: &mut Notes) -> Result<VariantAnswer<'g>, VariantError<'g>> {
         let mut standing = Standing::default();
         let mut left = entries.len();
         let mut unsearched: Vec<&Entry> = Vec::new();
@@ -295,6 +328,12 @@ impl<'g> Race<'_, 'g> {
             }
             let step = self.step(entry.variant)?;
             let planner = self.inputs.planner(&step.graph);
+            // Where the time ended before its bounds were computed, this one still is: it takes no search.
+            let memory = if entry.is_bounded() { entry.bounds.memory } else { self.bound_memory(&planner)? };
+            if let Some(error) = self.impossible(memory) {
+                standing.failed(entry, error);
+                continue;
+            }
             // A first answer that memory does not limit leaves nothing to the variants that keep less.
             let alone = left == 0 || entry.first_answer.is_some_and(|first| !self.binds(first.held));
             let control = if alone { self.control.clone() } else { self.control.share(2) };
@@ -313,7 +352,7 @@ impl<'g> Race<'_, 'g> {
         let chosen = entries.iter().any(|own| own.variant.micro_batches != entries[0].variant.micro_batches);
         if let Some((_, best)) = standing.best.as_ref().filter(|_| left_out > 0 && chosen) {
             let limit = self.constraints.memory.map_or(u64::MAX, |limit| limit.0).max(1);
-            notes.push(format!(
+            notes.warnings.push(format!(
                 "the plan takes {}% of the memory limit, so {left_out} variants that divide further or recompute more were not searched: the \
                  lower bound does not cover them",
                 u128::from(best.plan.peak_memory_bytes) * 100 / u128::from(limit)
@@ -321,7 +360,7 @@ impl<'g> Race<'_, 'g> {
         }
         if !unsearched.is_empty() {
             let least = unsearched.iter().map(|own| own.bounds.computing).min().unwrap_or(0);
-            notes.push(format!(
+            notes.search.push(format!(
                 "{} variants (micro-batches and recomputation) were not searched: their computing alone takes {:.4} s or more",
                 unsearched.len(),
                 least as f64 / 1e12
@@ -419,7 +458,7 @@ impl Standing {
         }
     }
 
-    fn finish(self, notes: Vec<String>) -> Result<(Variant, PlanAnswer), (Option<Variant>, PlanError)> {
+    fn finish(self, notes: Notes) -> Result<(Variant, PlanAnswer), (Option<Variant>, PlanError)> {
         let Some((variant, mut answer)) = self.best else {
             return Err(match self.failure {
                 Some(failure) => (Some(failure.variant), failure.error),
@@ -438,7 +477,8 @@ impl Standing {
                 failure.variant.options()
             ));
         }
-        plan.warnings.extend(notes);
+        plan.warnings.extend(notes.warnings);
+        plan.search_notes.extend(notes.search);
         Ok((variant, answer))
     }
 }

@@ -330,12 +330,29 @@ fn a_memory_limit_is_kept_or_the_answer_says_what_would_do() {
         "Of the baselines `megatron` needs least",
         "(weights ",
         "activations ",
-        "What would help: ",
-        "--untied (weights",
+        "proved for every plan on all devices",
+        "Weights and optimizer state alone take ",
+        "What would help: about ",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert_eq!(text.matches("fits into 1.0 kB").count(), 1, "{text}");
+}
+
+#[test]
+fn what_fits_nowhere_is_refused_by_a_proof_at_once_and_says_by_how_much() {
+    let output = shardwright(&["plan", "llama3-405b", "--machine", "8xh100", "--time", "1"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{text}");
+    for part in
+        ["proved for every plan on all devices", "and at least 7", " GB per device, each of them stored once"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // State that exceeds the limit is no smaller in micro-batches, or recomputed.
+    assert!(!text.contains("--micro-batches auto") && !text.contains("--untied"), "{text}");
+    // One of a kind: not twice in one message.
+    assert_eq!(text.matches("fits into").count(), 1, "{text}");
 }
 
 /// The limit that `gpt:batch=16` with Adam keeps on 16 P100s as FSDP, but under no other recipe.
@@ -357,10 +374,12 @@ fn what_is_not_found_in_the_time_is_not_called_impossible() {
         assert!(output.stdout.is_empty() && text.starts_with("error: ") && text.contains(part), "{text}");
         output.status.code()
     };
-    let late = ["plan", MODEL, "--machine", "flat:4", "--memory", "1kB", "--time", "0"];
+    // Above what every plan needs, below what the recipes need.
+    let late = ["plan", MODEL, "--machine", "flat:4", "--memory", "1500kB", "--time", "0"];
     assert_eq!(status(&late, "did not prove that none does"), Some(3));
     assert_eq!(status(&late, "Of the baselines"), Some(3));
-    assert_eq!(status(&late[..6], "no plan of auto fits into 1.0 kB per device (proved"), Some(1));
+    let never = [&late[..5], &["1kB", "--time", "0"]].concat();
+    assert_eq!(status(&never, "no plan of auto fits into 1.0 kB per device (proved"), Some(1));
     // A plan that is not searched within the limit says so.
     assert_eq!(
         status(&[&late[..6], &["--solver", "data"]].concat(), "does not search within a limit"),
