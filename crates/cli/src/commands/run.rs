@@ -92,7 +92,9 @@ fn open(args: &Args) -> anyhow::Result<LoweredPlan> {
     let Some(lowered) = LoweredPlan::of_file(request)? else {
         // A plan takes a while: this is said before.
         args.note_cores(open_machine(&request.machine)?.devices());
+        interrupt::work_follows();
         let made = plan::make(request, &args.solver)?;
+        interrupt::searches_are_over();
         if interrupt::flag().load(Ordering::Relaxed) {
             complain(&"note: the search was stopped: its best plan runs now; Ctrl-C ends the run");
         }
@@ -138,7 +140,6 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         complain(&reason);
         return Ok(Verdict::CannotBeMet);
     }
-    interrupt::searches_are_over();
     let weights = Weights::of(&lowered.opened.inputs)?;
     let options = Options {
         given: &weights.given,
