@@ -311,7 +311,8 @@ pub fn show_bytes(bytes: u64) -> String {
         b if b >= 1e12 => format!("{:.2} TB", b / 1e12),
         b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
-        b => format!("{:.1} kB", b / 1e3),
+        b if b >= 1e3 => format!("{:.1} kB", b / 1e3),
+        b => format!("{b} B"),
     }
 }
 

@@ -192,6 +192,15 @@ pub fn weights_fingerprint(graph: &Graph) -> String {
     format!("{hash:016x}")
 }
 
+/// Names a graph after its file where the name says nothing: exporters call most of theirs `main_graph` or `jit_f`.
+fn name_after(path: &Path, graph: &mut Graph) {
+    let says_nothing = graph.name.starts_with("jit_")
+        || matches!(&graph.name[..], "" | "main" | "main_graph" | "torch_jit" | "torch-jit-export");
+    if let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|_| says_nothing) {
+        graph.name = name.into();
+    }
+}
+
 impl ModelSpec {
     fn read_into(&self, inputs: &mut Inputs) -> anyhow::Result<()> {
         let path = Path::new(&self.name);
@@ -259,6 +268,7 @@ impl ModelSpec {
             let imported = self.read_onnx(path)?;
             inputs.stored = Some(StoredValues::new(path, imported.sources));
             (inputs.graph, inputs.notes) = (imported.graph, imported.notes);
+            name_after(path, &mut inputs.graph);
             return Ok(());
         }
         let known = is_json(path) || is_stablehlo(path);
@@ -271,7 +281,9 @@ impl ModelSpec {
             name.map_or_else(String::new, |name| did_you_mean(name, zoo::names()))
         );
         if is_stablehlo(path) {
-            return self.read_text(path, read(path)?, inputs);
+            self.read_text(path, read(path)?, inputs)?;
+            name_after(path, &mut inputs.graph);
+            return Ok(());
         }
         self.read_json(path, &read(path)?, inputs)
     }

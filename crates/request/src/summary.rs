@@ -80,8 +80,10 @@ pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Resul
     print_search(out, plan, detail)?;
     print_baselines(out, plan)?;
     print_placements(out, plan)?;
+    let search = plan.search_notes.iter().filter(|_| detail == Detail::All);
     plan.warnings
         .iter()
+        .chain(search)
         .flat_map(|warning| wrapped(&format!("note: {warning}"), WIDTH))
         .try_for_each(|line| writeln!(out, "{line}"))
 }
@@ -127,6 +129,9 @@ fn fact(out: &mut impl Write, label: &str, text: &str) -> io::Result<()> {
     writeln!(out, "{}", hanging(&format!("  {label:<22} "), text))
 }
 
+/// The share of the step from which waiting is worth a line: the others add up but for rounding.
+const WAITING: f64 = 0.005;
+
 /// The step's times, memory and traffic.
 fn print_step(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result<()> {
     let times = &plan.simulated;
@@ -134,6 +139,11 @@ fn print_step(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result<(
     fact(out, "step", &show_seconds(times.step_seconds))?;
     fact(out, "computing", &show_seconds(times.compute_seconds))?;
     fact(out, "exposed communication", &show_seconds(times.exposed_comm_seconds))?;
+    // Devices of a pipeline also wait for each other.
+    let waiting = times.step_seconds - times.compute_seconds - times.exposed_comm_seconds;
+    if waiting > times.step_seconds * WAITING {
+        fact(out, "waiting", &format!("{} for other stages or devices", show_seconds(waiting)))?;
+    }
     if detail == Detail::All {
         fact(out, "without overlap", &show_seconds(plan.objective as f64 / 1e12))?;
     }
@@ -173,12 +183,14 @@ fn print_pipeline(out: &mut impl Write, plan: &Plan, pipeline: &PlanPipeline) ->
     );
     fact(out, "pipeline", &text)?;
     for (at, stage) in pipeline.stages.iter().enumerate() {
-        let ends = match &stage.layers[..] {
+        // Copies of weights for all micro-batches are no layers of the model.
+        let layers: Vec<&String> = stage.layers.iter().filter(|name| !name.ends_with(".held")).collect();
+        let ends = match &layers[..] {
             [] => "no layers".to_string(),
-            [one] => one.clone(),
+            [one] => one.to_string(),
             [first, .., last] => format!("{first} … {last}"),
         };
-        let layers = stage.layers.len();
+        let layers = layers.len();
         let text = format!(
             "group {} ({} devices): {layers} layers, {ends}; {} of work, {}",
             stage.group,
@@ -221,9 +233,9 @@ fn print_throughput(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
     Ok(())
 }
 
-/// A rate as people read it: `12,345`, or with decimals below 100.
-fn grouped(rate: f64) -> String {
-    if rate < 100.0 {
+/// A number as people read it: `12,345`, or with decimals below 100 where it has any.
+pub fn grouped(rate: f64) -> String {
+    if rate < 100.0 && rate.fract() != 0.0 {
         return format!("{rate:.2}");
     }
     let digits = format!("{rate:.0}");
@@ -256,18 +268,39 @@ pub fn headline(plan: &Plan) -> String {
         .filter(|_| !alone);
     if let Some((name, best)) = others.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds)) {
         let ratio = best.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
+        let ratio = if (ratio - 1.0).abs() < 0.005 {
+            "as fast as".to_string()
+        } else {
+            format!("{ratio:.2}x the speed of")
+        };
         let own = (plan.micro_batches, &plan.recompute.policy);
         let variant = best.variant().filter(|_| (best.micro_batches, &best.recompute) != own);
         let variant = variant.map_or(String::new(), |words| format!(" with {words}"));
-        facts.push(format!("{ratio:.2}x the speed of {name}{variant}"));
+        facts.push(format!("{ratio} {name}{variant}"));
     }
     facts.push(memory(plan));
     if let Some(gap) = plan.overlap.and_then(|bound| bound.gap) {
-        facts.push(format!("proved within {:.1}% of the best step", gap * 100.0));
+        facts.push(within(gap));
     }
     let (model, machine, words) = (&plan.model, &plan.machine, &plan.parallelism.words);
     let how = if alone { String::new() } else { format!("{recipe}{words}: ") };
     format!("{model} on {machine}: {how}{}", facts.join(", "))
+}
+
+/// A share in percent, rounded up to a tenth.
+fn percent_up(share: f64) -> f64 {
+    (share * 1000.0).ceil() / 10.0
+}
+
+/// How near a step is proved to be to the best one. Rounded up: a proof claims nothing that it does not show.
+fn within(gap: f64) -> String {
+    if gap <= 0.0 {
+        "proved optimal".into()
+    } else if gap <= 1.0 {
+        format!("proved within {:.1}% of the best step", percent_up(gap))
+    } else {
+        format!("at most {:.1} times the best step", ((gap + 1.0) * 10.0).ceil() / 10.0)
+    }
 }
 
 /// The search: its space, its proof and its cost.
@@ -287,11 +320,9 @@ fn print_search(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result
             fact(out, "search space", &format!("{count} {variables}, {choices} configs"))?;
         }
         if let Some(gap) = plan.overlap.and_then(|bound| bound.gap) {
-            fact(
-                out,
-                "proof",
-                &format!("at most {:.2}% above the best overlapped step of any plan", gap * 100.0),
-            )?;
+            let bound = show_seconds(plan.simulated.step_seconds / (1.0 + gap));
+            let above = percent_up(gap);
+            fact(out, "proof", &format!("no plan's step is below {bound}: this one is {above:.1}% above"))?;
         }
         if detail == Detail::All || plan.overlap.is_none() || plan.proved_optimal {
             fact(out, "proof of the sum", &proof(plan))?;
@@ -321,9 +352,7 @@ fn proof(plan: &Plan) -> String {
         Some(gap) if simulated => {
             format!("step shortened by simulation; without overlap, gap {gap:.2}% to the lower bound")
         }
-        Some(_) if plan.proved_optimal => {
-            "proved optimal: without overlap, no plan in the search space is faster".into()
-        }
+        Some(_) if plan.proved_optimal => "without overlap, no plan in the search space is faster".into(),
         Some(gap) if plan.space.coarse.is_some() => {
             format!("without overlap, at most {gap:.2}% above any plan on any axes")
         }
@@ -340,15 +369,20 @@ fn print_baselines(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
         let relative = baseline.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
         let refusal = (!baseline.fits).then(|| "does not fit".to_string());
         let notes: Vec<String> = baseline.variant().into_iter().chain(refusal).collect();
-        let notes = if notes.is_empty() { String::new() } else { format!("  {}", notes.join(", ")) };
-        writeln!(
-            out,
-            "  {name:<11} {:>12} {:>12} {:>12} {:>12}{notes}",
+        let notes = notes.join(", ");
+        let row = format!(
+            "  {name:<11} {:>12} {:>12} {:>12} {:>12}",
             show_seconds(baseline.step_seconds),
             format!("{relative:.2}x"),
             show_bytes(baseline.traffic_bytes),
             show_bytes(baseline.peak_memory_bytes),
-        )?;
+        );
+        // A long note stands below its row.
+        match row.chars().count() + 2 + notes.chars().count() <= WIDTH {
+            _ if notes.is_empty() => writeln!(out, "{row}")?,
+            true => writeln!(out, "{row}  {notes}")?,
+            false => writeln!(out, "{row}\n{}", hanging("                with ", &notes))?,
+        }
     }
     Ok(())
 }
@@ -383,5 +417,24 @@ pub fn show_seconds(seconds: f64) -> String {
         s if s >= 1.0 => format!("{s:.2} s"),
         s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
         s => format!("{:.1} us", s * 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proofs_are_rounded_up_and_large_gaps_are_factors() {
+        assert_eq!(within(0.0), "proved optimal");
+        assert_eq!(within(0.0004), "proved within 0.1% of the best step");
+        assert_eq!(within(0.1604), "proved within 16.1% of the best step");
+        assert_eq!(within(1.4568), "at most 2.5 times the best step");
+    }
+
+    #[test]
+    fn numbers_are_grouped_and_small_rates_have_decimals() {
+        let shown = [0.0, 3.0, 3.25, 99.5, 100.4, 8_030_261_248.0].map(grouped);
+        assert_eq!(shown, ["0", "3", "3.25", "99.50", "100", "8,030,261,248"]);
     }
 }

@@ -53,7 +53,7 @@ const NOTES: [&str; 4] = [
     "SoyBean's count is elements moved, with every op split on every axis; replicated ops count as split",
     "OptCNN's count sends every block directly to its readers, weights through a parameter server; `traffic` is what the plan sends",
     "auto runs last, and the answers of all other rows are its candidates: its `search` does not count theirs",
-    "step is simulated; `proved` is about the cost model's sum, without overlap",
+    "step is simulated; `optimal` is proved of the cost model's sum, without overlap",
 ];
 
 /// Runs the command.
@@ -139,8 +139,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
     print_scaling(&mut out, &comparison.scaling)?;
     print_pareto(&mut out, &comparison.pareto)?;
     if !args.quiet {
-        let counts = |note: &&String| args.verbose || !note.contains("'s count");
-        let shown = comparison.notes.iter().filter(counts);
+        let [soybean, optcnn, auto, steps] = NOTES;
+        let auto = Some(auto).filter(|_| comparison.rows.iter().any(|row| row.solver == "auto"));
+        let counts = [soybean, optcnn].into_iter().filter(|_| args.verbose);
+        let shown = counts.chain(auto).chain([steps]);
         shown.map(|note| hanging("note: ", note)).try_for_each(|note| writeln!(out, "{note}"))?;
     }
     if let Some(path) = &args.report {
@@ -210,13 +212,13 @@ fn print_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     };
     writeln!(
         out,
-        "{:<12} {:>10} {:>8} {:>10} {:>10} {:>7.2}s  {}",
+        "{:<12} {:>10} {:>8} {:>10} {:>10} {:>8}  {}",
         row.solver,
         show_seconds(step),
         row.speedup_over_data.map_or_else(|| "-".into(), |speedup| format!("{speedup:.2}x")),
         show_bytes(row.traffic_bytes.unwrap_or(0)),
         show_bytes(row.peak_memory_bytes.unwrap_or(0)),
-        row.search_seconds,
+        format!("{:.2} s", row.search_seconds),
         match (row.fits, row.proved_optimal) {
             (Some(false), _) => "does not fit",
             (_, true) => "optimal",

@@ -5,7 +5,7 @@ use crate::Verdict;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde::Serialize;
 use shardwright_graph::{Graph, Role};
-use shardwright_request::{Inputs, Request, WIDTH, hanging, is_path, parse_size};
+use shardwright_request::{Inputs, Request, WIDTH, grouped, hanging, is_path, parse_size};
 use shardwright_zoo::{self as zoo, BuildOptions, FAMILIES, OptionSpec, PRESET_OPTIONS, PRESETS};
 use std::io::{self, Write};
 
@@ -63,7 +63,8 @@ impl FileRow {
         let Row { name, parameters, ops, flops_per_step, .. } = &self.row;
         writeln!(
             out,
-            "{name}: {parameters} parameters, {ops} ops, {}FLOP per step",
+            "{name}: {} parameters, {ops} ops, {}FLOP per step",
+            grouped(*parameters as f64),
             si(*flops_per_step as f64)
         )?;
         writeln!(out, "{}", hanging("inputs: ", &self.inputs.join(", ")))?;
@@ -205,7 +206,7 @@ fn write_description(out: &mut impl Write, description: &Description) -> anyhow:
     writeln!(
         out,
         "{} parameters, {} ops, {}FLOP per step\n",
-        row.parameters,
+        grouped(row.parameters as f64),
         row.ops,
         si(row.flops_per_step as f64)
     )?;

@@ -399,21 +399,21 @@ impl SimulatedPlan<'_> {
         writeln!(
             out,
             "{:<18} {:>16} {:>16} {:>16} {:>10}",
-            "device", "computing", "idle", "exposed comm.", "peak"
+            "device", "computing", "exposed comm.", "other waiting", "peak"
         )?;
         for (class, (usage, peak)) in self.schedule.classes.ids().zip(self.classes()) {
             let part = |time: u64| format!("{} ({:.0}%)", show_seconds(seconds(time)), share(time));
             let others = self.schedule.classes.size(&self.lowered.program.mesh, class) - 1;
             let mut name = self.schedule.classes.device(class).0.to_string();
             if others > 0 {
-                name += &format!(" and {others} equal");
+                name += &format!(" (and {others} equal)");
             }
             writeln!(
                 out,
                 "{name:<18} {:>16} {:>16} {:>16} {:>10}",
                 part(usage.busy),
-                part(usage.idle),
                 part(usage.exposed),
+                part(usage.idle.saturating_sub(usage.exposed)),
                 show_bytes(peak)
             )?;
         }

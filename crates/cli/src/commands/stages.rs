@@ -4,7 +4,7 @@ use crate::{Verdict, complain, interrupt};
 use anyhow::Context;
 use serde::Serialize;
 use shardwright_machine::{Bytes, BytesPerSecond};
-use shardwright_request::{WallClock, half_of_free, hanging, read};
+use shardwright_request::{WallClock, half_of_free, hanging, read, show_bytes, show_seconds};
 use shardwright_search::Clock as _;
 use shardwright_stages::format::{self, Overrides, Problem};
 use shardwright_stages::{Control, Outcome, Progress, StopReason, no_fit};
@@ -124,10 +124,12 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
             return;
         }
         let seconds = clock.now().saturating_sub(start).as_secs_f64();
-        let best =
-            progress.best_seconds.map_or("no stages yet".to_string(), |best| format!("best {best:.6e} s"));
+        let best = progress
+            .best_seconds
+            .map_or("no stages yet".to_string(), |best| format!("best {}", exact_seconds(best)));
         let (bound, source) = (progress.lower_bound_seconds, progress.source);
-        if let Err(error) = writeln!(io::stdout(), "# {seconds:.2} s: {best}, bound {bound:.6e} s ({source})")
+        if let Err(error) =
+            writeln!(io::stdout(), "# {seconds:.2} s: {best}, bound {} ({source})", exact_seconds(bound))
         {
             // The reader has closed the output (`| head`), so the search stops.
             cancel.store(true, Ordering::Relaxed);
@@ -216,8 +218,8 @@ fn print(out: &mut dyn Write, args: &Args, problem: &Problem, answer: &Answer<'_
     }
     writeln!(
         out,
-        "objective {:.9e} s, {} {} on {} of {} devices",
-        answer.objective.unwrap_or(f64::INFINITY),
+        "objective {}, {} {} on {} of {} devices",
+        exact_seconds(answer.objective.unwrap_or(f64::INFINITY)),
         answer.stages.len(),
         if answer.stages.len() == 1 { "stage" } else { "stages" },
         answer.devices,
@@ -228,18 +230,27 @@ fn print(out: &mut dyn Write, args: &Args, problem: &Problem, answer: &Answer<'_
         let layers = stage.nodes.len();
         let plural = if layers == 1 { "layer" } else { "layers" };
         let facts = format!(
-            "{layers} {plural} ({}) on {} × {} devices, {:.6e} s, {:.3} GiB, {} in flight, {}",
+            "{layers} {plural} ({}) on {} × {} devices, {}, {}, {} in flight, {}",
             if layers == 1 { (*first).to_string() } else { format!("{first} to {last}") },
             stage.tensor_parallel,
             stage.data_parallel,
-            stage.seconds,
-            stage.memory_bytes / (1u64 << 30) as f64,
+            show_seconds(stage.seconds),
+            show_bytes(stage.memory_bytes as u64),
             stage.micro_batches_in_flight,
             counted(&stage.options),
         );
         writeln!(out, "{}", hanging(&format!("{:>3}  ", index + 1), &facts))?;
     }
     Ok(())
+}
+
+/// Seconds with ten digits, by which answers are compared with those of other programs.
+fn exact_seconds(seconds: f64) -> String {
+    if !(1e-6..1e9).contains(&seconds) {
+        return format!("{seconds:.9e} s");
+    }
+    let before = seconds.log10().floor() as i32 + 1;
+    format!("{seconds:.digits$} s", digits = (10 - before).clamp(0, 15) as usize)
 }
 
 /// How often each option is chosen, in the order of first appearance.

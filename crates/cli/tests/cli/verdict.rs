@@ -14,8 +14,8 @@ fn text(args: &[&str]) -> String {
 fn lines_fit_eighty_columns() {
     let long = "gpt:layers=2,hidden=256,heads=4,vocab=512,seq=64,batch=16";
     let requests = [
-        vec!["plan", long, "--machine", "p100x16", "--untied", "-v"],
-        vec!["plan", long, "--machine", "p100x16", "--solver", "place"],
+        vec!["plan", long, "--machine", "p100x16", "--untied", "-v", "--time", "2"],
+        vec!["plan", long, "--machine", "p100x16", "--solver", "place", "--time", "2"],
         vec!["plan", MODEL, "--machine", "flat:4", "--solver", "soybean", "-v"],
         vec!["compare", MODEL, "--machine", "flat:4", "--solver", "data,fsdp,model,exact", "-q"],
     ];
