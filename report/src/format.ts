@@ -11,7 +11,15 @@ export function bytes(value: number): string {
   if (value >= 1e12) return `${(value / 1e12).toFixed(2)} TB`;
   if (value >= 1e9) return `${(value / 1e9).toFixed(2)} GB`;
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;
-  return `${(value / 1e3).toFixed(1)} kB`;
+  if (value >= 1e3) return `${(value / 1e3).toFixed(1)} kB`;
+  return `${value} B`;
+}
+
+/** A name of at most so many characters: its end says more than its middle. */
+export function shortened(name: string, most: number): string {
+  if (name.length <= most) return name;
+  const head = Math.max(2, Math.floor(most / 5));
+  return `${name.slice(0, head)}…${name.slice(name.length - Math.max(most - head - 1, 1))}`;
 }
 
 /** A rate as people read it: `12,345`, or with decimals below 100. */

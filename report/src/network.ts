@@ -4,7 +4,7 @@ import { colourOf, MOVE, splitKindOf, SPLIT_KINDS } from "./colours";
 import { el, legend, oneStop, panel, svg } from "./dom";
 import * as show from "./format";
 import { OpCost, Page } from "./model";
-import { Edge, edgesOf, foldsOf, Layer, layersOf, rowsOf, Side } from "./rails";
+import { Edge, edgesOf, foldsOf, isHeld, Layer, layersOf, rowsOf, Side } from "./rails";
 import { tiles, tilesText } from "./tiles";
 import { hideTip, showTip } from "./tip";
 
@@ -13,6 +13,9 @@ const BOX = 28;
 /** Room for arcs beside the rails. */
 const MARGIN = 110;
 const GAP = 70;
+/** The share of a box that a name may take, and about the width of a character. */
+const NAME_SHARE = 0.58;
+const CHARACTER = 7.6;
 
 export function network(report: Page, costs: OpCost[], select: (op: number) => void): HTMLElement {
   const layers = layersOf(report, costs);
@@ -39,6 +42,7 @@ export function network(report: Page, costs: OpCost[], select: (op: number) => v
   function foldText(fold: (typeof folds)[number]): string {
     const own = layers.slice(fold.first, fold.first + fold.length * fold.times);
     const spent = own.reduce((sum, layer) => sum + layer.seconds, 0);
+    if (own.every(isHeld)) return `weights, held for all micro-batches: ${show.seconds(spent)}`;
     return `${own[0]!.name} … ${own[own.length - 1]!.name}: ${show.seconds(spent)}`;
   }
 
@@ -46,7 +50,7 @@ export function network(report: Page, costs: OpCost[], select: (op: number) => v
     const first = ops[0]!;
     const kinds = [...new Set(ops.map((op) => splitKindOf(report.ops[op]!.split)))].map(colourOf);
     const configs = [...new Set(ops.map((op) => report.plan.ops[op]!.config))];
-    const name = side === "forward" ? layer.name : show.count(ops.length, "op");
+    const name = side === "forward" ? show.shortened(layer.name, Math.floor((NAME_SHARE * width) / CHARACTER)) : show.count(ops.length, "op");
     const config = `${configs.length > 2 ? `${configs.slice(0, 2).join(", ")}, ...` : configs.join(", ")} · ${kinds.length > 2 ? "several" : kinds.map((kind) => kind.short).join(", ")}`;
     const strip = kinds.map((kind, at) => `${kind.colour} ${(100 * at) / kinds.length}% ${(100 * (at + 1)) / kinds.length}%`).join(",");
     const spent = ops.reduce((sum, op) => sum + costs[op]!.compute + costs[op]!.comm, 0);

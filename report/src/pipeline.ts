@@ -4,6 +4,7 @@ import { bars } from "./bars";
 import { el, figures, legend, panel, svg } from "./dom";
 import * as show from "./format";
 import { Passes, PlanPipeline, Page, StepView } from "./model";
+import { isHeld } from "./rails";
 import { hideTip, showTip } from "./tip";
 
 const [WIDTH, LEFT, RIGHT, ROW, BOTTOM] = [1200, 76, 16, 30, 26];
@@ -58,8 +59,9 @@ function memoryOf(report: Page, own: PlanPipeline): HTMLElement {
   })));
 }
 
-/** The layers of a stage: the first, the last and their number. */
-function layers(names: string[]): string {
+/** The layers of a stage: the first, the last and their number. Copies of weights for all micro-batches are no layers of the model. */
+function layers(all: string[]): string {
+  const names = all.filter((name) => !isHeld({ name }));
   if (names.length < 3) return names.join(", ");
   return `${names[0]} … ${names[names.length - 1]} (${names.length})`;
 }
@@ -72,7 +74,7 @@ export function pipeline(report: Page, own: PlanPipeline): HTMLElement {
     picture(step, step.passes),
     legend([...used.map((pass) => ({ colour: COLOURS[pass] ?? "#8a8f98", text: NAMES[pass] ?? pass })), { colour: "#8a8f9855", text: "no pass: bubble, update, communication" }]),
     memoryOf(report, own),
-    figures("Stages", ["stage", "group", "devices", "layers", "work per step", "peak memory"], own.stages.map((stage, at) => ({
-      cells: [`stage ${at}`, String(stage.group), String(stage.devices), layers(stage.layers), show.seconds(stage.seconds), show.bytes(stage.peak_memory_bytes)],
+    figures("Stages", ["stage", "group", "devices", "work per step", "peak memory", "layers"], own.stages.map((stage, at) => ({
+      cells: [`stage ${at}`, String(stage.group), String(stage.devices), show.seconds(stage.seconds), show.bytes(stage.peak_memory_bytes), layers(stage.layers)],
     }))));
 }

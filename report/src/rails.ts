@@ -37,11 +37,16 @@ export function layersOf(report: Page, costs: OpCost[]): Layer[] {
   return layers;
 }
 
+/** Whether a layer only holds a weight for all micro-batches. */
+export function isHeld(layer: { name: string }): boolean {
+  return layer.name.endsWith(".held");
+}
+
 export function foldsOf(report: Page, layers: Layer[]): Fold[] {
   if (layers.length < FOLD_FROM) return [];
   // Equal blocks have equal configs and equal work.
   const config = (ops: number[]) => ops.map((op) => `${report.plan.ops[op]!.config} ${report.ops[op]!.device_flops} ${report.ops[op]!.device_bytes}`).join(" ");
-  return findFolds(layers.map((layer) => `${pattern(layer.name)} ${config(layer.forward)} ${config(layer.backward)}`));
+  return findFolds(layers.map((layer) => isHeld(layer) ? "held" : `${pattern(layer.name)} ${config(layer.forward)} ${config(layer.backward)}`));
 }
 
 /** The visible rows, and the row of every layer. */

@@ -7,7 +7,9 @@ import * as show from "./format";
 import { Page } from "./model";
 import { hideTip, showTip } from "./tip";
 
-const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [384, 92, 130, 16, 50];
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [384, 92, 150, 16, 50];
+/** The largest circle's radius: labels on the right keep clear of it. */
+const RADIUS = 20;
 /** Kinds with a colour of their own. */
 const MOST_KINDS = 6;
 
@@ -79,7 +81,7 @@ export function roofline(report: Page, select: (op: number) => void): HTMLElemen
     const at = y(roof.flops_per_second);
     drawing.append(svg("line", { class: "limit", x1: x(Math.min(Math.max(roof.flops_per_second / bandwidth, 10 ** xFrom), 10 ** xTo)), x2: width - RIGHT, y1: at, y2: at }));
     free = Math.max(at + 4, free + 15);
-    drawing.append(svg("text", { class: "limit-text", x: width - RIGHT + 6, y: free }, `${roof.format} ${show.flops(roof.flops_per_second)}`));
+    drawing.append(svg("text", { class: "limit-text", x: width - RIGHT + RADIUS + 4, y: free }, `${roof.format} ${show.flops(roof.flops_per_second)}`));
   }
   const sums = new Map<string, number>();
   all.forEach((own) => sums.set(own.kind, (sums.get(own.kind) ?? 0) + own.seconds));
@@ -89,13 +91,14 @@ export function roofline(report: Page, select: (op: number) => void): HTMLElemen
   // The largest circles first, so that small ones lie on top.
   for (const own of all.slice(0, 600)) {
     drawing.append(svg("circle", {
-      cx: x(own.intensity).toFixed(1), cy: y(own.rate).toFixed(1), r: Math.max(2, 20 * Math.sqrt(own.seconds / longest)).toFixed(1), fill: colour(own.kind), "fill-opacity": 0.6, stroke: colour(own.kind), class: "op",
+      cx: x(own.intensity).toFixed(1), cy: y(own.rate).toFixed(1), r: Math.max(2, RADIUS * Math.sqrt(own.seconds / longest)).toFixed(1), fill: colour(own.kind), "fill-opacity": 0.6, stroke: colour(own.kind), class: "op",
       pointermove: (event: PointerEvent) => showTip(event.clientX, event.clientY, own.count > 1 ? `${own.count} × ${ofBlocks(own.name)}` : own.name,
         `${own.kind}: ${show.seconds(own.seconds)}`, `${show.flops(own.rate)}, ${Number(own.intensity.toPrecision(3))} flops per byte`),
       pointerleave: hideTip, click: () => select(own.op),
     }));
   }
   const shown = kinds.slice(0, MOST_KINDS).map((kind) => ({ colour: colour(kind), text: kind }));
-  return panel("roofline", "Roofline", `${about} Device: ${name}, ${show.bytes(bandwidth)}/s.`, el("div", {}, drawing),
+  const above = all.some((own) => own.kind.startsWith("conv") && own.rate > highest) ? " Winograd convolutions lie above the peak: they multiply less than is counted." : "";
+  return panel("roofline", "Roofline", `${about}${above} Device: ${name}, ${show.bytes(bandwidth)}/s.`, el("div", {}, drawing),
     legend(kinds.length > MOST_KINDS ? [...shown, { colour: lineOf(MOST_KINDS).colour, text: "other kinds" }] : shown));
 }

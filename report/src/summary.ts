@@ -10,7 +10,10 @@ import { BaselineCost, Plan, Page } from "./model";
 /** The proved quality of the plan: of its step where that has a bound, else of the step without overlap. */
 export function verdict(plan: Plan): string {
   const overlapped = plan.overlap?.gap ?? null;
-  if (overlapped !== null) return `within ${(overlapped * 100).toFixed(1)}%`;
+  // Rounded up, as in the headline: a proof claims nothing that it does not show.
+  const up = (value: number) => (Math.ceil(value * 10) / 10).toFixed(1);
+  if (overlapped !== null && overlapped <= 0) return "optimal";
+  if (overlapped !== null) return overlapped <= 1 ? `within ${up(overlapped * 100)}%` : `at most ${up(overlapped + 1)} times`;
   if (plan.proved_optimal) return "proved optimal";
   if (plan.gap === null) return "no bound";
   return `at most ${show.percent(plan.gap)} above the ${plan.space.coarse ? "optimum on any axes" : "optimum"}`;
@@ -30,12 +33,15 @@ function steps(report: Page): HTMLElement {
   const { plan } = report;
   const own = plan.simulated;
   const times = (value: number, base: number) => `${show.seconds(value)} (${(value / Math.max(base, 1e-300)).toFixed(2)}x)`;
+  // Devices of a pipeline also wait for other stages.
+  const waits = plan.pipeline !== null;
+  const other = waits ? "exposed communication, and waiting for other stages" : "exposed communication";
   const simulated = (name: string, step: number, compute: number, mine: boolean): BarRow => ({
     name,
     own: mine,
     parts: [
       { value: compute, colour: COMPUTING.colour, text: `computing ${show.seconds(compute)}` },
-      { value: Math.max(step - compute, 0), colour: MOVE.colour, text: `exposed communication ${show.seconds(step - compute)}` },
+      { value: Math.max(step - compute, 0), colour: MOVE.colour, text: `${mine ? other : "exposed communication"} ${show.seconds(step - compute)}` },
     ],
     text: mine ? show.seconds(step) : times(step, own.step_seconds),
   });
@@ -52,7 +58,7 @@ function steps(report: Page): HTMLElement {
       simulated("this plan", own.step_seconds, own.compute_seconds, true),
       ...by((cost) => cost.step_seconds).map(([name, cost]) => simulated(described(name, cost), cost.step_seconds, cost.compute_seconds, false)),
     ], 3),
-    legend([{ colour: COMPUTING.colour, text: "computing" }, { colour: MOVE.colour, text: "exposed communication" }]),
+    legend([{ colour: COMPUTING.colour, text: "computing" }, { colour: MOVE.colour, text: other }]),
     bars("Step time without overlap (the proved objective)", [
       sum("this plan", plan.objective, true),
       ...by((cost) => cost.objective).map(([name, cost]) => sum(described(name, cost), cost.objective, false)),
@@ -101,13 +107,14 @@ export function summary(report: Page): HTMLElement {
       `${show.percent(plan.peak_memory_bytes / Math.max(limit, 1))} of the ${show.bytes(limit)} ${plan.memory_limit_bytes === null ? "of a device" : "limit"}${!plan.fits ? ": does not fit" : ""}`),
     tile("bytes sent per step", show.bytes(plan.traffic_bytes), data ? `data parallelism: ${show.bytes(data.traffic_bytes)}` : "all devices"));
   const { costs } = plan;
+  const notes = [...plan.warnings, ...(plan.search_notes ?? [])];
   const source = costs.measured_device
     ? `Operator times: ${costs.measured} measured on ${costs.measured_device}, ${costs.interpolated} interpolated, ${costs.roofline} from the data sheet.`
     : "Operator times: from the data sheet.";
   return panel("summary", "Summary", "",
     tiles,
     el("div", { class: "columns" }, steps(report), el("div", {}, mesh(report), traffic(plan))),
-    el("details", {}, el("summary", {}, show.count(plan.warnings.length + 2, "note")),
-      el("ul", {}, ...plan.warnings.map((text) => el("li", {}, text)), el("li", {}, source),
+    el("details", {}, el("summary", {}, show.count(notes.length + 2, "note")),
+      el("ul", {}, ...notes.map((text) => el("li", {}, text)), el("li", {}, source),
         el("li", {}, `Search space: ${plan.space.description}.`))));
 }

@@ -511,6 +511,8 @@ export interface Plan {
   ops: PlanOp[];
   /** Warnings for the user. */
   warnings: string[];
+  /** How the search came to this plan. */
+  search_notes?: string[];
 }
 
 /** A mesh axis. */
