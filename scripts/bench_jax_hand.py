@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Times our plans beside layouts written by hand, on host devices: data parallelism, FSDP and every 2D mesh.
 
-    python scripts/bench_jax_hand.py [--devices 16] [--seconds 500] [--only NAME] [--keep FOLDER] [--rounds 5]
+    python scripts/bench_jax_hand.py [--devices 16] [--seconds 500] [--only NAME] [--keep FOLDER] [--rounds 5] [--engines none]
 
 The plan is made without running anything (no `measure=True`), for the machine as `shardwright.jax.probe` and `profile` measure it, or for
 the files in FOLDER. By hand: the batch on D devices and weights by columns and rows in turn on M (Megatron), XLA filling in the rest; Nx1 is
 data parallelism; `fsdp` has the batch and the first dimension that divides of every weight on all devices. Rounds run all of them in turn;
-times are medians in milliseconds. The last column is our time over the best one written by hand.
+times are medians in milliseconds. The last column is our time over the best one written by hand. With several engines there is a row per engine that
+plans are priced for; `none` prices every op as a kernel of its own. Lines after a row compare the predicted times of recipes with the measured times of
+layouts written by hand.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--devices", type=int, default=16)
@@ -24,6 +27,9 @@ parser.add_argument("--seconds", type=float, default=500)
 parser.add_argument("--only", default="")
 parser.add_argument("--keep", help="a folder for what is probed: taken from there the next time")
 parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--time", type=float, default=20, help="seconds of planning")
+parser.add_argument("--engines", default="none", help="engines that plans are priced for, `none` for no engine")
+parser.add_argument("--meshes", default="", help="only these meshes written by hand: 16x1,4x4")
 parser.add_argument("--small", action="store_true", help="smaller steps, to try the script")
 ARGS = parser.parse_args()
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -36,7 +42,7 @@ from jax import lax  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from shardwright.jax import parallelize, probe, profile  # noqa: E402
+from shardwright.jax import parallelize, plan, probe, profile  # noqa: E402
 
 START = time.monotonic()
 RNG = np.random.default_rng(3)
@@ -159,13 +165,13 @@ def mlp(batch, width, layers=4):
 
 # The most telling first.
 WORKLOADS = {
+    "vision transformer, dropout, b64": vision_transformer,
+    "mlp h2048 b256": lambda: mlp(256, 2048),
+    "graph network": graph_network,
+    "mlp h1024 b1024": lambda: mlp(1024, 1024),
     "transformer 4 layers, b4 x 512": lambda: transformer(4, 512),
     "transformer 4 layers, b32 x 128": lambda: transformer(32, 128),
     "transformer scanned, recomputed, b32 x 128": lambda: transformer(32, 128, scanned=True),
-    "vision transformer, dropout, b64": vision_transformer,
-    "graph network": graph_network,
-    "mlp h1024 b1024": lambda: mlp(1024, 1024),
-    "mlp h2048 b256": lambda: mlp(256, 2048),
 }
 SMALL = {
     "transformer 2 layers, b8 x 64": lambda: transformer(8, 64, 128, 2, 8, 512),
@@ -210,40 +216,73 @@ def seconds(run, args):
 def row(name, make, machine, costs):
     step, params, batch, specs = make()
     count = ARGS.devices
-    runs = {}
-    for model in (m for m in range(1, count + 1) if count % m == 0):
-        plain = model == 1
-        try:
-            runs[f"{count // model}x{model}"] = by_hand(
-                step, params, batch, jax.tree.map(lambda _: P(), params) if plain else specs, count // model, model
-            )
-        except ValueError as error:
-            print(f"{name}: {count // model}x{model} is left out: {error}", file=sys.stderr)
-    runs["fsdp"] = by_hand(step, params, batch, fsdp_specs(params, count), count, 1)
+    replicated = jax.tree.map(lambda _: P(), params)
+    layouts = {
+        f"{count // model}x{model}": (replicated if model == 1 else specs, count // model, model)
+        for model in range(1, count + 1)
+        if count % model == 0
+    }
+    chosen = [mesh for mesh in ARGS.meshes.split(",") if mesh] or list(layouts)
+    layouts = {key: layout for key, layout in layouts.items() if key in chosen}
+    layouts["fsdp"] = (fsdp_specs(params, count), count, 1)
     args = (params, state_of(params), *batch)
-    start = time.perf_counter()
-    fast = parallelize(step, *args, machine=machine, costs=costs, time=20)
-    planning = time.perf_counter() - start
-    runs["planned"] = (fast, fast.shard(args))
+    runs, steps = {}, {}
+    with ThreadPoolExecutor() as pool:
+        compiled = {key: pool.submit(by_hand, step, params, batch, *layout) for key, layout in layouts.items()}
+        start = time.perf_counter()
+        for engine in ARGS.engines.split(","):
+            steps[engine] = parallelize(step, *args, machine=without(machine, engine), costs=costs, time=ARGS.time)
+        planning = (time.perf_counter() - start) / len(steps)
+        ours = {engine: pool.submit(lambda fast=fast: (fast.first.compiled(), (fast, fast.shard(args)))[1]) for engine, fast in steps.items()}
+        for key, made in (compiled | ours).items():
+            try:
+                runs[key] = made.result()
+            except ValueError as error:
+                print(f"{name}: {key} is left out: {error}", file=sys.stderr)
     times = {key: [] for key in runs}
     for at in range(ARGS.rounds + 1):
         for key, (run, own) in runs.items():
             best = min((statistics.median(t) for t in times.values() if t), default=math.inf)
-            if at > 1 and times[key] and min(times[key]) > 3 * best and key != "planned":
+            if at > 1 and times[key] and min(times[key]) > 3 * best and key not in steps:
                 continue
             took = seconds(run, own)
             if at > 0:
                 times[key].append(took)
     found = {key: statistics.median(t) for key, t in times.items()}
-    best = min((key for key in found if key != "planned"), key=found.get)
-    two = min((key for key in found if "x" in key and not key.endswith("x1")), key=found.get)
-    ratio = found["planned"] / found[best]
-    cells = [found[f"{count}x1"], found["fsdp"], found[two], found["planned"], fast.plan.step_seconds]
-    shown = " | ".join(f"{s * 1e3:.1f}" for s in cells[:2])
-    return (
-        f"| {name} | {shown} | {cells[2] * 1e3:.1f} ({two}) | {cells[3] * 1e3:.1f} | {cells[4] * 1e3:.1f} | {planning:.0f} | "
-        f"{best} | {ratio:.2f} |"
-    )
+    rows = []
+    for engine, fast in steps.items():
+        best = min((key for key in found if key not in steps), key=found.get)
+        two = min((key for key in found if "x" in key and key[0].isdigit() and not key.endswith("x1")), key=found.get)
+        cells = " | ".join(f"{found[key] * 1e3:.1f}" if key in found else "" for key in (f"{count}x1", "fsdp"))
+        label = name if len(steps) == 1 else f"{name} ({engine})"
+        rows.append(
+            f"| {label} | {cells} | {found[two] * 1e3:.1f} ({two}) | {found[engine] * 1e3:.1f} | {fast.plan.step_seconds * 1e3:.1f} | {planning:.0f} | "
+            f"{best} | {found[engine] / found[best]:.2f} |"
+        )
+    shown = ", ".join(f"{key} {seconds * 1e3:.1f}" for key, seconds in sorted(found.items(), key=lambda pair: pair[1]))
+    print(f"{name}: measured {shown}", file=sys.stderr)
+    for engine in steps:
+        predicted = recipes(step, args, without(machine, engine), costs)
+        shown = ", ".join(f"{key} {seconds * 1e3:.1f}" for key, seconds in predicted.items())
+        print(f"{name}: predicted ({engine}) {shown}, planned {steps[engine].plan.step_seconds * 1e3:.1f}", file=sys.stderr)
+    return "\n".join(rows)
+
+
+def recipes(step, args, machine, costs):
+    """Predicted seconds of the recipes that are nearest to the layouts written by hand."""
+    solvers = "data", "fsdp", "megatron"
+    return {name: plan(step, *args, machine=machine, costs=costs, solver=name).step_seconds for name in solvers}
+
+
+def without(machine, engine):
+    """The machine file for an engine."""
+    path = pathlib.Path(machine)
+    own = path.with_name(f"{path.stem}-{engine}.toml")
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("engine")]
+    if engine != "none":
+        lines.insert(lines.index("[device]") + 1, f'engine = "{engine}"')
+    own.write_text("\n".join([*lines, ""]))
+    return str(own)
 
 
 def main():

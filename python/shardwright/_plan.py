@@ -245,6 +245,8 @@ def _bytes(size: str | float | None, name: str) -> str | None:
     """
     if size is None or isinstance(size, str):
         return size
+    if not isinstance(size, (int, float)) and not hasattr(size, "__float__"):
+        raise _native.PlanError(f'{name}={size!r} is no size; write {name}="80GB" or {name}=80e9')
     if not math.isfinite(size) or size < _FEWEST_BYTES:
         raise _native.PlanError(f'{name}={size} is {size} bytes; write {name}="{size}GB" for gigabytes, or {name}=80e9 for bytes')
     return f"{int(size)}B"

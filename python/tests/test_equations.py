@@ -77,9 +77,38 @@ def pmapped(x, w):
     return jax.pmap(lambda h: jnp.tanh(h @ w))(x.reshape(8, 2, 32)).sum()
 
 
+def pmapped_mean(x, w):
+    replica = jax.pmap(lambda w, x: jax.lax.pmean(jnp.mean(jnp.tanh(x @ w) ** 2), "r"), axis_name="r", in_axes=(None, 0))
+    return replica(w, x.reshape(8, -1, 32))[0]
+
+
+def exchanged(x, w):
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("x",))
+    # The axis splits dimensions of 32 and of 8.
+    exchange = lambda h, w: jax.lax.all_to_all(jnp.tanh(h @ w[0]), "x", 1, 0, tiled=True)  # noqa: E731
+    weights = jnp.broadcast_to(w, (8, 32, 32))
+    return (jax.shard_map(exchange, mesh=mesh, in_specs=(P("x"), P("x")), out_specs=P("x"))(x, weights) ** 2).sum()
+
+
+def scalar_gamma(x, w):
+    return (x @ w).sum() * jax.scipy.special.gammaln(1 + jnp.abs(w[0, 0])) + jax.lax.cond(w[0, 1] > 0, jnp.sin, jnp.cos, w[0, 2])
+
+
+def references(x, w):
+    total = jax.new_ref(jnp.zeros(()))
+
+    def body(h, _):
+        total[...] += jnp.mean(h)
+        return jnp.tanh(h @ w), None
+
+    h = jax.lax.scan(body, x, None, length=3)[0]
+    total[...] *= 2
+    return h.sum() + total[...]
+
+
 STEPS = [
     fft, fft_2d, gamma, linear_algebra, batched_linear_algebra, callback, data_dependent_loop, associative, small_integers,
-    eight_bit_floats, shard_mapped, shard_mapped_by_samples, pmapped,
+    eight_bit_floats, shard_mapped, shard_mapped_by_samples, pmapped, pmapped_mean, exchanged, scalar_gamma, references,
 ]  # fmt: skip
 
 
@@ -207,3 +236,40 @@ def test_the_specs_of_a_shard_map_are_kept_by_the_plan():
     fast = parallelize(shard_mapped_by_samples, steps.normal(64, 32), steps.normal(32, 32), machine="cpu:8")
     configs = [config for name, config in fast.plan.configs().items() if "specs" in name]
     assert configs == ["d0=4·d1=2"], fast.plan.configs()
+
+
+def test_sums_that_leave_a_shard_map_are_predicted():
+    verification = verify_plan(parallelize(shard_mapped, steps.normal(64, 32), steps.normal(32, 32), machine="cpu:8"))
+    assert verification.agreement > 0.95, verification.table()
+
+
+def test_axes_that_split_dimensions_of_several_sizes_are_kept_by_the_plan():
+    fast = parallelize(exchanged, steps.normal(32, 32), steps.normal(32, 32), machine="cpu:8")
+    configs = [config for name, config in fast.plan.configs().items() if "specs/" in name]
+    assert configs == ["d0=8"], fast.plan.configs()
+
+
+def test_rows_of_top_k_stay_where_they_are():
+    def step(x, w):
+        values, places = jax.lax.top_k(x @ w, 4)
+        return (values * places).sum(1)
+
+    args = steps.normal(512, 64), steps.normal(64, 64)
+    fast = parallelize(step, *args, machine="cpu:8", solver="data")
+    assert_close(fast(*args), jax.jit(step)(*args))
+    verification = verify_plan(fast)
+    assert not verification.compiled, verification.table()
+
+
+def test_references_of_the_surroundings_are_refused_with_the_line():
+    total = jax.new_ref(jnp.zeros(()))
+
+    def step(x):
+        total[...] += x.sum()
+        return x * 2
+
+    line = step.__code__.co_firstlineno + 1
+    with pytest.raises(PlanError, match=rf"test_equations\.py:{line}.*made outside"):
+        parallelize(step, steps.normal(16, 16), machine="cpu:8")
+    with pytest.raises(PlanError, match="argument 0 is a reference"):
+        parallelize(lambda ref: ref[...], jax.new_ref(jnp.ones(8)), machine="cpu:8")

@@ -81,3 +81,17 @@ def test_random_bits_are_split_as_the_tensor_that_they_mask():
     assert rounds.count("d0=8") > len(rounds) / 2, fast.plan.configs()
     assert {kind for kind, _, _ in verify_plan(fast).compiled} == {"all-reduce"}
     assert_close(fast(*args), jax.jit(steps.sgd(loss))(*args))
+
+
+@pytest.mark.parametrize("length, unroll", [(4, 4), (4, True), (6, 4), (1, 1)])
+def test_unrolled_loops_are_planned_as_loops(length, unroll):
+    def loss(w, x):
+        h, means = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), h.mean()), x, w, unroll=unroll)
+        return (h**2).sum() + means.sum()
+
+    step, args = steps.sgd(loss), (steps.normal(length, 32, 32, scale=0.2), steps.normal(64, 32))
+    fast = parallelize(step, *args, machine="cpu:8", solver="data")
+    assert_close(fast(*args), jax.jit(step)(*args))
+    assert not fast.first.planned.stand_ins
+    verification = verify_plan(fast)
+    assert verification.agreement > 0.95, verification.table()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ from . import _nnx
 from ._arguments import Call, LeafType, Structure, fold, is_key, show_type, unfold
 from ._pallas import unread_results
 from ._pins import Pin, pinned
+from ._references import refuse_references, without_references
 from ._stand_in import PREFIX, PlannedProgram, planned_type
 from ._walk import Visit, large_constants, walk
 
@@ -111,14 +114,35 @@ class Donations:
 def capture(function: Callable[..., Any], call: Call, donated: tuple[bool, ...]) -> StepCapture:
     """Traces a step for a call."""
     structure, types = call.structure, call.types()
+    refuse_references(call.leaves, structure.paths())
     flat = _FlatStep(function, structure, types, donated)
     with _meshes(call.leaves) as keeps_shardings:
         leaves = call.leaves if keeps_shardings else [None] * len(types)
-        jaxpr = jax.make_jaxpr(flat)(*map(_traced_type, types, leaves))
+        try:
+            jaxpr = jax.make_jaxpr(flat)(*map(_traced_type, types, leaves))
+        except Exception as error:
+            _note_place(error, structure)
+            raise
+    jaxpr = without_references(jaxpr)
     constants = tuple(large_constants(jaxpr, LARGEST_CONSTANT_BYTES))
     return StepCapture(
         function, structure, types, donated, jaxpr, flat.out_tree, tuple(flat.out_keys), tuple(flat.changed), constants
     )
+
+
+def _note_place(error: Exception, structure: Structure) -> None:
+    """Adds the line of the user's code to an error of a trace, and the names of the arguments that JAX's message counts."""
+    from jax._src import source_info_util
+
+    frames = traceback.extract_tb(error.__traceback__)
+    own = os.path.dirname(__file__)
+    users = [f for f in frames if source_info_util.is_user_filename(f.filename) and not f.filename.startswith(own)]
+    notes = [f"{frame.filename}:{frame.lineno} ({frame.name}) cannot be traced" for frame in users[-1:]]
+    paths = structure.paths()
+    counted = dict.fromkeys(int(at) for at in re.findall(r"\bplain\[(\d+)\]", str(error)))
+    notes += [f"plain[{at}] is {paths[at]}" for at in counted if at < len(paths)]
+    if notes and hasattr(error, "add_note"):
+        error.add_note("; ".join(notes))
 
 
 def lower(step: StepCapture, replaced: frozenset[str] = frozenset()) -> PlannedText:

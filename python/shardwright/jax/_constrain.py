@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ._capture import path_of
 from ._pallas import kernel_rule, run_split
 from ._walk import Path, scan_counts, show
+from ._walk import bind as bind_again
 
 # Per dimension: the names of the mesh axes that split it, or None if XLA may choose.
 Spec = Sequence[Sequence[str] | None]
@@ -54,6 +55,9 @@ class Constraints:
         sites = self.sites.get(show(path), [])
         if not sites or eqn.primitive.name in _OWN_SPECS:
             return bind(operands)
+        whole = _whole_dims(eqn)
+        if whole is not None:
+            return self.rows(eqn, operands, sites[-1], whole, bind)
         # The initial values of reductions follow the operands.
         counts = {len(operands)} | ({2 * len(operands)} if eqn.primitive.name.startswith("reduce_") else set())
         # Those of the equation's own name come first. The first one that reads as many tensors reads the operands, and the last one with
@@ -69,6 +73,22 @@ class Constraints:
             if len(site["results"]) == len(results) and any(site["results"]):
                 return [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
         return results
+
+    def rows(
+        self, eqn: Any, operands: list[Any], site: dict[str, Any], whole: int, bind: Callable[[list[Any]], list[Any]]
+    ) -> list[Any]:
+        """A function of rows, whose trailing dimensions stay whole, on every device's rows: XLA gathers their operands."""
+        x, steps = operands[0], site["results"][0]
+        lead = [tuple(axes or ()) for axes in (steps[-1] if steps else [])[: x.ndim - whole]]
+        parts = [math.prod(self.mesh.shape[axis] for axis in axes) for axes in lead]
+        if math.prod(parts) == 1 or any(n % size for n, size in zip(x.shape, parts, strict=False)):
+            return bind(operands)
+        spec = PartitionSpec(*(axes or None for axes in lead))
+        local = jax.shard_map(
+            lambda x: bind_again(eqn, eqn.params, [x]), mesh=self.mesh, in_specs=spec, out_specs=[spec] * len(eqn.outvars), check_vma=False
+        )
+        results = local(self.operand(x, site["operands"][0]) if site["operands"] else x)
+        return [self.result(y, path) for y, path in zip(results, site["results"], strict=True)]
 
     def kernel(self, eqn: Any, path: Path, operands: list[Any]) -> list[Any]:
         """A Pallas kernel on all devices, each with its part of the grid: XLA cannot divide kernels."""
@@ -141,6 +161,16 @@ class Constraints:
             return False
         parts = (math.prod(self.mesh.shape[axis] for axis in axes or ()) for axes in spec)
         return all(size % n == 0 for size, n in zip(x.shape, parts, strict=True))
+
+
+def _whole_dims(eqn: Any) -> int | None:
+    """The trailing dimensions that a function of rows needs whole, which XLA does not divide by itself; None for other equations."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in ("top_k", "approx_top_k") and len(eqn.invars) == 1:
+        rank = len(eqn.invars[0].aval.shape)
+        last = int(params.get("axis", params.get("reduction_dimension", -1))) % max(rank, 1)
+        return 1 if last == rank - 1 else None
+    return None
 
 
 def _with_indices(eqn: Any, site: dict[str, Any]) -> list[list[Spec] | None]:

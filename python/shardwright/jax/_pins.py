@@ -62,6 +62,8 @@ def pins_of(
     for prefix, arg in zip(given, targets, strict=False):
         try:
             jax.tree.map(note, prefix, arg, is_leaf=_is_sharding)
+        except PlanError:
+            raise
         except ValueError as error:
             raise PlanError(f"in_shardings does not match the arguments: {error}") from None
     return tuple(pins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,8 @@ from ._micro_batches import batch_leaves, divided
 from ._pins import constraints, pins_of
 from ._processes import planned_once
 from ._recompute import recomputing
+from ._stand_in import PREFIX
+from ._references import refuse_ordered_effects
 from ._walk import equation, has_line, source_line
 
 # The most equations of a step that are replaced one after the other.
@@ -23,6 +26,8 @@ _PLACE = re.compile(r"program\.mlir:(\d+):(\d+): ")
 _LOCATION = re.compile(r'loc\((?:#(loc\d*)|"([^"]*)"[^)]*)\)\s*$')
 # Limits of the planner that a stand-in does not lift.
 _LIMITS = re.compile(r"walks more than|more than \d+ ops|nested more than")
+# Rules that the user gives. A stand-in would ignore them.
+_USERS_RULES = re.compile(rf"rule of `(?!{re.escape(PREFIX)})")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class StepPlanner:
         """The step for a call, in micro-batches."""
         function = recomputing(self.function, self.recompute)
         step = capture(function, call, self.donations.leaves(call.structure))
+        if math.prod(self.axes.values()) > 1:
+            refuse_ordered_effects(step.jaxpr)
         if micro_batches != 1:
             step = divided(step, function, call, micro_batches, self.batch_argnums)
         if self.in_shardings is None:
@@ -130,7 +137,7 @@ def plan_captured(
             path = _path(planned.text, str(error))
             if path is None:
                 raise
-            if path in replaced or len(replaced) >= _MOST_REPLACED or _LIMITS.search(str(error)):
+            if _USERS_RULES.search(str(error)) or path in replaced or len(replaced) >= _MOST_REPLACED or _LIMITS.search(str(error)):
                 raise PlanError(_PLACE.sub(f"{source_of(step, path)}: ", str(error))) from None
             replaced |= {path}
             planned = None

@@ -6,6 +6,7 @@ A process that decided alone would wait for the others in a collective that they
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def text_of(step: StepCapture, plan: Plan) -> PlannedText:
     if not given:
         raise PlanError(f"the plan is of the model {plan.model}, not of a JAX step; use `shardwright.jax.plan`")
     planned = lower(step, stand_in_paths(given))
-    mine, other = without_locations(planned.text), without_locations(given)
+    mine, other = map(_program, (planned.text, given))
     for here, there in zip(mine, other, strict=False):
         if here != there:
             raise PlanError(
@@ -70,6 +71,11 @@ def text_of(step: StepCapture, plan: Plan) -> PlannedText:
         raise PlanError("the plan is of another step, of another length; plan again")
     # Paths of equations are equal in both; the plan's own text has the operations that its shardings refer to.
     return PlannedText(given, planned.stand_ins)
+
+
+def _program(text: str) -> list[str]:
+    """The lines of a program without locations and without the name of its function."""
+    return [re.sub(r"^module @\S+", "module", line) for line in without_locations(text)]
 
 
 def _from_first(x: Any) -> Any:

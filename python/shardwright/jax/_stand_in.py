@@ -7,7 +7,6 @@ and an empty dimension has size one.
 
 from __future__ import annotations
 
-import math
 import string
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._own_specs import OwnSpecs
 from ._pallas import KernelRule, kernel_name, kernel_rule
 from ._walk import KEPT, Path, abstract, show
 
@@ -43,6 +43,9 @@ PREFIX = "shardwright."
 class PlannedProgram:
     """Evaluates a step for the planner: every equation in a name scope of its path, or its stand-in."""
 
+    #: Loops are planned as loops, also where `unroll` writes their bodies out.
+    rolls_loops = True
+
     def __init__(self, replaced: frozenset[str], unread: frozenset[Any]) -> None:
         #: Paths of equations that the planner refused.
         self.replaced = replaced
@@ -66,14 +69,31 @@ class PlannedProgram:
             if name == "concatenate" and show(path) not in self.replaced:
                 return [_concatenate(eqn, operands)]
             self.stand_ins.add(show(path))
-            ways = _own_ways(eqn)
-            if ways:
-                degrees = "·".join(f"d{dim}={count}" for dim, count in enumerate(ways) if count > 1)
-                scope = f"own{len(self.constraints)}specs"
-                self.constraints.append(f"*{scope}*={degrees}")
-                with jax.named_scope(scope):
-                    return _stand_in(eqn, operands)
+            if name == "shard_map":
+                return self.own_specs(eqn, operands)
             return _stand_in(eqn, operands)
+
+    def own_specs(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """The stand-in of a `shard_map`, which is split as its specs say where it runs on all devices."""
+        if any(_is_foreign(atom.aval) or _is_key(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
+            return _stand_in(eqn, operands)
+        specs = OwnSpecs.of(eqn)
+        scope = f"own{len(self.constraints)}specs"
+        if specs.degrees:
+            self.constraints.append(f"*{scope}/*={specs.degrees}")
+        results = []
+        for at, (x, var, (summed, _)) in enumerate(
+            zip(_own_stand_in(eqn, specs, operands, scope), eqn.outvars, specs.results, strict=True)
+        ):
+            add = jnp.sum if jnp.issubdtype(x.dtype, jnp.number) else jnp.max
+            sum_scope = f"{scope}sum{at}"
+            if summed and specs.degrees:
+                ways = "·".join(f"d{dim}={size}" for dim, (size, _) in enumerate(summed))
+                self.constraints.append(f"*{sum_scope}/reduce*={ways}")
+            with jax.named_scope(sum_scope):
+                total = add(x, tuple(range(len(summed)))) if summed else x
+            results.append(total.reshape(var.aval.shape).astype(var.aval.dtype))
+        return results
 
     def abstract(self, aval: Any) -> jax.ShapeDtypeStruct:
         """The type that stands for a type."""
@@ -137,6 +157,19 @@ def _stand_in(eqn: Any, operands: list[Any]) -> list[Any]:
     return [_keyed(x, aval) for x, aval in zip(made, results, strict=True)]
 
 
+def _own_stand_in(eqn: Any, specs: OwnSpecs, operands: list[Any], scope: str) -> list[Any]:
+    """A call with the specs of a `shard_map`, whose results are summands. Dimensions that are split are reshaped to parts."""
+    if not eqn.outvars:
+        return []
+    inputs = [jnp.asarray(x).reshape([size for size, _ in dims]) for x, dims in zip(operands, specs.operands, strict=True)]
+    kinds = [
+        jax.ShapeDtypeStruct([size for size, _ in (*summed, *dims)], var.aval.dtype)
+        for var, (summed, dims) in zip(eqn.outvars, specs.results, strict=True)
+    ]
+    with jax.named_scope(scope):
+        return list(jax.ffi.ffi_call(PREFIX + eqn.primitive.name, kinds)(*inputs, rule=specs.rule()))
+
+
 def _kernel_stand_in(eqn: Any, rule: KernelRule, path: str, operands: list[Any]) -> list[Any]:
     """A call with the rule of a Pallas kernel. Dimensions that can be split are reshaped to parts around it."""
     # No equation has this path: operations around the call are nobody's.
@@ -173,52 +206,12 @@ def _keyed(x: Any, aval: Any) -> Any:
     return jax.random.wrap_key_data(x, impl=aval.dtype._impl.name) if _is_key(aval) else x
 
 
-def _own_names(eqn: Any) -> list[list[str]] | None:
-    """The dimensions of operands and results of a `shard_map` by its own specs: those that the same mesh axes split everywhere have one
-    name. None for other equations, and where some dimension has no name in all results."""
-    if eqn.primitive.name != "shard_map":
-        return None
-    specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
-    names: list[list[str]] = []
-    for spec, var in zip(specs, (*eqn.invars, *eqn.outvars), strict=True):
-        entries = [*spec, *([None] * (len(var.aval.shape) - len(spec)))]
-        names.append([_spec_name(entry) for entry in entries])
-    sizes: dict[str, int] = {}
-    for dims, var in zip(names, (*eqn.invars, *eqn.outvars), strict=True):
-        for name, size in zip(dims, var.aval.shape, strict=True):
-            if name != "_" and sizes.setdefault(name, size) != size:
-                return None
-    return names
-
-
-def _spec_name(entry: Any) -> str:
-    axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
-    return "".join(f"s{axis}" for axis in axes if axis.isidentifier()) or "_"
-
-
-def _own_ways(eqn: Any) -> list[int]:
-    """The ways in which a `shard_map` on all devices splits each dimension that all its results share; empty for other equations."""
-    names = _own_names(eqn)
-    if names is None:
-        return []
-    mesh, count = eqn.params["mesh"], len(eqn.invars)
-    shared = [name for name in dict.fromkeys(sum(names[count:], [])) if name != "_"]
-    shared = [name for name in shared if all(name in dims for dims in names[count:]) and any(name in dims for dims in names[:count])]
-    specs = [entry for spec in (*eqn.params["in_specs"], *eqn.params["out_specs"]) for entry in spec]
-    axes = {_spec_name(entry): (entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in specs}
-    ways = [math.prod(mesh.shape[axis] for axis in axes[name]) for name in shared]
-    return ways if mesh.size == jax.device_count() else []
-
-
 def _rule(eqn: Any, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]]) -> str:
     """The rule of a stand-in: shared dimensions have the same letter, `_` stays whole.
 
     Leading dimensions are shared as far as all tensors of more than one element agree."""
     name = eqn.primitive.name
     tensors = [shape for shape in (*inputs, *outputs) if shape]
-    if (names := _own_names(eqn)) is not None:
-        shown = [" ".join(dims) or "()" for dims in names]
-        return f"{', '.join(shown[: len(inputs)])} -> {', '.join(shown[len(inputs) :])}"
     if name in _REPLICATED or not tensors or not all(outputs):
         shared = 0
     elif name in _BATCHED:
@@ -234,7 +227,7 @@ def _rule(eqn: Any, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]
         shared = 0
     ranks = [len(shape) for shape in tensors]
     common = 0
-    while common < min(shared, *ranks) and len({shape[common] for shape in tensors}) == 1:
+    while common < min([shared, *ranks]) and len({shape[common] for shape in tensors}) == 1:
         common += 1
     letters = string.ascii_lowercase[:common]
 

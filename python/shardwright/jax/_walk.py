@@ -190,6 +190,8 @@ def _binding(eqn: Any, visit: Visit, path: Path) -> Callable[[list[Any]], list[A
             # Shardings of the step's own mesh, which the plan's replaces.
             if isinstance(params.get(name), (NamedSharding, PartitionSpec)):
                 params[name] = None
+        if "unroll" in params and getattr(visit, "rolls_loops", False):
+            params["unroll"] = 1
         for number, name in enumerate(KEPT.get(eqn.primitive.name, ())):
             bodies = params[name]
             several = isinstance(bodies, (tuple, list))
