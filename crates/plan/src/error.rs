@@ -12,7 +12,9 @@ fn least_memory(least: Option<u64>, lower_bound: u64) -> String {
         (None, lower_bound) => {
             format!("no plan needs less than {}; a sufficient limit was not found", show_bytes(lower_bound))
         }
-        (Some(bytes), lower_bound) if lower_bound >= bytes => {
+        (Some(bytes), lower_bound)
+            if lower_bound >= bytes || show_bytes(lower_bound) == show_bytes(bytes) =>
+        {
             format!("the smallest limit of any plan is {}", show_bytes(bytes))
         }
         (Some(bytes), 0) => format!("the smallest limit of any plan is at most {}", show_bytes(bytes)),

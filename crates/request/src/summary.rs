@@ -265,6 +265,8 @@ pub fn headline(plan: &Plan) -> String {
         .baselines
         .iter()
         .filter(|(name, baseline)| baseline.fits && plan.parallelism.recipe.as_ref() != Some(*name))
+        // The best uniform plan is no comparison for itself.
+        .filter(|(name, own)| *name != "expert" || own.step_seconds != plan.simulated.step_seconds)
         .filter(|_| !alone);
     if let Some((name, best)) = others.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds)) {
         let ratio = best.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);

@@ -5,6 +5,7 @@ use crate::{
     summary::headline,
 };
 use shardwright_plan::{BaselineCost, Plan, PlanError};
+use shardwright_search::StopReason;
 use shardwright_strategies::{
     PlanAnswer, STRATEGIES, StrategyError,
     pipeline::{PricedUniform, UniformAnswer, UniformPricer, UniformRequest, balanced, search, write_down},
@@ -52,10 +53,15 @@ impl Inputs {
                     let found = search(&pricer, limit, None, &control)?;
                     let (plans, priced) = (found.plans, found.priced);
                     let Some(best) = found.best else {
-                        let needed = found.least_memory.unwrap_or(u64::MAX);
                         let limit = limit.map_or(0, |limit| limit.0);
                         let solver = UNIFORM.0.to_string();
-                        return Err(PlanError::OverLimit { solver, limit, needed }.into());
+                        let stop = control.stop_by_time().unwrap_or(StopReason::Exhausted);
+                        return Err(match found.least_memory {
+                            Some(needed) => PlanError::OverLimit { solver, limit, needed },
+                            // The time ended before any plan was priced.
+                            None => PlanError::NotFound { solver, limit, least: None, lower_bound: 0, stop },
+                        }
+                        .into());
                     };
                     let proof = if found.complete {
                         "no uniform plan of the space is faster by the prices composed of segments"

@@ -163,7 +163,12 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
 
 /// The verdict on a valid request without a plan, after its message; other errors are passed on.
 pub fn without_plan(error: anyhow::Error) -> anyhow::Result<Verdict> {
-    let verdict = match (error.downcast_ref::<PlanError>(), error.downcast_ref::<StrategyError>()) {
+    let strategy = error.downcast_ref::<StrategyError>();
+    let planning = error.downcast_ref::<PlanError>().or(match strategy {
+        Some(StrategyError::Plan(inner)) => Some(inner),
+        _ => None,
+    });
+    let verdict = match (planning, strategy) {
         (Some(PlanError::NotFound { .. }), _) => Verdict::NotFound,
         (Some(reason), _) if reason.is_without_answer() => Verdict::CannotBeMet,
         (_, Some(StrategyError::SoyBean(SoyBeanError::Time { .. } | SoyBeanError::Refused { .. }))) => {

@@ -1,6 +1,7 @@
 //! `plan --as`, `plan --uniform` and exports to trainers.
 
 use crate::{json, refused, shardwright};
+use serde_json::Value;
 
 const MODEL: &str = "gpt:layers=8,hidden=256,heads=4,seq=128,vocab=512,dtype=mixed";
 
@@ -65,4 +66,19 @@ fn degrees_that_do_not_suit_end_with_status_2() {
     refused(&plan(&["--as", "tensor=8"]), "unknown key `tensor`");
     let tight = shardwright(&plan(&["--as", "tp=1,mbs=1", "--memory", "1MiB"]));
     assert_eq!(tight.status.code(), Some(1), "{}", String::from_utf8_lossy(&tight.stderr));
+}
+
+#[test]
+fn a_uniform_plan_that_was_found_is_written_down_however_late_it_is() {
+    let model = "gpt:layers=8,hidden=64,heads=4,vocab=256,seq=32,batch=16";
+    for time in ["0", "0.02", "0.1", "0.5"] {
+        let output =
+            shardwright(&["plan", model, "--machine", "8xh100", "--uniform", "--time", time, "--json"]);
+        let text = String::from_utf8_lossy(&output.stderr);
+        match output.status.code() {
+            Some(0) => assert!(serde_json::from_slice::<Value>(&output.stdout).is_ok(), "{time}: {text}"),
+            // No plan was priced in that time.
+            code => assert!(code == Some(3) && text.contains("--time"), "{time}: {code:?}: {text}"),
+        }
+    }
 }

@@ -67,6 +67,9 @@ pub fn write_down(
     }
     let assignment = assignment.without_impossible_sums(&step.graph, &context.shapes, context.mesh());
     let instructions = step.graph.ops.len().saturating_mul(plan.micro_batches as usize);
+    // The search is over, and this is its answer: it is priced however late it is.
+    let seed = control.seed;
+    let control = &Control { deadline: None, cancel: None, ..control.clone() };
     let is_simulated = instructions <= MOST_SIMULATED;
     let (costs, simulated, bubble) = match is_simulated {
         true => {
@@ -90,7 +93,7 @@ pub fn write_down(
             "step and memory are composed of segments of the model: the program of {instructions} ops is too long to be simulated as a whole"
         ));
     }
-    let mut written = describe(solver, &solution, control.seed);
+    let mut written = describe(solver, &solution, seed);
     written.pipeline = pipeline(priced, &context, &solution.assignment, bubble);
     written.uniform = Some(degrees(priced));
     written.recompute.policy = plan.recompute.name().to_string();
