@@ -28,6 +28,7 @@ from ._kernels import LocalShapeError
 from ._layout import Grid, Layout, dual, is_partial, layout_of
 from ._replaced import current
 from ._run import Run
+from ._sites import Site
 from ._tensor import ShardTensor, gradient_of, linked, rewritten, settled, sort_of, version, whole
 from ._trace import Call, autocast_state, program_of
 from ._translate import Translation, Translator
@@ -103,6 +104,8 @@ class Engine:
         self._runs: dict[Any, Run | None] = {}
         #: What calls do, by their place in the pass and the sorts of their arguments.
         self._quick: dict[Any, Callable[[Any], Any]] = {}
+        #: What the call at a place did the last time.
+        self._sites: dict[Key | None, Site | None] = {}
         self._held: dict[int, tuple[torch.Tensor, int, dict[Any, Any]]] = {}
         #: Functions that ran on whole tensors, and how often.
         self.gathered: dict[str, int] = {}
@@ -175,6 +178,13 @@ class Engine:
 
     def call(self, func: Any, args: Any, kwargs: Any, key: Key | None) -> Any:
         """Runs a function of PyTorch."""
+        site = self._sites.get(key)
+        if site is not None and site.func is func and not torch._C._is_any_autocast_enabled():
+            with torch._C.DisableTorchFunctionSubclass():
+                tensors = site.tensors_of(self, (*args, *kwargs.values()) if kwargs else args, kwargs)
+                if tensors is not None:
+                    self.now, self.op = key, ""
+                    return site.act(tensors)
         if isinstance(func, OpOverload):
             # Below a dispatch mode: autograd has run already.
             with torch._C.DisableTorchFunctionSubclass():
@@ -184,13 +194,18 @@ class Engine:
         if func is torch.autograd.grad:
             return self._gradients(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
-            if is_plain(func, args):
+            # Calls of a pass were asked before.
+            if (key is None or self.weights.dtype is not None) and is_plain(func, args):
                 if self.weights.dtype is not None and getattr(func, "__self__", None) is _DTYPE:
                     args = (self.weights.stand_in(args[0]), *args[1:])
                 return func(*args, **kwargs)
             self.now, self.op = key, ""
             place = self._place(func, args, kwargs, key)
             if place is not None and (quick := self._quick.get(place[0])) is not None:
+                if key is not None and self.weights.dtype is None and not torch._C._is_any_autocast_enabled():
+                    if len(self._sites) >= _MOST_ACTIONS:
+                        self._sites.clear()
+                    self._sites[key] = Site.of(func, quick, args, kwargs)
                 return quick(place[1])
             call = Call.of(func, args, kwargs)
             call.tensors = [current(t) if type(t) is torch.nn.Parameter else t for t in call.tensors]

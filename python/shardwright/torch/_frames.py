@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -18,14 +17,19 @@ from torch.nn.modules import module as hooks
 Key = tuple[str, int, str, int]
 
 
-@dataclass
 class Frame:
     """An invocation of a module."""
 
-    path: str
-    kind: str
-    invocation: int
-    counts: dict[str, int] = field(default_factory=dict)
+    __slots__ = ("counts", "invocation", "module", "path")
+
+    def __init__(self, path: str, module: torch.nn.Module, invocation: int) -> None:
+        self.path, self.module, self.invocation = path, module, invocation
+        self.counts: dict[str, int] = {}
+
+    @property
+    def kind(self) -> str:
+        """The module's class."""
+        return f"{type(self.module).__module__}.{type(self.module).__qualname__}"
 
 
 class Owner(Protocol):
@@ -40,22 +44,23 @@ class Frames:
     """The invocations that are under way, and how often each module was invoked in this pass."""
 
     def __init__(self, root: torch.nn.Module, owner: Owner) -> None:
-        self.paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self.paths: dict[int, str] = {}
         self.stack: list[Frame] = []
         self._invocations: dict[str, int] = {}
+        found = weakref.ref(owner)
         for path, module in root.named_modules():
-            self.paths[module] = path
-            _OWNERS[module] = weakref.ref(owner)
+            self.paths[id(module)] = path
+            _OWNERS[id(module)] = (weakref.ref(module, _forget(id(module))), found)
         _register()
 
     def enter(self, module: torch.nn.Module) -> None:
-        path = self.paths[module]
+        path = self.paths[id(module)]
         if not self.stack:
             # A recomputation, or a submodule that is called by itself: as in the first invocation.
             self._invocations = {}
         at = self._invocations.get(path, 0)
         self._invocations[path] = at + 1
-        self.stack.append(Frame(path, f"{type(module).__module__}.{type(module).__qualname__}", at))
+        self.stack.append(Frame(path, module, at))
 
     def leave(self) -> None:
         if self.stack:
@@ -66,18 +71,30 @@ class Frames:
         if not self.stack:
             return None
         frame, name = self.stack[-1], getattr(func, "__name__", "") or str(func)
-        at = frame.counts.get(name, 0)
-        frame.counts[name] = at + 1
+        counts = frame.counts
+        at = counts.get(name, 0)
+        counts[name] = at + 1
         return frame.path, frame.invocation, name, at
 
 
-_OWNERS: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+#: Modules by identity, with what follows them: this is asked twice in every call of every module.
+_OWNERS: dict[int, tuple[weakref.ref[torch.nn.Module], weakref.ref[Any]]] = {}
 _REGISTERED: list[Any] = []
 
 
+def _forget(number: int) -> Any:
+    """Forgets a module that is gone, unless another one has its number by now."""
+
+    def forget(gone: Any) -> None:
+        if (found := _OWNERS.get(number)) is not None and found[0] is gone:
+            del _OWNERS[number]
+
+    return forget
+
+
 def _owner(module: torch.nn.Module) -> Owner | None:
-    found = _OWNERS.get(module)
-    return found() if found is not None else None
+    found = _OWNERS.get(id(module))
+    return found[1]() if found is not None and found[0]() is module else None
 
 
 def _before(module: torch.nn.Module, _: Any) -> None:

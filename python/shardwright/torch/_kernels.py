@@ -79,7 +79,12 @@ def local_function(call: AtenCall, blocks: Blocks, differentiable: bool = True) 
         assert special is not None
         return special.run(target, blocks, *args, **options)
 
-    chosen = run if special is None else run_special
+    def run_as_given(inputs: list[Tensor]) -> Any:
+        return target(*inputs, *rest, **kwargs)
+
+    rest = call.args[len(at) :]
+    in_order = not named and not nested and at == [(i, i) for i in range(len(blocks.inputs))]
+    chosen = run_special if special is not None else run_as_given if in_order else run
 
     def run_without_gradient(inputs: list[Tensor]) -> Any:
         with torch.no_grad():

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from ._graph import AtenCall, Input, Op, TensorId
 from ._kernels import Block, Blocks, check_shapes, local_function
 from ._layout import Layout, dual, is_partial
-from ._tensor import ShardTensor, linked, make, read, sort_of, whole
+from ._tensor import ShardTensor, linked, made_of, make, read, sort_of, whole
 from ._translate import Free, Group, Translation, evaluate
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -246,13 +246,18 @@ class Run:
         function, name, whole_layout = call.function, call.name, engine.whole
         shape, stride = step.graph.tensors[t].shape, tuple(step.program.results[0].meta["val"].stride())
         sort: list[int | None] = [None]
+        weights, back, is_whole = engine.weights, dual(layout), layout == whole_layout
 
         def run(tensors: Sequence[torch.Tensor]) -> Any:
             given = []
             for i, at, gradient, simple in reads:
                 x = tensors[i]
                 # `read` for tensors that are there already.
-                if simple and type(x) is ShardTensor and x._layout == at and (local := linked(x)) is not None:
+                kind = type(x)
+                if simple and kind is ShardTensor and x._layout == at and (local := linked(x)) is not None:
+                    given.append(local)
+                    continue
+                if kind is DTensor and (local := weights.read(x, at, gradient, x.requires_grad and torch.is_grad_enabled())) is not None:
                     given.append(local)
                 else:
                     given.append(read(x, engine, at, gradient))
@@ -261,9 +266,9 @@ class Run:
             engine.op = ""
             if type(local) in (tuple, list):
                 local = local[0]
-            if layout == whole_layout:
+            if is_whole:
                 return local
-            made = make(local, layout, engine, shape, stride)
+            made = made_of(local, layout, engine, shape, stride, back)
             if sort[0] is None:
                 sort[0] = sort_of(made)
             made._sort = sort[0]

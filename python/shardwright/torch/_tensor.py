@@ -246,7 +246,18 @@ def make(local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...
     """A tensor from this process's shard: distributed, or plain if every process holds it whole."""
     if layout == engine.whole:
         return local
-    made = _Make.apply(local, layout, engine, shape, stride, dual(layout))
+    return made_of(local, layout, engine, shape, stride, dual(layout))
+
+
+def made_of(
+    local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...], back: Layout
+) -> ShardTensor:
+    """A distributed tensor from this process's shard. `back` is the dual of the layout."""
+    if not local.requires_grad:
+        made = ShardTensor(local, layout, engine, shape, stride)
+        made._linked = local
+        return made
+    made = _Make.apply(local, layout, engine, shape, stride, back)
     if made.requires_grad == local.requires_grad:
         made._linked = local
     return made

@@ -25,7 +25,7 @@ Read = tuple[str, Layout, Layout, "torch.dtype | None"]
 
 #: Bytes of whole weights in one batch: this many at most, and a quarter of all weights where that is more than the least. Batches
 #: of gathered weights are half as large, since whole weights and whole gradients lie beside them.
-TOGETHER, LEAST = 25 << 20, 1 << 20
+TOGETHER, LEAST = 25 << 20, 2 << 20
 
 aten = torch.ops.aten
 
@@ -188,6 +188,8 @@ class Weights:
         self._names: dict[int, tuple[int, str]] = {}
         self._seen: list[tuple[torch.nn.Module, str, Any, Any]] = []
         self._fetched: dict[int, tuple[list[torch.Tensor], bool, int]] = {}
+        #: Weights that are not gathered, as they are read in this pass, and whether with a gradient.
+        self._ready: dict[tuple[int, Layout, Layout], tuple[Any, torch.Tensor, bool]] = {}
         self._kept: dict[Any, tuple[Batch, Member, torch.Tensor]] = {}
         #: The element type of computing, where it is not the weights' own (`mixed_precision`).
         self.dtype: torch.dtype | None = None
@@ -257,7 +259,7 @@ class Weights:
             dtype = dtype or self.type_of(weight)
             key = (exchange, layout, gradient, weight.dtype, dtype, weight.device, weight.requires_grad)
             size = math.prod(whole) * weight.element_size()
-            most = min(TOGETHER, max(LEAST, total // (8 if exchange.gathered else 4)))
+            most = min(TOGETHER, max(LEAST, total // 4)) // (2 if exchange.gathered else 1)
             batch = last.get(key)
             if batch is None or batch.bytes + size > most:
                 batch = Batch(exchange, layout, gradient, grid, dtype=dtype)
@@ -292,7 +294,7 @@ class Weights:
 
     def end(self) -> None:
         """Ends a pass: fetched weights are no longer held."""
-        self._fetched = {}
+        self._fetched, self._ready = {}, {}
         for batch in self.batches:
             batch.drop()
 
@@ -300,7 +302,10 @@ class Weights:
         """The local tensor of a weight, fetched with its batch; `None` for a weight that is read by itself."""
         if self._batch_of is None or not self.together:
             return None
-        dtype, weight = weight.dtype, self.master(weight)
+        ready = self._ready.get((id(weight), layout, gradient))
+        if ready is not None and ready[0] is weight and (ready[2] or not needs):
+            return ready[1]
+        dtype, given, weight = weight.dtype, weight, self.master(weight)
         place = self._names.get(id(weight))
         found = self._batch_of.get((*place, layout, gradient, dtype)) if place is not None else None
         if found is None or place is None:
@@ -322,6 +327,8 @@ class Weights:
                 batch.following.start()
             fetched = (made, differentiable, batch.reads)
         local, left = fetched[0][index], fetched[2] - 1
+        if not batch.exchange.gathered:
+            self._ready[id(given), layout, gradient] = (given, local, fetched[1])
         if left > 0 or not batch.exchange.gathered:
             self._fetched[id(batch)] = (fetched[0], fetched[1], left)
         else:
