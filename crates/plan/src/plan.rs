@@ -142,6 +142,17 @@ impl OverlapBound {
             gap: gap(i64::try_from(step).unwrap_or(i64::MAX), lower_bound),
         }
     }
+
+    /// The same step, held against a lower bound of more plans.
+    #[must_use]
+    pub fn weakened_to(self, lower_bound_seconds: f64) -> Self {
+        let step = self.gap.map(|gap| (1.0 + gap) * self.lower_bound_seconds);
+        if lower_bound_seconds >= self.lower_bound_seconds {
+            return self;
+        }
+        let gap = step.filter(|_| lower_bound_seconds > 0.0).map(|step| step / lower_bound_seconds - 1.0);
+        Self { lower_bound_seconds, gap }
+    }
 }
 
 fn off() -> String {

@@ -2,8 +2,8 @@
 
 use crate::columns::{WIDTH, hanging, shortened, wrapped};
 use shardwright_machine::show_bytes;
-use shardwright_plan::{Optimised, Plan, PlanLayer, PlanPipeline};
-use std::collections::BTreeMap;
+use shardwright_plan::{Optimised, Plan, PlanLayer, PlanPipeline, PlanStage};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 /// A row of the table: a layer, or several equal ones.
@@ -182,6 +182,9 @@ fn print_pipeline(out: &mut impl Write, plan: &Plan, pipeline: &PlanPipeline) ->
         100.0 * pipeline.bubble
     );
     fact(out, "pipeline", &text)?;
+    if pipeline.chunks > 1 {
+        return print_groups(out, pipeline);
+    }
     for (at, stage) in pipeline.stages.iter().enumerate() {
         // Copies of weights for all micro-batches are no layers of the model.
         let layers: Vec<&String> = stage.layers.iter().filter(|name| !name.ends_with(".held")).collect();
@@ -199,6 +202,29 @@ fn print_pipeline(out: &mut impl Write, plan: &Plan, pipeline: &PlanPipeline) ->
             show_bytes(stage.peak_memory_bytes)
         );
         fact(out, &format!("  stage {at}"), &text)?;
+    }
+    Ok(())
+}
+
+/// The groups of devices of a pipeline with several stages each.
+fn print_groups(out: &mut impl Write, pipeline: &PlanPipeline) -> io::Result<()> {
+    let groups: BTreeSet<u32> = pipeline.stages.iter().map(|stage| stage.group).collect();
+    for group in groups {
+        let own: Vec<(usize, &PlanStage)> =
+            pipeline.stages.iter().enumerate().filter(|(_, stage)| stage.group == group).collect();
+        let numbers: Vec<String> = own.iter().map(|(at, _)| at.to_string()).collect();
+        let all = own.iter().flat_map(|(_, stage)| &stage.layers);
+        let layers = all.filter(|name| !name.ends_with(".held")).count();
+        let seconds: f64 = own.iter().map(|(_, stage)| stage.seconds).sum();
+        let bytes = own.iter().map(|(_, stage)| stage.peak_memory_bytes).max().unwrap_or(0);
+        let text = format!(
+            "{} devices, stages {}: {layers} layers; {} of work, {}",
+            own[0].1.devices,
+            numbers.join(", "),
+            show_seconds(seconds),
+            show_bytes(bytes)
+        );
+        fact(out, &format!("  group {group}"), &text)?;
     }
     Ok(())
 }

@@ -4,11 +4,15 @@ use crate::{
     inputs::Inputs, opened_plan::OpenedPlan, planning::Event, ram::most_held, request::PipelineChoice,
     summary::headline,
 };
+use shardwright_machine::Bytes;
 use shardwright_plan::{BaselineCost, Plan, PlanError};
-use shardwright_search::StopReason;
+use shardwright_search::{Control, StopReason};
 use shardwright_strategies::{
     PlanAnswer, STRATEGIES, StrategyError,
-    pipeline::{PricedUniform, UniformAnswer, UniformPricer, UniformRequest, balanced, search, write_down},
+    pipeline::{
+        PricedUniform, SearchedUniform, UniformAnswer, UniformPricer, UniformRequest, balanced, search,
+        write_down,
+    },
 };
 use std::sync::atomic::AtomicBool;
 
@@ -37,6 +41,9 @@ impl Inputs {
             "{option}: the step is a program of an engine; uniform plans need a model file or a model by name"
         );
         let control = self.control(STRATEGIES[0], cancel);
+        // The search op by op has the other half of the time.
+        let control =
+            if unequal_stages && self.graph.ops.len() <= MOST_OPS { control.share(2) } else { control };
         let limit = self.request.memory.on(&self.machine);
         let (answer, notes, expert) = self.request.on_threads(|| {
             listen(Event::Searching);
@@ -50,53 +57,26 @@ impl Inputs {
                     anyhow::Ok((answer, notes.into_iter().flatten().collect(), None))
                 }
                 None => {
-                    let found = search(&pricer, limit, None, &control)?;
-                    let (plans, priced) = (found.plans, found.priced);
-                    let Some(best) = found.best else {
-                        let limit = limit.map_or(0, |limit| limit.0);
-                        let solver = UNIFORM.0.to_string();
-                        let stop = control.stop_by_time().unwrap_or(StopReason::Exhausted);
-                        return Err(match found.least_memory {
-                            Some(needed) => PlanError::OverLimit { solver, limit, needed },
-                            // The time ended before any plan was priced.
-                            None => PlanError::NotFound { solver, limit, least: None, lower_bound: 0, stop },
-                        }
-                        .into());
-                    };
-                    let proof = if found.complete {
-                        "no uniform plan of the space is faster by the prices composed of segments"
-                    } else {
-                        "the time limit ended the search (--time)"
-                    };
-                    let mut notes = vec![format!(
-                        "uniform plan {}: {plans} plans, {priced} priced, all others ruled out by memory or a bound; {proof}",
-                        best.plan
-                    )];
-                    if let Some(alone) = found.without_pipeline.filter(|_| best.plan.pipeline > 1) {
-                        notes.push(format!(
-                            "without a pipeline the best uniform plan ({1}) takes {0:.3} s by composed prices: {2:.2} times as long",
-                            alone.price.step_seconds,
-                            alone.plan,
-                            alone.price.step_seconds / best.price.step_seconds
-                        ));
+                    let found = search(&pricer, limit, None, &control.all_but(3))?;
+                    let plans = (found.plans, found.priced, found.complete);
+                    let alone = found.without_pipeline.clone();
+                    let (best, equal, simulated) = simulate_finalists(&pricer, found, limit, &control)?;
+                    let mut notes = vec![searched(&best, plans, simulated)];
+                    if let Some(alone) = alone.filter(|_| best.plan.pipeline > 1) {
+                        notes.push(compared("without a pipeline", &best, &alone));
                     }
                     notes.extend(more_stages(&pricer, &best));
-                    let unequal = balanced(&pricer, &best, limit)?;
-                    if let Some(unequal) = &unequal {
-                        let blocks: Vec<String> =
-                            unequal.price.stages.iter().map(|stage| stage.blocks[0].len().to_string()).collect();
-                        notes.push(format!(
-                            "by composed prices, stages of unequal blocks ({}) take {:.3} s, equal ones {:.3} s",
-                            blocks.join(", "),
-                            unequal.price.step_seconds,
-                            best.price.step_seconds
-                        ));
-                    }
-                    let equal = write_down(&pricer, &best, UNIFORM, limit, &control)?;
                     let expert = baseline(&equal.answer.plan);
-                    let answer = match unequal.filter(|_| unequal_stages) {
-                        Some(unequal) => write_down(&pricer, &unequal, UNIFORM, limit, &control)?,
+                    let unequal = balanced(&pricer, &best, limit)?.filter(|_| unequal_stages);
+                    let answer = match unequal {
                         None => equal,
+                        Some(unequal) => {
+                            let written = write_down(&pricer, &unequal, UNIFORM, limit, &control)?;
+                            notes.push(unequal_blocks(&unequal, &written, &equal));
+                            let fits =
+                                limit.is_none_or(|limit| written.answer.plan.peak_memory_bytes <= limit.0);
+                            if fits && step(&written) < step(&equal) { written } else { equal }
+                        }
                     };
                     Ok((answer, notes, Some(expert)))
                 }
@@ -134,12 +114,13 @@ impl Inputs {
     ) -> anyhow::Result<OpenedPlan> {
         let mut request = self.request.clone();
         request.pipeline = PipelineChoice::Off;
-        let small = self.graph.ops.len() <= MOST_OPS;
+        let (small, start) = (self.graph.ops.len() <= MOST_OPS, self.start);
         let uniform = self.plan_uniform(None, true, cancel, listen);
         if !small && uniform.is_ok() {
             return uniform;
         }
-        let ordinary = request.open()?.plan(strategy, cancel, listen);
+        // Both searches have one time limit.
+        let ordinary = Inputs { start, ..request.open()? }.plan(strategy, cancel, listen);
         match (uniform, ordinary) {
             (Ok(uniform), Ok(mut ordinary)) => {
                 if uniform.plan.simulated.step_seconds < ordinary.plan.simulated.step_seconds {
@@ -147,12 +128,87 @@ impl Inputs {
                 }
                 let expert = uniform.plan.baselines.get("expert").cloned();
                 ordinary.plan.baselines.extend(expert.map(|cost| ("expert".to_string(), cost)));
+                // Pipelines were searched too: the bound is one on them and on all numbers of micro-batches.
+                if let (Some(own), Some(other)) = (ordinary.plan.overlap, uniform.plan.overlap) {
+                    ordinary.plan.overlap = Some(own.weakened_to(other.lower_bound_seconds));
+                }
                 Ok(ordinary)
             }
             (Ok(uniform), Err(_)) => Ok(uniform),
             (Err(_), ordinary) => ordinary,
         }
     }
+}
+
+/// The best of a search's finalists by their simulated steps, and the number of those that were simulated.
+///
+/// # Errors
+/// Where no plan fits the limit.
+fn simulate_finalists(
+    pricer: &UniformPricer<'_>,
+    found: SearchedUniform,
+    limit: Option<Bytes>,
+    control: &Control<'_>,
+) -> anyhow::Result<(PricedUniform, UniformAnswer, usize)> {
+    let mut best: Option<(PricedUniform, UniformAnswer)> = None;
+    let (mut least, mut simulated) = (found.least_memory.unwrap_or(u64::MAX), 0);
+    // The best by composed prices first: it is known where the time ends.
+    let (first, others): (Vec<_>, Vec<_>) = found
+        .finalists
+        .into_iter()
+        .partition(|own| found.best.as_ref().is_some_and(|best| best.plan == own.plan));
+    for own in first.into_iter().chain(others) {
+        let known = best.as_ref().map(|(_, answer)| step(answer));
+        if simulated > 0 && (control.is_over() || known.is_some_and(|known| own.price.step_seconds >= known))
+        {
+            continue;
+        }
+        let written = write_down(pricer, &own, UNIFORM, limit, control)?;
+        simulated += 1;
+        let peak = written.answer.plan.peak_memory_bytes;
+        least = least.min(peak);
+        let fits = limit.is_none_or(|limit| peak <= limit.0);
+        if fits && best.as_ref().is_none_or(|(_, known)| step(&written) < step(known)) {
+            best = Some((own, written));
+        }
+    }
+    let (priced, answer) = best.ok_or_else(|| {
+        let (solver, limit) = (UNIFORM.0.to_string(), limit.map_or(0, |limit| limit.0));
+        let stop = control.stop_by_time().unwrap_or(StopReason::Deadline);
+        match found.complete {
+            true => PlanError::OverLimit { solver, limit, needed: least },
+            // The time ended before any plan that fits was priced.
+            false => PlanError::NotFound { solver, limit, least: None, lower_bound: 0, stop },
+        }
+    })?;
+    Ok((priced, answer, simulated))
+}
+
+/// Seconds of a plan's step.
+fn step(answer: &UniformAnswer) -> f64 {
+    answer.answer.plan.simulated.step_seconds
+}
+
+/// What a search went through: plans of the space, plans that were priced, whether it was complete.
+fn searched(best: &PricedUniform, plans: (usize, usize, bool), simulated: usize) -> String {
+    let (all, priced, complete) = plans;
+    let end = match complete {
+        true => "memory or a bound rules all others out by prices composed of segments",
+        false => "the time limit ended the search (--time)",
+    };
+    format!("uniform plan {}: {all} plans, {priced} priced, {simulated} simulated; {end}", best.plan)
+}
+
+/// What stages of unequal blocks take.
+fn unequal_blocks(priced: &PricedUniform, unequal: &UniformAnswer, equal: &UniformAnswer) -> String {
+    let blocks: Vec<String> =
+        priced.price.stages.iter().map(|stage| stage.blocks[0].len().to_string()).collect();
+    format!(
+        "stages of unequal blocks ({}) take {:.3} s, equal ones {:.3} s",
+        blocks.join(", "),
+        step(unequal),
+        step(equal)
+    )
 }
 
 /// The fastest of the plans that a request allows, those that fit first.
@@ -219,9 +275,8 @@ fn with_stages(pricer: &UniformPricer<'_>, own: &PricedUniform, stages: u32) -> 
 fn compared(how: &str, own: &PricedUniform, other: &PricedUniform) -> String {
     let (own, price) = (&own.price, &other.price);
     format!(
-        "{how} ({}) a step takes {:.3} s by composed prices, {:.2} times as long, and {:.2} times the memory",
+        "{how} ({}) a step takes {:.2} times as long and {:.2} times the memory, by prices composed of segments",
         other.plan,
-        price.step_seconds,
         price.step_seconds / own.step_seconds,
         price.peak_memory as f64 / own.peak_memory.max(1) as f64
     )

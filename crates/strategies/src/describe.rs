@@ -333,7 +333,8 @@ fn search_notes(solution: &Solution<'_>) -> Vec<String> {
 fn warnings(solution: &Solution<'_>) -> Vec<String> {
     let context = &*solution.context;
     let mut all = Vec::new();
-    all.extend(odd_batch(context));
+    // Devices of a stage share the batch, not all devices.
+    all.extend(odd_batch(context).filter(|_| solution.assignment.pipeline.is_none()));
     all.extend(padding_hint(context).ok().flatten());
     all.extend(idle_devices(context));
     let plain = context.resharder.fallback_count();

@@ -145,7 +145,7 @@ fn degrees_that_do_not_suit_are_named_one_by_one() {
     assert!(several.contains("mbs=7 does not divide"), "{several}");
     assert!(several.contains("tp=3 does not divide `blocks.0.attn.q` (h=8"), "{several}");
     let experts = refused("tp=2,pp=3,ep=2,cp=3");
-    assert!(experts.contains("ep=2: no product of experts"), "{experts}");
+    assert!(experts.contains("ep=2: the model has no experts"), "{experts}");
     assert!(experts.contains("cp=3 does not divide the sequence"), "{experts}");
     assert!(refused("tp=2,pp=4,ep=3").contains("ep=3 does not divide"));
     assert!(refused("pp=8,vp=2").contains("does not divide the 8 blocks"));

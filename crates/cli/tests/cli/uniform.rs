@@ -60,6 +60,28 @@ fn the_best_uniform_plan_is_no_slower_than_a_stated_one() {
 }
 
 #[test]
+fn a_planned_pipeline_is_never_worse_than_the_best_uniform_plan() {
+    let step = |plan: &serde_json::Value| plan["simulated"]["step_seconds"].as_f64().unwrap();
+    for (blocks, batch, machine) in [("8", "32", "8xa100"), ("6", "16", "8xl4"), ("5", "64", "4xh100")] {
+        let model = format!("gpt:layers={blocks},hidden=256,heads=4,seq=128,vocab=2048,dtype=mixed");
+        let plan = |way: &[&str]| {
+            json(&[&["plan", &model, "--machine", machine, "--batch", batch, "--json"], way].concat())
+        };
+        let (auto, uniform) = (plan(&["--pipeline", "auto", "--time", "20"]), plan(&["--uniform"]));
+        let expert = auto["baselines"]["expert"]["step_seconds"].as_f64().unwrap();
+        assert!(step(&auto) <= expert * (1.0 + 1e-9), "{model}: {} against {expert}", step(&auto));
+        // One bound on all of them: pipelines or none, any number of micro-batches.
+        let bound = |plan: &serde_json::Value| plan["overlap"]["lower_bound_seconds"].as_f64().unwrap();
+        assert!(bound(&auto) > 0.0 && bound(&auto) <= bound(&uniform) * (1.0 + 1e-9), "{model}");
+        let stated = ["tp=1,mbs=1", "tp=2,mbs=2,zero=1", "tp=1,mbs=1,zero=3,recompute=full"];
+        for degrees in stated {
+            let stated = step(&plan(&["--as", degrees]));
+            assert!(bound(&auto) <= stated && step(&uniform) <= stated * (1.0 + 1e-9), "{model}: {degrees}");
+        }
+    }
+}
+
+#[test]
 fn degrees_that_do_not_suit_end_with_status_2() {
     refused(&plan(&["--as", "tp=3,pp=5"]), "tp=3 × pp=5 = 15 does not divide");
     refused(&plan(&["--as", "tp=8,mbs=1"]), "tp=8 does not divide `blocks.0.attn.q`");

@@ -12,12 +12,12 @@ use crate::error::StrategyError;
 use shardwright_cost::{Collective, Comm, CostFile, Engine};
 use shardwright_graph::{BlockChain, Graph, RecomputePolicy, microbatch, remat, remat_whole};
 use shardwright_machine::{AxisSet, Bytes, Machine};
-use shardwright_plan::{Context, PlanError};
+use shardwright_plan::{Context, PlanError, step_lower_bound};
 use shardwright_stages::schedule::Schedule;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A step in micro-batches with some ops recomputed, and the segment of each of its layers.
 pub(super) struct StepGraph {
@@ -108,6 +108,7 @@ pub struct UniformPricer<'a> {
     batch: u64,
     graphs: Mutex<BTreeMap<(u32, RecomputePolicy), Arc<StepGraph>>>,
     stages: Mutex<BTreeMap<InnerKey, Arc<Result<StageCosts, DegreeError>>>>,
+    bound: OnceLock<i64>,
 }
 
 impl<'a> UniformPricer<'a> {
@@ -147,6 +148,7 @@ impl<'a> UniformPricer<'a> {
             batch,
             graphs: Mutex::default(),
             stages: Mutex::default(),
+            bound: OnceLock::new(),
         })
     }
 
@@ -165,6 +167,27 @@ impl<'a> UniformPricer<'a> {
         self.chain.blocks()
     }
 
+    /// Picoseconds that no plan's step is shorter than, with any number of micro-batches and whatever overlaps. Recomputation only
+    /// adds to a step.
+    ///
+    /// # Errors
+    /// Where the costs are of another device.
+    pub fn step_lower_bound(&self) -> Result<i64, StrategyError> {
+        if let Some(known) = self.bound.get() {
+            return Ok(*known);
+        }
+        let counts = (1..=u32::try_from(self.batch).unwrap_or(u32::MAX))
+            .filter(|count| self.batch.is_multiple_of(u64::from(*count)));
+        let mut least = i64::MAX;
+        for count in counts.filter_map(NonZeroU32::new) {
+            let Ok(step) = microbatch(self.graph, count) else { continue };
+            let mesh = self.machine.mesh().clone();
+            let context = Context::new(&step.graph, self.machine, self.costs, mesh, true)?;
+            least = least.min(step_lower_bound(&context, false)?);
+        }
+        Ok(*self.bound.get_or_init(|| least))
+    }
+
     /// The plans that a request allows: what it leaves open is chosen from them.
     ///
     /// # Errors
@@ -174,14 +197,18 @@ impl<'a> UniformPricer<'a> {
         let (tensor, pipeline) = (request.tensor.unwrap_or(1), request.pipeline.unwrap_or(1));
         let (context, expert) = (request.context.unwrap_or(1), request.expert.unwrap_or(1));
         let mut reasons = Vec::new();
-        let inner = u64::from(tensor) * u64::from(pipeline) * u64::from(context);
+        let inner = u64::from(tensor).saturating_mul(u64::from(pipeline)).saturating_mul(u64::from(context));
+        let total = inner.saturating_mul(u64::from(request.data.unwrap_or(1)));
         let shown = |data: Option<u32>| {
             let all = [("tp", tensor), ("pp", pipeline), ("cp", context), ("dp", data.unwrap_or(1))];
             let used: Vec<String> =
                 all.iter().filter(|(_, n)| *n > 1).map(|(key, n)| format!("{key}={n}")).collect();
-            used.join(" × ")
+            match &used[..] {
+                [] => "dp=1".to_string(),
+                [one] => one.clone(),
+                _ => format!("{} = {total}", used.join(" × ")),
+            }
         };
-        let total = inner.saturating_mul(u64::from(request.data.unwrap_or(1)));
         let fits = match request.data {
             Some(_) => total == u64::from(devices),
             None => u64::from(devices).is_multiple_of(inner),
@@ -189,7 +216,7 @@ impl<'a> UniformPricer<'a> {
         if !fits {
             let relation = if request.data.is_some() { "is not" } else { "does not divide" };
             reasons.push(format!(
-                "{} = {total} {relation} the number of devices of {}, {devices}",
+                "{} {relation} the number of devices of {}, {devices}",
                 shown(request.data),
                 self.machine.name()
             ));

@@ -3,7 +3,11 @@
 //! The space: tensor, context and expert parallelism of whole inner parts of the machine, pipeline stages that divide machine and
 //! blocks, micro-batches of powers of two, ZeRO 1 and 3, three recomputation policies, and the schedules 1F1B, interleaved and
 //! ZB-H1. Sequence parallelism goes with tensor parallelism. A plan is left out without a simulation where its weights, gradients
-//! and state alone exceed the memory, or where a bound on its step is no better than the best plan. So the answer is the optimum.
+//! and state alone exceed the memory, or where a bound on its step is longer than the best plan's. So the answer is the optimum
+//! by prices composed of segments.
+//!
+//! Composed prices differ from the simulated step by some percent, and composed memory is an upper bound. So the search also
+//! names finalists: plans that may be best once their whole steps are simulated.
 
 use super::{
     degrees::{UniformPlan, ZeroLevel},
@@ -18,6 +22,12 @@ use shardwright_stages::schedule::Schedule;
 
 /// Plans that are priced at once; the best of them is known to the next ones.
 const AT_ONCE: usize = 8;
+/// The most plans whose whole steps are worth a simulation.
+const FINALISTS: usize = 8;
+/// How much longer than the best a finalist may take by composed prices.
+const LONGER: f64 = 1.1;
+/// How much more than the limit a finalist may hold by composed memory.
+const FULLER: f64 = 1.4;
 /// The largest micro-batch that is tried.
 const MOST_SAMPLES: u64 = 16;
 /// Sequences from this length on are worth dividing.
@@ -30,6 +40,8 @@ pub struct SearchedUniform {
     pub best: Option<PricedUniform>,
     /// The plan with the shortest step that has no pipeline, among those that fit.
     pub without_pipeline: Option<PricedUniform>,
+    /// Plans that may be the best once simulated, the shortest first; the best is one of them.
+    pub finalists: Vec<PricedUniform>,
     /// The least memory of any plan that was priced.
     pub least_memory: Option<u64>,
     /// Plans of the space.
@@ -79,6 +91,7 @@ pub fn search(
     let mut found = SearchedUniform {
         best: None,
         without_pipeline: None,
+        finalists: Vec::new(),
         least_memory: None,
         plans: all,
         priced: 0,
@@ -95,7 +108,7 @@ pub fn search(
         let (best, alone) = (step(&found.best), step(&found.without_pipeline));
         let priced = group.par_iter().map(|plan| {
             let below = if plan.pipeline == 1 { alone } else { best };
-            match pricer.price_below(plan, below) {
+            match pricer.price_below(plan, below * LONGER) {
                 // Degrees that do not divide the model are outside of the space.
                 Err(StrategyError::Degrees(_)) => Ok(None),
                 other => other,
@@ -105,6 +118,9 @@ pub fn search(
             found.priced += 1;
             let peak = own.price.peak_memory;
             found.least_memory = Some(found.least_memory.map_or(peak, |least| least.min(peak)));
+            if limit.is_none_or(|limit| peak as f64 <= limit.0 as f64 * FULLER) {
+                found.finalists.push(own.clone());
+            }
             if limit.is_some_and(|limit| peak > limit.0) {
                 continue;
             }
@@ -117,7 +133,27 @@ pub fn search(
             }
         }
     }
+    found.keep_finalists();
     Ok(found)
+}
+
+impl SearchedUniform {
+    /// Leaves the shortest finalists, and the best plan among them. Where none fits, those that hold least.
+    fn keep_finalists(&mut self) {
+        let step = |own: &PricedUniform| own.price.step_seconds;
+        match self.best {
+            Some(_) => self.finalists.sort_by(|a, b| step(a).total_cmp(&step(b))),
+            None => self.finalists.sort_by_key(|own| own.price.peak_memory),
+        }
+        let best = self.best.as_ref().map(|best| (best.plan, step(best)));
+        let longest = best.map_or(f64::INFINITY, |(_, step)| step * LONGER);
+        let mut left = FINALISTS;
+        self.finalists.retain(|own| {
+            let is_best = best.is_some_and(|(plan, _)| plan == own.plan);
+            left = left.saturating_sub(usize::from(!is_best));
+            is_best || (left > 0 && step(own) <= longest)
+        });
+    }
 }
 
 /// Degrees that are products of the machine's innermost axes, ascending.

@@ -5,7 +5,7 @@ use super::{
     pricer::{StepGraph, role_mesh},
     segment_costs::{SegmentCost, Segments},
     stage_mesh::{AxisRole, RoleMesh},
-    uniform_configs::{UniformRules, uniform_assignment},
+    uniform_configs::{UniformRules, expert_factor, uniform_assignment},
 };
 use crate::{recipes::is_product, stored_ops::weight_tensors};
 use shardwright_graph::{FactorKind, Phase, Role, factor_kinds};
@@ -70,7 +70,18 @@ pub(super) fn check_products(
         }
     }
     if plan.expert > 1 && !splits_experts(context, mesh, assignment, &kinds) {
-        reasons.insert("ep", format!("ep={}: no product of experts can be divided so", plan.expert));
+        let found = context.graph.op_ids().find_map(|op| {
+            let rule = &context.shapes[op.index()].rule;
+            let experts = expert_factor(context.graph, op)?;
+            Some((&context.graph.node(op).name, rule.factors[usize::from(experts)].size))
+        });
+        let reason = match found {
+            Some((name, experts)) => {
+                format!("ep={} does not divide the {experts} experts of `{name}`", plan.expert)
+            }
+            None => format!("ep={}: the model has no experts", plan.expert),
+        };
+        reasons.insert("ep", reason);
     }
     match reasons.is_empty() {
         true => Ok(()),

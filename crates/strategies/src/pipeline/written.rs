@@ -11,7 +11,7 @@ use shardwright_graph::Graph;
 use shardwright_machine::Bytes;
 use shardwright_plan::{
     Context, Costs, LayerCosts, Optimised, OverlapBound, PlanDegrees, PlanPipeline, PlanStage, StepTimes,
-    Throughput, predicted_traffic, step_lower_bound,
+    Throughput, predicted_traffic,
 };
 use shardwright_search::Control;
 use shardwright_sim::{SimulatedStep, simulate_bubble, simulate_step};
@@ -20,8 +20,12 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Ops, once per micro-batch, up to which the whole step is simulated. Longer ones have the composed price that guides the search.
+/// Ops, once per micro-batch, up to which the whole step is simulated: some seconds. Longer ones have the composed price that guides
+/// the search.
 const MOST_SIMULATED: usize = 5_000_000;
+/// The same times stages, each of which has a timeline of its own. Some ops have several instructions: the simulator takes at most
+/// [`shardwright_sim::MOST_TASKS`].
+const MOST_ON_STAGES: usize = 20_000_000;
 
 /// A uniform plan as a plan of the whole step.
 pub struct UniformAnswer {
@@ -67,18 +71,25 @@ pub fn write_down(
     }
     let assignment = assignment.without_impossible_sums(&step.graph, &context.shapes, context.mesh());
     let instructions = step.graph.ops.len().saturating_mul(plan.micro_batches as usize);
-    // The search is over, and this is its answer: it is priced however late it is.
-    let seed = control.seed;
-    let control = &Control { deadline: None, cancel: None, ..control.clone() };
-    let is_simulated = instructions <= MOST_SIMULATED;
+    let on_stages = instructions.saturating_mul(plan.pipeline as usize);
+    let is_simulated = instructions <= MOST_SIMULATED && on_stages <= MOST_ON_STAGES;
+    // Where devices compute nothing while they send, every send counts. The program sends whole tensors, and such engines a part
+    // from each device of a tensor-parallel group (arXiv 2104.04473, section 4.1), as composed prices do.
+    let parted = plan.pipeline > 1 && plan.tensor > 1 && !plan.sequence && !pricer.machine.slowest().overlap;
+    // One plan takes seconds: a search that is out of time still ends with an answer.
+    let patient = Control { deadline: None, cancel: None, ..control.clone() };
     let (costs, simulated, bubble) = match is_simulated {
         true => {
-            let costs = context.price_within(&assignment, control)?;
-            let bubble = assignment.pipeline.as_ref().map(|_| simulate_bubble(&context, &assignment));
-            (costs, simulate_step(&context, &assignment)?, bubble.transpose()?.unwrap_or(0.0))
+            let costs = context.price_within(&assignment, &patient)?;
+            if parted {
+                (costs, composed_step(priced), idle_share(priced))
+            } else {
+                let bubble = assignment.pipeline.as_ref().map(|_| simulate_bubble(&context, &assignment));
+                (costs, simulate_step(&context, &assignment)?, bubble.transpose()?.unwrap_or(0.0))
+            }
         }
         false => {
-            let LayerCosts { layers, sources } = context.layer_costs(&assignment, control)?;
+            let LayerCosts { layers, sources } = context.layer_costs(&assignment, &patient)?;
             let traffic = predicted_traffic(&context, &assignment)?;
             let costs = Costs { layers, traffic, peak_memory: Bytes(priced.price.peak_memory), sources };
             (costs, composed_step(priced), idle_share(priced))
@@ -93,14 +104,19 @@ pub fn write_down(
             "step and memory are composed of segments of the model: the program of {instructions} ops is too long to be simulated as a whole"
         ));
     }
-    let mut written = describe(solver, &solution, seed);
+    if is_simulated && parted {
+        solution.notes.push(
+            "the step is composed of segments of the model: stages send parts of tensors, which the simulated program sends whole".into(),
+        );
+    }
+    let mut written = describe(solver, &solution, control.seed);
     written.pipeline = pipeline(priced, &context, &solution.assignment, bubble);
     written.uniform = Some(degrees(priced));
     written.recompute.policy = plan.recompute.name().to_string();
     written.memory_limit_bytes = limit.map(|limit| limit.0);
     let usable = limit.or_else(|| pricer.machine.memory_limit());
     written.fits = usable.is_none_or(|usable| written.peak_memory_bytes <= usable.0);
-    let bound = step_lower_bound(&context, false)?;
+    let bound = pricer.step_lower_bound()?;
     written.overlap = Some(OverlapBound::of(makespan, bound));
     written.throughput = Throughput::of(&step.graph, pricer.machine, step_seconds);
     let (answer_mesh, assignment) = (context.mesh().clone(), solution.assignment.clone());
