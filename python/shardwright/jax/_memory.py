@@ -11,8 +11,8 @@ from collections.abc import Callable
 from .._native import DoesNotFit, PlanError
 from ._sharded_step import ShardedStep
 
-# Plans that are compiled before the limit is refused.
-_MOST_PLANS = 4
+# Plans that are made before the limit is refused.
+_MOST_PLANS = 7
 # Predictions of XLA's memory are rarely off by more than this share.
 _NEAR = 0.7
 
@@ -24,18 +24,25 @@ def fitted(planned: Callable[[str | float | None], ShardedStep], memory: str | f
     limit = step.plan.memory_limit_bytes
     if limit is None or (memory is None and step.predicted_bytes() < _NEAR * limit):
         return step
-    lowered = limit
+    account, least, problem = limit, 0, ""
     needs: list[int] = []
+    plans = 1
     while (used := step.compiled_bytes()) > limit:
         needs.append(used)
-        lowered -= used - limit
-        if lowered <= 0 or len(needs) == _MOST_PLANS:
-            return _unlimited(planned, limit, _message(limit, needs))
-        try:
-            step = planned(f"{lowered}B")
-        except PlanError as error:
-            # Only the limit differs from the plan before: nothing fits, or nothing was found that does.
-            return _unlimited(planned, limit, f"{_message(limit, needs)} {error}")
+        lowered = account - (used - limit)
+        found: ShardedStep | None = None
+        # Where nothing fits the lower limit, plans between it and the last one may still do.
+        while found is None and plans < _MOST_PLANS:
+            if lowered <= least:
+                lowered = (account + least) // 2
+            plans += 1
+            try:
+                found = planned(f"{lowered}B")
+            except PlanError as error:
+                least, problem = lowered, f" {error}"
+        if found is None:
+            return _unlimited(planned, limit, _message(limit, needs) + problem)
+        step, account = found, lowered
     return step
 
 
@@ -48,8 +55,9 @@ def _unlimited(planned: Callable[[str | float | None], ShardedStep], limit: int,
 
 
 def _message(limit: int, needs: list[int]) -> str:
-    tried = ", ".join(f"{used / 1e6:.1f}" for used in needs)
+    unit, size = ("MB", 1e6) if limit >= 10**6 else ("kB", 1e3)
+    tried = ", ".join(f"{used / size:.1f}" for used in needs)
     return (
-        f"no plan was found whose compiled program keeps {limit / 1e6:.1f} MB on one device: XLA needs {tried} MB with the plans "
+        f"no plan was found whose compiled program keeps {limit / size:.1f} {unit} on one device: XLA needs {tried} {unit} with the plans "
         "that were tried. Use more devices, a smaller batch, or recomputation (`jax.checkpoint`)."
     )
