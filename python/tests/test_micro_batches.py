@@ -11,7 +11,7 @@ from jax import lax
 from test_parallelize import assert_close
 
 from shardwright import PlanError
-from shardwright.jax import parallelize, train_step
+from shardwright.jax import parallelize, train_step, verify_plan
 
 
 def sgd(loss):
@@ -197,3 +197,34 @@ def test_blocks_under_checkpoint_stay_as_they_are():
     args = weights(True), None, steps.normal(64, 32)
     plain, again = (parallelize(sgd(loss), *args, machine="cpu:8", solver="data", recompute=r) for r in (None, "selective"))
     assert [e.primitive.name for e in plain.first.step.jaxpr.eqns] == [e.primitive.name for e in again.first.step.jaxpr.eqns]
+
+
+def plain_blocks(params, x):
+    for p in params:
+        x = x + jnp.tanh(x @ p["up"]) @ p["down"]
+    return jnp.mean(x**2)
+
+
+def plain_scanned(params, x):
+    return jnp.mean(lax.scan(lambda x, p: (x + jnp.tanh(x @ p["up"]) @ p["down"], None), x, params)[0] ** 2)
+
+
+@pytest.mark.parametrize("solver", ["data", "fsdp"])
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        (plain_blocks, {}),
+        (plain_blocks, {"micro_batches": 4}),
+        (plain_blocks, {"micro_batches": 4, "recompute": "full"}),
+        (plain_scanned, {"recompute": "full"}),
+        (plain_scanned, {"micro_batches": 4, "recompute": "full"}),
+    ],
+    ids=["whole", "micro-batches", "micro-batches, recomputed", "loop, recomputed", "loop, micro-batches, recomputed"],
+)
+def test_xlas_memory_is_predicted_within_a_tenth(loss, options, solver):
+    layers = (4,) if loss is plain_scanned else ()
+    one = lambda: {"up": steps.normal(*layers, 32, 128, scale=0.1), "down": steps.normal(*layers, 128, 32, scale=0.1)}  # noqa: E731
+    args = one() if layers else [one() for _ in range(4)], None, steps.normal(64, 256, 32)
+    fast = parallelize(sgd(loss), *args, machine="cpu:8", solver=solver, **options)
+    found = verify_plan(fast, *args)
+    assert found.predicted_peak_bytes == pytest.approx(found.compiled_peak_bytes, rel=0.1)

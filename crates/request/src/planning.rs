@@ -96,7 +96,7 @@ impl Inputs {
             let (policy, model) = (variant.recompute, &self.graph.name);
             anyhow::ensure!(
                 policy == RecomputePolicy::Off || graph.ops.iter().any(|node| node.recomputes.is_some()),
-                "--recompute {}: no backward op of {model} reads a result that the policy recomputes; use --recompute off",
+                "--recompute {}: no backward op of {model} reads a result that the policy recomputes; use --recompute off or auto",
                 policy.name()
             );
         }
@@ -152,7 +152,8 @@ impl Inputs {
         }
         anyhow::ensure!(
             !self.keeps_passes(),
-            "--micro-batches: a program of an engine keeps its own micro-batches; leave the option out"
+            "--micro-batches: a program of an engine keeps its own micro-batches; leave the option out. For a function of JAX, \
+             shardwright.jax.parallelize(..., micro_batches=N, batch_argnums=(...)) divides the step before it is compiled"
         );
         match choice {
             MicroBatchChoice::Count(micro_batches) => {

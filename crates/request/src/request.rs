@@ -287,7 +287,7 @@ pub struct Request {
     pub memory: MemoryLimit,
     /// Equal passes over parts of the batch before one update: gradients are added up. A divisor of the batch, or auto
     /// (the fastest of all that fit)
-    #[arg(long, value_name = "N|auto", default_value = "1", value_parser = MicroBatchChoice::parse, hide_default_value = true)]
+    #[arg(long, value_name = "N|auto", default_value = "1", value_parser = MicroBatchChoice::parse, hide_default_value = true, allow_negative_numbers = true)]
     #[serde(skip)]
     pub micro_batches: MicroBatchChoice,
     /// Pipeline stages: the number of groups of devices that share the layers, units of the outermost levels; off by default; auto: the best

@@ -20,7 +20,7 @@ use crate::{
     pase::{self, Pase},
     place::{self, Place},
     polish::polish,
-    recipes::RECIPES,
+    recipes::{RECIPES, Recipe},
     soybean::{SOYBEAN, SOYBEAN_TIME},
 };
 use shardwright_plan::{Constraints, Optimised, PlanError, compute_lower_bound};
@@ -52,6 +52,10 @@ impl Strategy for Auto {
     }
 
     fn searches_within_memory(&self) -> bool {
+        true
+    }
+
+    fn accepts(&self, _: &Recipe) -> bool {
         true
     }
 

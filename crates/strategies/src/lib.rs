@@ -40,7 +40,9 @@ pub mod chain;
 mod describe;
 mod error;
 mod exact;
+mod first_answers;
 mod keep_search;
+mod known_plan;
 mod mcmc;
 mod memory_descent;
 mod migration;
@@ -96,6 +98,11 @@ pub trait Strategy: Sync {
 
     /// Whether it searches within a memory limit. The others only check it.
     fn searches_within_memory(&self) -> bool;
+
+    /// Whether a recipe is an answer of this strategy, in any variant of the step.
+    fn accepts(&self, _recipe: &recipes::Recipe) -> bool {
+        false
+    }
 
     /// Whether a limit of proposals ends its walks.
     fn takes_proposals(&self) -> bool {

@@ -126,6 +126,10 @@ impl Strategy for Recipe {
         false
     }
 
+    fn accepts(&self, recipe: &Recipe) -> bool {
+        self == recipe
+    }
+
     fn solve<'a>(
         &self,
         planner: &Planner<'a>,

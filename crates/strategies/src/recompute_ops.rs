@@ -12,10 +12,11 @@
 //! The answer is the plan with the shortest simulated step. Each value is recomputed at most once.
 
 use crate::{
-    Planner, Solution, Strategy,
+    Planner, Strategy,
     describe::{PlanAnswer, plan},
     error::StrategyError,
     keep_search::cheapest_set,
+    known_plan::Given,
     variant_baselines::better_baselines,
     variant_race::{VariantAnswer, VariantError, lower_bounds, plan_variants},
     variants::{Variant, VariantGraph, VariantInputs},
@@ -23,8 +24,8 @@ use crate::{
 use shardwright_graph::{Graph, OpId, RecomputePolicy, block_positions, remat};
 use shardwright_machine::{Bytes, Mesh};
 use shardwright_plan::{
-    Candidates, Constraints, Context, KeepPricer, KeepSpace, Optimised, PlanError, SearchProblem,
-    compute_lower_bound, keep_network, peak, step_lower_bound,
+    Candidates, Constraints, Context, KeepPricer, KeepSpace, PlanError, SearchProblem, keep_network, peak,
+    step_lower_bound,
 };
 use shardwright_search::{Control, Solver, exact::Exact};
 use shardwright_space::{Assignment, Config};
@@ -174,7 +175,13 @@ impl OpsSearch<'_> {
         let Some(best) = found.into_iter().min_by_key(|own| own.objective) else { return Ok((None, bound)) };
         let graph = with_clones(graph, &space, &best.recomputed)?;
         let planner = self.inputs.planner(&graph);
-        let given = Given { strategy: self.strategy, mesh: &best.mesh, assignment: &best.assignment };
+        let given = Given {
+            strategy: self.strategy,
+            mesh: &best.mesh,
+            untied: self.inputs.untied,
+            assignment: &best.assignment,
+            note: None,
+        };
         let mut answer = match plan(&planner, &given, self.constraints, self.control) {
             Err(StrategyError::Plan(error)) if error.is_without_answer() => return Ok((None, bound)),
             answer => answer?,
@@ -360,41 +367,4 @@ fn clones_follow(graph: &Graph, assignment: &Assignment) -> Assignment {
         configs.push(config);
     }
     Assignment::of(graph, configs)
-}
-
-/// An assignment that is known, as a strategy's answer.
-struct Given<'s> {
-    strategy: &'s dyn Strategy,
-    mesh: &'s Mesh,
-    assignment: &'s Assignment,
-}
-
-impl Strategy for Given<'_> {
-    fn name(&self) -> &'static str {
-        self.strategy.name()
-    }
-
-    fn about(&self) -> &'static str {
-        self.strategy.about()
-    }
-
-    fn optimises(&self) -> Optimised {
-        self.strategy.optimises()
-    }
-
-    fn searches_within_memory(&self) -> bool {
-        true
-    }
-
-    fn solve<'a>(
-        &self,
-        planner: &Planner<'a>,
-        constraints: &Constraints,
-        _: &Control<'_>,
-    ) -> Result<Solution<'a>, StrategyError> {
-        let context = planner.context(self.mesh.clone(), planner.is_untied())?;
-        let mut solution = Solution::new(context, self.assignment.clone(), Optimised::Sum)?;
-        solution.lower_bound = Some(compute_lower_bound(&solution.context)?);
-        solution.checked(constraints, self.name())
-    }
 }

@@ -4,7 +4,8 @@
 //! before, and a variant is visited only where that holds for some recipe.
 
 use crate::{
-    Planner, PricedRecipe, Strategy, describe::recipe_cost, error::StrategyError, variants::Variant,
+    Planner, PricedRecipe, Strategy, describe::recipe_cost, error::StrategyError, known_plan::KnownPlan,
+    variants::Variant,
 };
 use shardwright_plan::{BaselineCost, Constraints, Plan};
 use shardwright_search::Control;
@@ -17,10 +18,19 @@ const SIMULATED_RECIPES: usize = 2;
 /// The fastest recipe that keeps the constraints.
 #[derive(Clone, Copy)]
 pub(crate) struct FirstAnswer {
-    /// Picoseconds of its simulated step.
-    pub makespan: u64,
+    /// Seconds of its simulated step.
+    pub seconds: f64,
     /// Bytes that a device holds.
     pub held: u64,
+}
+
+/// What recipes show of a variant.
+#[derive(Default)]
+pub(crate) struct Visit {
+    /// The fastest recipe.
+    pub first: Option<FirstAnswer>,
+    /// The fastest recipe that is an answer of the strategy.
+    pub known: Option<KnownPlan>,
 }
 
 /// The recipes in the variants that were visited.
@@ -38,14 +48,15 @@ impl VariantBaselines {
             || self.best.values().any(|best| best.as_ref().is_none_or(|best| best.step_seconds > seconds))
     }
 
-    /// Prices the recipes in a variant. Returns the fastest that keeps the constraints.
+    /// Prices the recipes in a variant. Returns the fastest that keep the constraints.
     pub fn visit(
         &mut self,
         variant: Variant,
         planner: &Planner<'_>,
+        strategy: &dyn Strategy,
         constraints: &Constraints,
         control: &Control<'_>,
-    ) -> Result<Option<FirstAnswer>, StrategyError> {
+    ) -> Result<Visit, StrategyError> {
         let mut priced = planner.first_recipes(constraints, control)?;
         priced.iter().for_each(|own| {
             self.best.entry(own.recipe.name()).or_default();
@@ -53,7 +64,7 @@ impl VariantBaselines {
         priced.retain(|own| own.keeps(constraints));
         priced.sort_by_key(|own| own.costs.objective());
         let limit = constraints.memory.or_else(|| planner.machine().memory_limit());
-        let mut first: Option<FirstAnswer> = None;
+        let Visit { mut first, mut known } = Visit::default();
         for (at, own) in priced.iter().enumerate() {
             let best = self.best.entry(own.recipe.name()).or_default();
             let computing = own.costs.compute() as f64 / 1e12;
@@ -62,9 +73,9 @@ impl VariantBaselines {
                 continue;
             }
             let step = simulated(own)?;
-            let makespan = step.map_or(own.costs.objective().unsigned_abs(), |step| step.makespan);
-            if first.is_none_or(|known| makespan < known.makespan) {
-                first = Some(FirstAnswer { makespan, held: own.costs.peak_memory.0 });
+            let plan = KnownPlan::of(own, step);
+            if first.is_none_or(|first| plan.seconds < first.seconds) {
+                first = Some(FirstAnswer { seconds: plan.seconds, held: own.costs.peak_memory.0 });
             }
             // Beside a simulated plan, only simulated steps are comparable.
             if step.is_some() {
@@ -73,8 +84,12 @@ impl VariantBaselines {
                     *best = Some(cost);
                 }
             }
+            if strategy.accepts(own.recipe) && known.as_ref().is_none_or(|known| plan.seconds < known.seconds)
+            {
+                known = Some(plan);
+            }
         }
-        Ok(first)
+        Ok(Visit { first, known })
     }
 
     /// Replaces those baselines of a plan that are better in other variants.

@@ -1,13 +1,11 @@
 //! Plans the variants of a step ([`crate::variants`]) and returns the one with the shortest simulated step.
 //!
-//! 1. Every number of micro-batches gets two lower bounds that hold for all of its plans: on memory, and on computing. Computing
-//!    bounds all policies of recomputation too.
-//! 2. In the order of their computing, variants get bounds of their own and a first answer: the fastest recipe that fits. One
-//!    whose memory exceeds the limit is ruled out. It stops where computing alone takes longer than the best answer. Where time is
-//!    left, recipes are priced in the other variants too, for the baselines ([`crate::variant_baselines`]).
-//! 3. The variants are searched, those with the shortest first answer first, each with half of the time that is left. A
-//!    variant whose computing alone takes longer than the best step is not searched. Nor is one that keeps less than
-//!    the best plan's variant, where that plan takes at most [`BINDING`] of the memory limit.
+//! 1. Variants get lower bounds and first answers: the recipes that fit ([`crate::first_answers`]). The fastest of them is the
+//!    incumbent: it is the answer where no search finds a faster plan, however little time there is.
+//! 2. The variants are searched, the one with the shortest first answer first. It gets two thirds of the time, and each one after
+//!    it two thirds of what is left. A variant whose computing alone takes longer than the best step is not searched. Nor is one
+//!    that keeps less than the best plan's variant, where that plan takes at most [`BINDING`] of the memory limit.
+//! 3. After each search, the configs of its answer are tried in the other variants ([`KnownPlan::transfer`]).
 //!
 //! The reported bound is the least over all variants that are not ruled out. A variant that was not searched counts
 //! with its computing. Variants that are left out because memory does not bind the plan are not covered; a note says so.
@@ -16,21 +14,24 @@ use crate::{
     Planner, Strategy,
     describe::{PlanAnswer, plan},
     error::StrategyError,
+    first_answers::{Entry, FirstAnswers, first_answers},
+    known_plan::KnownPlan,
+    recipes::RECIPES,
     recompute_ops::plan_ops,
-    variant_baselines::{FirstAnswer, VariantBaselines, of_variant},
-    variants::{Variant, VariantGraph, VariantGraphError, VariantInputs},
+    variant_baselines::of_variant,
+    variants::{Variant, VariantGraph, VariantInputs},
 };
-use rayon::prelude::*;
-use shardwright_graph::{Graph, OpId, RecomputePolicy, recomputed_ops};
+use shardwright_graph::Graph;
 use shardwright_machine::show_bytes;
-use shardwright_plan::{Constraints, Plan, PlanError, memory_lower_bound, step_lower_bound};
+use shardwright_plan::{Constraints, Plan, PlanError, memory_lower_bound};
 use shardwright_search::{Control, gap};
-use std::num::NonZeroU32;
 
 /// The share of the memory limit above which a plan counts as limited by it, in percent.
 const BINDING: u64 = 75;
-/// The share of the time that first answers may take: one in so many parts.
-const FIRST_ANSWERS: u32 = 3;
+/// A search leaves one in so many parts of the remaining time to other variants.
+const OTHER_VARIANTS: u32 = 3;
+/// The configs of an answer may be tried in other variants for one in so many parts of the remaining time.
+const TRANSFERS: u32 = 2;
 
 /// The best variant's plan.
 pub struct VariantAnswer<'g> {
@@ -74,26 +75,21 @@ pub fn plan_variants<'g>(
     if let &[only] = variants {
         return race.only(only);
     }
-    let (mut entries, warnings) = race.entries(variants)?;
-    let mut notes = Notes { warnings, search: Vec::new() };
-    let all = entries.len();
-    let mut baselines = VariantBaselines::default();
-    let ruled_out = race.first_answers(&mut entries, &mut baselines)?;
+    let FirstAnswers { entries, incumbent, baselines, ruled_out, notes } = first_answers(&race, variants)?;
+    let mut notes = Notes { warnings: notes, search: Vec::new() };
     if let Some(limit) = constraints.memory.filter(|_| ruled_out > 0) {
         notes.search.push(format!(
-            "{ruled_out} of {all} variants (micro-batches and recomputation) were ruled out: each of their plans needs more than {}",
+            "{ruled_out} of {} variants (micro-batches and recomputation) were ruled out: each of their plans needs more than {}",
+            variants.len(),
             show_bytes(limit.0)
         ));
     }
-    // Stable: of equal answers, the one with the least computing comes first.
-    entries.sort_by_key(|own| own.first_answer.map_or(u64::MAX, |first| first.makespan));
-    let mut found = race.search(entries, &mut notes)?;
+    let mut found = race.search(entries, incumbent, notes)?;
     baselines.replace_in(&mut found.answer.plan);
     Ok(found)
 }
 
 /// What is said of the race in the plan.
-#[derive(Default)]
 struct Notes {
     /// What people must know.
     warnings: Vec<String>,
@@ -101,37 +97,13 @@ struct Notes {
     search: Vec<String>,
 }
 
-/// What is known of a variant before its search.
-struct Entry {
-    variant: Variant,
-    bounds: Bounds,
-    /// Whether the bounds are the variant's own, not those of the step that recomputes nothing.
-    is_exact: bool,
-    first_answer: Option<FirstAnswer>,
-}
-
-impl Entry {
-    /// Whether the variant's own memory is bounded.
-    fn is_bounded(&self) -> bool {
-        self.is_exact && self.bounds.memory > 0
-    }
-}
-
-/// Lower bounds that hold for all plans of a variant; zero where nothing is known.
-#[derive(Clone, Copy, Default)]
-struct Bounds {
-    /// Picoseconds of computing that no step avoids, with overlap or without.
-    computing: i64,
-    /// Bytes that some device holds.
-    memory: u64,
-}
-
-struct Race<'r, 'g> {
-    base: &'g Graph,
-    inputs: VariantInputs<'r>,
-    strategy: &'r dyn Strategy,
-    constraints: &'r Constraints,
-    control: &'r Control<'r>,
+/// The inputs of a race.
+pub(crate) struct Race<'r, 'g> {
+    pub base: &'g Graph,
+    pub inputs: VariantInputs<'r>,
+    pub strategy: &'r dyn Strategy,
+    pub constraints: &'r Constraints,
+    pub control: &'r Control<'r>,
 }
 
 impl<'g> Race<'_, 'g> {
@@ -168,162 +140,43 @@ impl<'g> Race<'_, 'g> {
         Some(PlanError::DoesNotFit { solver, space, limit, least: None, lower_bound })
     }
 
-    fn step(&self, variant: Variant) -> Result<VariantGraph<'g>, StrategyError> {
+    /// The graph of a variant.
+    pub(crate) fn step(&self, variant: Variant) -> Result<VariantGraph<'g>, StrategyError> {
         let refuse = |reason: String| PlanError::NoPlan { solver: self.strategy.name().into(), reason };
         Ok(variant.graph(self.base).map_err(|error| refuse(error.to_string()))?)
     }
 
-    /// The variants with the bounds of their numbers of micro-batches, and notes on those that do not exist. What recomputes
-    /// nothing computes least, so its computing bounds that of all policies.
-    fn entries(&self, variants: &[Variant]) -> Result<(Vec<Entry>, Vec<String>), StrategyError> {
-        let limits = self.control.share(FIRST_ANSWERS);
-        let mut counts: Vec<NonZeroU32> = variants.iter().map(|variant| variant.micro_batches).collect();
-        counts.dedup();
-        let bounds = counts.par_iter().map(|&micro_batches| {
-            // What the engine recomputes by itself belongs to every variant.
-            let engine = variants.first().and_then(|variant| variant.engine);
-            let step = match (Variant { micro_batches, engine, ..Variant::BASE }).graph(self.base) {
-                Ok(step) => step,
-                Err(error) => return Ok(Err(error)),
-            };
-            // Where the time does not suffice for bounds, nothing is claimed.
-            if limits.is_over() {
-                return Ok(Ok(Bounds::default()));
-            }
-            self.bounds(&step).map(Ok)
-        });
-        let bounds = bounds.collect::<Result<Vec<Result<Bounds, VariantGraphError>>, StrategyError>>()?;
-        let missing = bounds.iter().filter(|own| own.is_err()).count();
-        let mut notes = Vec::new();
-        if let Some(Err(error)) = bounds.iter().find(|own| own.is_err()) {
-            notes.push(format!(
-                "{missing} of {} numbers of micro-batches are impossible: {error}",
-                counts.len()
-            ));
-        }
-        let mut entries = Vec::new();
-        for &variant in variants {
-            let at = counts.iter().position(|&count| count == variant.micro_batches);
-            let Some(Ok(bounds)) = at.map(|at| &bounds[at]) else { continue };
-            let own = variant.recompute == RecomputePolicy::Off;
-            // The memory of a step that keeps everything is no bound on one that recomputes.
-            let bounds = Bounds { memory: if own { bounds.memory } else { 0 }, ..*bounds };
-            entries.push(Entry { variant, bounds, is_exact: own, first_answer: None });
-        }
-        Ok((entries, notes))
-    }
-
-    /// The bounds of a variant.
-    fn bounds(&self, step: &VariantGraph<'_>) -> Result<Bounds, StrategyError> {
-        let context = self.inputs.planner(&step.graph).prime()?;
-        let computing = step_lower_bound(&context, self.constraints.spmd)?;
-        Ok(Bounds { computing, memory: memory_lower_bound(&context).0 })
-    }
-
-    /// Finds first answers, the variant with the least computing first, until computing rules out all others. Bounds of
-    /// policies are computed when their turn comes. Returns the number of variants that memory rules out.
-    fn first_answers(
-        &self,
-        entries: &mut Vec<Entry>,
-        baselines: &mut VariantBaselines,
-    ) -> Result<usize, StrategyError> {
-        let limits = self.control.share(FIRST_ANSWERS);
-        let limit = self.constraints.memory.map_or(u64::MAX, |limit| limit.0);
-        let (mut open, mut done) = (std::mem::take(entries), Vec::new());
-        let mut recomputed: Vec<(NonZeroU32, Vec<OpId>)> = Vec::new();
-        let mut shortest = u64::MAX;
-        let mut decided: Option<Variant> = None;
-        let (mut ruled_out, mut unvisited): (Vec<Entry>, Vec<Entry>) = (Vec::new(), Vec::new());
-        while let Some(at) = (0..open.len()).min_by_key(|&at| (open[at].bounds.computing, at)) {
-            let mut entry = open.remove(at);
-            let hopeless = u64::try_from(entry.bounds.computing).unwrap_or(0) >= shortest
-                || decided.is_some_and(|known| known.keeps_no_less_than(entry.variant))
-                || (shortest < u64::MAX && limits.is_over());
-            if hopeless {
-                unvisited.push(entry);
-                continue;
-            }
-            let step = self.step(entry.variant)?;
-            if !entry.is_exact {
-                let key = (entry.variant.micro_batches, recomputed_ops(&step.graph));
-                // A policy that recomputes the same ops as another is the same variant, and none recomputes nothing.
-                if key.1.is_empty() || recomputed.contains(&key) {
-                    continue;
-                }
-                recomputed.push(key);
-                entry.is_exact = true;
-                // Without time, the computing of a step that recomputes nothing has to do.
-                if !limits.is_over() {
-                    entry.bounds = self.bounds(&step)?;
-                    open.push(entry);
-                    continue;
-                }
-            }
-            if entry.bounds.memory > limit {
-                ruled_out.push(entry);
-                continue;
-            }
-            entry.first_answer = self.visit(entry.variant, &step, baselines, &limits)?;
-            if let Some(first) = entry.first_answer {
-                shortest = shortest.min(first.makespan);
-                if !self.binds(first.held) && decided.is_none() {
-                    decided = Some(entry.variant);
-                }
-            }
-            done.push(entry);
-        }
-        for mut entry in unvisited {
-            if baselines.may_improve(entry.bounds.computing) && !limits.is_over() {
-                let step = self.step(entry.variant)?;
-                entry.first_answer = self.visit(entry.variant, &step, baselines, &limits)?;
-            }
-            done.push(entry);
-        }
-        let count = ruled_out.len();
-        if done.is_empty() {
-            // The refusal of the leanest variant says how much is missing.
-            done.extend(ruled_out.into_iter().min_by_key(|own| own.bounds.memory));
-        }
-        *entries = done;
-        Ok(count)
-    }
-
-    fn visit(
-        &self,
-        variant: Variant,
-        step: &VariantGraph<'_>,
-        baselines: &mut VariantBaselines,
-        limits: &Control<'_>,
-    ) -> Result<Option<FirstAnswer>, StrategyError> {
-        baselines.visit(variant, &self.inputs.planner(&step.graph), self.constraints, limits)
-    }
-
     /// Whether memory limits a plan that holds so many bytes.
-    fn binds(&self, held: u64) -> bool {
+    pub(crate) fn binds(&self, held: u64) -> bool {
         let limit = self.constraints.memory.map(|limit| limit.0);
         limit.is_some_and(|limit| held.saturating_mul(100) > limit.saturating_mul(BINDING))
     }
 
-    /// Searches the entries in their order.
-    fn search(&self, entries: Vec<Entry>, notes: &mut Notes) -> Result<VariantAnswer<'g>, VariantError<'g>> {
-        let mut standing = Standing::default();
-        let mut left = entries.len();
-        let mut unsearched: Vec<&Entry> = Vec::new();
+    /// Searches the entries, the one with the shortest first answer first.
+    fn search(
+        &self,
+        mut open: Vec<Entry>,
+        incumbent: Option<(Variant, KnownPlan)>,
+        mut notes: Notes,
+    ) -> Result<VariantAnswer<'g>, VariantError<'g>> {
+        // A step in a given number of micro-batches is proved for what it keeps; a choice among numbers, for all of them.
+        let chosen = open.iter().any(|own| own.variant.micro_batches != open[0].variant.micro_batches);
+        let mut standing = Standing { incumbent, ..Standing::default() };
+        let mut unsearched: Vec<i64> = Vec::new();
         let mut left_out = 0;
-        for entry in &entries {
-            left -= 1;
-            let seconds = entry.bounds.computing as f64 / 1e12;
-            let best = standing.best.as_ref();
-            let dominated = best.is_some_and(|(variant, answer)| {
+        while let Some(at) = next(&open) {
+            let entry = open.remove(at);
+            let dominated = standing.best.as_ref().is_some_and(|(variant, answer)| {
                 !self.binds(answer.plan.peak_memory_bytes) && variant.keeps_no_less_than(entry.variant)
             });
             if dominated {
                 left_out += 1;
                 continue;
             }
-            let slower = best.is_some_and(|(_, best)| seconds >= best.plan.simulated.step_seconds);
-            if slower || (best.is_some() && self.control.is_over()) {
-                unsearched.push(entry);
+            let known = standing.seconds();
+            if entry.bounds.computing as f64 / 1e12 >= known || (known.is_finite() && self.control.is_over())
+            {
+                unsearched.push(entry.bounds.computing);
                 continue;
             }
             let step = self.step(entry.variant)?;
@@ -331,16 +184,20 @@ impl<'g> Race<'_, 'g> {
             // Where the time ended before its bounds were computed, this one still is: it takes no search.
             let memory = if entry.is_bounded() { entry.bounds.memory } else { self.bound_memory(&planner)? };
             if let Some(error) = self.impossible(memory) {
-                standing.failed(entry, error);
+                standing.failed(&entry, error);
                 continue;
             }
             // A first answer that memory does not limit leaves nothing to the variants that keep less.
-            let alone = left == 0 || entry.first_answer.is_some_and(|first| !self.binds(first.held));
-            let control = if alone { self.control.clone() } else { self.control.share(2) };
+            let alone = open.is_empty() || entry.first_answer.is_some_and(|first| !self.binds(first.held));
+            let control = if alone { self.control.clone() } else { self.control.all_but(OTHER_VARIANTS) };
             match plan(&planner, self.strategy, self.constraints, &control) {
-                Ok(answer) => standing.add(entry.variant, answer),
+                Ok(answer) => {
+                    drop(planner);
+                    self.transfer(&step, &answer, &mut open, &mut standing)?;
+                    standing.add(entry.variant, answer);
+                }
                 Err(StrategyError::Plan(error)) if error.is_without_answer() => {
-                    standing.failed(entry, error);
+                    standing.failed(&entry, error);
                 }
                 Err(error) => {
                     drop(planner);
@@ -348,8 +205,7 @@ impl<'g> Race<'_, 'g> {
                 }
             }
         }
-        // A step in a given number of micro-batches is proved for what it keeps; a choice among numbers, for all of them.
-        let chosen = entries.iter().any(|own| own.variant.micro_batches != entries[0].variant.micro_batches);
+        self.take_incumbent(&mut standing)?;
         if let Some((_, best)) = standing.best.as_ref().filter(|_| left_out > 0 && chosen) {
             let limit = self.constraints.memory.map_or(u64::MAX, |limit| limit.0).max(1);
             notes.warnings.push(format!(
@@ -358,18 +214,14 @@ impl<'g> Race<'_, 'g> {
                 u128::from(best.plan.peak_memory_bytes) * 100 / u128::from(limit)
             ));
         }
-        if !unsearched.is_empty() {
-            let least = unsearched.iter().map(|own| own.bounds.computing).min().unwrap_or(0);
+        if let Some(&least) = unsearched.iter().min() {
             notes.search.push(format!(
                 "{} variants (micro-batches and recomputation) were not searched: their computing alone takes {:.4} s or more",
                 unsearched.len(),
                 least as f64 / 1e12
             ));
         }
-        for entry in unsearched {
-            standing.bound(entry.bounds.computing);
-        }
-        let notes = std::mem::take(notes);
+        unsearched.into_iter().for_each(|computing| standing.bound(computing));
         match standing.finish(notes) {
             Ok((variant, answer)) => Ok(VariantAnswer { step: self.step(variant)?, answer }),
             Err((variant, error)) => {
@@ -378,6 +230,81 @@ impl<'g> Race<'_, 'g> {
             }
         }
     }
+
+    /// Tries the configs of an answer in open variants, those first that differ least from its own.
+    fn transfer(
+        &self,
+        step: &VariantGraph<'_>,
+        answer: &PlanAnswer,
+        open: &mut [Entry],
+        standing: &mut Standing,
+    ) -> Result<(), StrategyError> {
+        // Only a strategy whose answers are those of all others takes one from another variant.
+        if !RECIPES.iter().all(|recipe| self.strategy.accepts(recipe)) {
+            return Ok(());
+        }
+        let limits = self.control.share(TRANSFERS);
+        let known = KnownPlan {
+            seconds: answer.plan.simulated.step_seconds,
+            mesh: answer.mesh.clone(),
+            untied: answer.plan.space.untied,
+            assignment: answer.assignment.clone(),
+            source: format!("the search with {}", step.variant.options()),
+        };
+        // A variant that keeps less is faster only where memory limits the answer.
+        let binds = self.binds(answer.plan.peak_memory_bytes);
+        let mut near: Vec<&mut Entry> = open.iter_mut().collect();
+        near.sort_by_cached_key(|own| {
+            let (a, b) = (own.variant.micro_batches.get(), step.variant.micro_batches.get());
+            let apart = (own.variant.recompute as i32 - step.variant.recompute as i32).abs();
+            ((a.max(b) / a.min(b)), apart)
+        });
+        for entry in near {
+            let best = standing.seconds().min(known.seconds);
+            let hopeless = entry.bounds.computing as f64 / 1e12 >= best
+                || (!binds && step.variant.keeps_no_less_than(entry.variant));
+            if hopeless || limits.is_over() {
+                continue;
+            }
+            let other = self.step(entry.variant)?;
+            let planner = self.inputs.planner(&other.graph);
+            let Some(own) = known.transfer(&step.graph, &planner, self.constraints)? else { continue };
+            if let Some(first) = entry.first_answer.as_mut().filter(|first| own.seconds < first.seconds) {
+                first.seconds = own.seconds;
+            }
+            if own.seconds < best {
+                standing.incumbent = Some((entry.variant, own));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the incumbent the answer where no search found a faster plan.
+    fn take_incumbent(&self, standing: &mut Standing) -> Result<(), VariantError<'g>> {
+        let searched =
+            standing.best.as_ref().map_or(f64::INFINITY, |(_, best)| best.plan.simulated.step_seconds);
+        let Some((variant, known)) = standing.incumbent.take().filter(|(_, own)| own.seconds < searched)
+        else {
+            return Ok(());
+        };
+        let step = self.step(variant)?;
+        let planner = self.inputs.planner(&step.graph);
+        match known.plan(&planner, self.strategy, self.constraints, self.control) {
+            Ok(answer) => standing.add(variant, answer),
+            Err(StrategyError::Plan(error)) if error.is_without_answer() => {}
+            Err(error) => {
+                drop(planner);
+                return Err(VariantError { step: Some(Box::new(step)), error });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The open entry with the shortest first answer; of equal ones, and of those without, the first.
+fn next(open: &[Entry]) -> Option<usize> {
+    let seconds = |at: &usize| open[*at].first_answer.map_or(f64::INFINITY, |first| first.seconds);
+    (0..open.len()).min_by(|a, b| seconds(a).total_cmp(&seconds(b)).then(a.cmp(b)))
 }
 
 /// A variant that has no plan.
@@ -398,6 +325,8 @@ impl Failure {
 #[derive(Default)]
 struct Standing {
     best: Option<(Variant, PlanAnswer)>,
+    /// The fastest plan that is known without a search.
+    incumbent: Option<(Variant, KnownPlan)>,
     failure: Option<Failure>,
     /// Lower bounds of the variants.
     bounds: Vec<i64>,
@@ -427,6 +356,12 @@ fn name_variant(plan: &mut Plan, variant: Variant) {
 }
 
 impl Standing {
+    /// Seconds of the fastest step that is known.
+    fn seconds(&self) -> f64 {
+        let searched = self.best.as_ref().map_or(f64::INFINITY, |(_, best)| best.plan.simulated.step_seconds);
+        self.incumbent.as_ref().map_or(searched, |(_, known)| known.seconds.min(searched))
+    }
+
     fn add(&mut self, variant: Variant, mut answer: PlanAnswer) {
         name_variant(&mut answer.plan, variant);
         self.bounds.push(answer.plan.lower_bound);

@@ -102,4 +102,5 @@ fn ops_that_cannot_be_chosen_are_refused() {
 fn policies_that_name_no_op_are_refused() {
     refused(&["plan", MODEL, "--recompute", "ful"], "choose off, auto, selective or full");
     refused(&["plan", MODEL, "--inference", "--recompute", "full"], "--recompute full: no backward op");
+    refused(&["plan", MODEL, "--inference", "--recompute", "full"], "use --recompute off or auto");
 }

@@ -119,6 +119,12 @@ impl<'p, 'a> KeepPricer<'p, 'a> {
         self.space.position(op).map_or(0, |at| self.again[at])
     }
 
+    /// The bytes of an op's results on all devices together.
+    pub fn result_bytes(&self, op: OpId) -> u64 {
+        let graph = self.problem.context.graph;
+        graph.node(op).outputs.iter().map(|&tensor| graph.tensor(tensor).ty.bytes()).sum()
+    }
+
     fn size(&mut self, tensor: TensorId, end: &Endpoint) -> u64 {
         let context = &*self.problem.context;
         *self.sizes.entry((tensor, *end)).or_insert_with(|| {
