@@ -4,14 +4,14 @@
 //! All methods choose on the same graph, times and memory (the network's). Heuristics: every √n-th result kept, and segments of
 //! equal bytes (Chen et al. 2016, "√n" and "greedy", the best of 64 segment sizes); binomial checkpoints with several
 //! recomputations per value (Griewank and Walther 2000), whose memory is counted in its favour: weights, data, snapshots and the
-//! largest op alone. "Bound": no set of ops that are recomputed at most once takes less.
+//! largest op alone. "Bound": no set of ops that are recomputed at most once takes less; `-` where the network is too large.
 
 use shardwright_graph::{
     BuildError, DType, Graph, GraphBuilder, OpId, Optimizer, Phase, TensorId, ops::Transpose, train,
 };
 use shardwright_machine::{Bytes, builtin};
 use shardwright_plan::{KeepPricer, KeepSpace, SearchProblem, keep_network};
-use shardwright_search::{Clock, Control, Solver, exact::Exact};
+use shardwright_search::{Clock, Control, Solver, StopReason, exact::Exact};
 use shardwright_strategies::cheapest_set;
 use shardwright_zoo::{
     BuildOptions, build,
@@ -67,11 +67,12 @@ fn rows(model: &str, graph: &Graph, seconds: Duration) -> Result<(), Box<dyn Err
         let control = Control { deadline: Some(clock.now() + seconds), clock: &clock, ..Control::new() };
         let found = cheapest_set(&mut pricer, &groups, &[], limit, &control);
         let mut ours = found.map(|found| found.price.time);
-        let mut bound = None;
+        let (mut bound, mut infeasible) = (None, false);
         if let Some(built) = keep_network(&problem, &space, Some(Bytes(limit)), &Control::new())? {
             let control = Control { deadline: Some(clock.now() + seconds), clock: &clock, ..Control::new() };
             let outcome = Exact.solve(&built.network, &control);
-            bound = Some(outcome.bound);
+            infeasible = outcome.stop_reason == StopReason::Infeasible;
+            bound = Some(outcome.bound).filter(|_| !infeasible);
             ours = ours.into_iter().chain(outcome.cost).min();
         }
         let sets = |sets: Vec<Vec<OpId>>, pricer: &mut KeepPricer<'_, '_>| {
@@ -92,7 +93,7 @@ fn rows(model: &str, graph: &Graph, seconds: Duration) -> Result<(), Box<dyn Err
             ops.len(),
             limit as f64 / 1e9,
             more(ours),
-            more(bound),
+            if infeasible { "nothing fits".into() } else { more(bound) },
             more(root),
             more(greedy),
             more(binomial)

@@ -1,11 +1,12 @@
 //! Recomputation op by op: plans keep the limit, and are never slower than those of policies; local search is near the optimum.
 
-use shardwright_graph::{RecomputePolicy, recomputed_ops};
+use shardwright_graph::{OpId, RecomputePolicy, recomputed_ops};
 use shardwright_machine::{Bytes, builtin};
 use shardwright_plan::{Candidates, Constraints, KeepPricer, KeepSpace, Plan, SearchProblem, keep_network};
-use shardwright_search::{Control, Solver, exact::Exact};
+use shardwright_search::{Control, FrozenClock, Solver, exact::Exact};
 use shardwright_strategies::{Variant, VariantInputs, cheapest_set, find, plan_variants};
 use shardwright_zoo::{BuildOptions, build};
+use std::time::Duration;
 
 const MLP: &str = "mlp:batch=512,input=64,hidden=64,layers=3";
 /// Convolutions, poolings and a view.
@@ -83,4 +84,59 @@ fn local_search_is_near_the_network_s_optimum() {
             );
         }
     }
+}
+
+/// Chen et al. 2016: every n-th result is kept ("√n" for one n), or the ends of segments of equal bytes ("greedy").
+#[test]
+fn without_any_time_no_published_heuristic_is_cheaper() {
+    let machine = builtin("flat:1").unwrap();
+    let mut compared = 0;
+    for model in [MLP, LENET, GPT, "vgg16:batch=4"] {
+        let graph = build(model, &BuildOptions::default()).unwrap();
+        let all = SearchProblem::new(&graph, &machine, None).unwrap();
+        let configs = (0..all.choices.len()).map(|v| vec![all.forward_config(v, 0).clone()]).collect();
+        let candidates = Candidates { mesh: all.context.mesh().clone(), configs };
+        let problem = SearchProblem::among(&all.context, candidates, &Control::new()).unwrap();
+        let space = KeepSpace::of(&graph);
+        let mut pricer = KeepPricer::new(&problem, &space).unwrap().unwrap();
+        let ops = space.recomputable();
+        let bytes =
+            |op: OpId| -> u64 { graph.node(op).outputs.iter().map(|&t| graph.tensor(t).ty.bytes()).sum() };
+        let every = |n: usize| -> Vec<OpId> {
+            let own = ops.iter().enumerate().filter(|(at, _)| at % n != 0);
+            own.map(|(_, &op)| op).collect()
+        };
+        let greedy = |parts: u64| -> Vec<OpId> {
+            let most = ops.iter().map(|&op| bytes(op)).sum::<u64>() / parts;
+            let mut segment = 0;
+            let mut recomputed = Vec::new();
+            for &op in &ops {
+                segment += bytes(op);
+                if segment > most {
+                    segment = 0;
+                } else {
+                    recomputed.push(op);
+                }
+            }
+            recomputed
+        };
+        let sets: Vec<Vec<OpId>> = (2..ops.len()).map(every).chain((1..=32).map(greedy)).collect();
+        let kept = pricer.price(&[], u64::MAX);
+        let groups: Vec<_> = ops.iter().map(|&op| vec![op]).collect();
+        let over = Control::new().time_limit(&FrozenClock, Duration::ZERO);
+        for percent in [95, 85, 75, 65] {
+            let limit = kept.peak / 100 * percent;
+            let prices = sets.iter().map(|set| pricer.price(set, limit)).filter(|price| price.excess == 0);
+            let Some(least) = prices.map(|price| price.time).min() else { continue };
+            let found = cheapest_set(&mut pricer, &groups, &[], limit, &over).unwrap();
+            assert!(found.price.peak <= limit, "{model} at {percent}%");
+            assert!(
+                found.price.time <= least,
+                "{model} at {percent}%: {} ps, {least} by a heuristic",
+                found.price.time
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 4, "{compared}");
 }
