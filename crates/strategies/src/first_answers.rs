@@ -20,10 +20,10 @@ use shardwright_plan::{memory_lower_bound, step_lower_bound};
 use shardwright_search::Control;
 use std::num::NonZeroU32;
 
-/// The ladders may take one in so many parts of the time.
+/// The ladders may take one in so many parts of the time, and so may the bounds.
 const LADDERS: u32 = 6;
-/// The bounds and the ladders together.
-const BOUNDS: u32 = 3;
+/// All first answers together.
+const FIRST_ANSWERS: u32 = 3;
 
 /// Lower bounds that hold for all plans of a variant; zero where nothing is known.
 #[derive(Clone, Copy, Default)]
@@ -86,7 +86,7 @@ pub(crate) fn first_answers(
     race: &Race<'_, '_>,
     variants: &[Variant],
 ) -> Result<FirstAnswers, StrategyError> {
-    let (all, ladders) = (race.control.share(BOUNDS), race.control.share(LADDERS));
+    let (all, ladders) = (race.control.share(FIRST_ANSWERS), race.control.share(LADDERS));
     let limit = race.constraints.memory.map_or(u64::MAX, |limit| limit.0);
     let mut visits = Visits {
         race,
@@ -100,7 +100,8 @@ pub(crate) fn first_answers(
     };
     let notes = visits.list(variants);
     visits.climb(&ladders)?;
-    visits.bound(&all)?;
+    // Bounds have time of their own, also where a ladder took longer.
+    visits.bound(&race.control.share(LADDERS))?;
     visits.visit_rest(&all)?;
     visits.visit_for_baselines(&all)?;
     let Visits { mut entries, incumbent, baselines, .. } = visits;
