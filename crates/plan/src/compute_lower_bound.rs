@@ -72,6 +72,12 @@ pub fn step_lower_bound(context: &Context<'_>, spmd: bool) -> Result<i64, PlanEr
     Ok(*context.facts.bounds.step.get_or_init(|| i64::try_from(total).unwrap_or(i64::MAX)))
 }
 
+/// The least computing of an op under any division, in picoseconds.
+pub(crate) fn least_time(context: &Context<'_>, times: &OpTimes<'_>, op: OpId) -> i64 {
+    let divisions = divisions(&context.shapes[op.index()].rule, context.machine.mesh());
+    divisions.iter().map(|parts| times.compute_division(op, parts)).min().unwrap_or(0)
+}
+
 /// The sum over all ops of the least price of any division into parts per factor.
 fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64]) -> i128 + Sync) -> i128 {
     let (graph, mesh) = (&context.graph, context.machine.mesh());

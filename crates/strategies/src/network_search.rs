@@ -146,7 +146,8 @@ impl NetworkSearch<'_> {
         if problem.context.search_mesh.prime || !free || control.stop(0).is_some() {
             return Ok(PatternBound { bound: 0, candidates: Vec::new() });
         }
-        pattern_bound(&problem.context, answer.objective, &control.share(PRIME_BOUND_SHARE))
+        let control = control.share(PRIME_BOUND_SHARE);
+        pattern_bound(&problem.context, answer.objective, constraints.memory, &control)
     }
 
     /// Searches; only assignments that keep the constraints count.

@@ -39,7 +39,7 @@ pub fn search_prime<'a>(
     target: i64,
     control: &Control<'_>,
 ) -> Result<Option<PrimeAnswer<'a>>, PlanError> {
-    let found = pattern_bound(context, target, &control.share(BOUND_SHARE))?;
+    let found = pattern_bound(context, target, constraints.memory, &control.share(BOUND_SHARE))?;
     if found.candidates.is_empty() {
         return Ok(None);
     }
@@ -66,6 +66,9 @@ pub fn among<'a>(
                 own.push(config);
             }
         }
+    }
+    if configs.iter().any(Vec::is_empty) {
+        return None;
     }
     let all: Vec<Config> = configs.iter().flatten().cloned().collect();
     let mesh = prime.merge_axes(&agreed(prime, &all)).ok()?;
