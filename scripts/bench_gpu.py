@@ -12,11 +12,13 @@ docs/engines.md that rules were read from at first, `h200_second.json` those of 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -141,6 +143,15 @@ def backend(engine):
     return module
 
 
+def host_launch_us():
+    """Microseconds of this computer's host per kernel, at this time: other programs slow it down."""
+    path = os.path.join(ROOT, "python", "shardwright", "torch", "_host.py")
+    spec = importlib.util.spec_from_file_location("host", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.host_launch_seconds() * 1e6
+
+
 def measure_here(given):
     """Measures the cases of one process, and prints one line of JSON for each."""
     begin = time.monotonic()
@@ -158,6 +169,8 @@ def measure_here(given):
         except Exception as error:  # one case's failure must not end the others
             case["error"] = f"{type(error).__name__}: {str(error)[:300]}"
         module.release()
+        if given.device == "cuda" and "step_ms" in case:
+            case["host_launch_us"] = host_launch_us()
         line = json.dumps(case)
         print(line, flush=True)
         if given.output:
@@ -183,10 +196,21 @@ def exported(case, folder):
     return path
 
 
+def machine_of(case, given):
+    """The machine, with the host's time per kernel where it was measured beside the step: a file, or the name."""
+    if "host_launch_us" not in case:
+        return given.machine
+    shown = subprocess.run([given.binary, "machines", given.machine], capture_output=True, text=True, check=True).stdout
+    path = os.path.join(tempfile.gettempdir(), f"{given.machine}-{case['host_launch_us']:.1f}us.toml".replace("/", "-"))
+    with open(path, "w") as out:
+        out.write(shown.replace("[device]", f"[device]\nhost_launch = \"{case['host_launch_us']:.2f} us\"", 1))
+    return path
+
+
 def predict(case, given):
     """The predicted step in milliseconds and peak bytes of one device."""
     file = exported(case, given.exports)
-    command = [given.binary, "plan", file or case["model"], "--batch", str(case["batch"]), "--machine", given.machine,
+    command = [given.binary, "plan", file or case["model"], "--batch", str(case["batch"]), "--machine", machine_of(case, given),
                "--memory", "none", "--recompute", "off", "--solver", "data", "--json"]
     command += [] if file else ["--precision", case["precision"]]
     if given.costs:

@@ -51,6 +51,8 @@ class Measurements:
     narrow: dict[str, float] = field(default_factory=dict)
     #: Bytes of memory of a device, where they are a limit.
     memory: int | None = None
+    #: Seconds of PyTorch's host per kernel of a training step, where kernels are launched one by one.
+    host_launch: float | None = None
 
     def to_toml(self) -> str:
         """The machine file."""
@@ -78,6 +80,8 @@ class Measurements:
             *(f'peak.{kind} = "{rate / _SHARE_OF_PEAK / 1e9:.4g} GFLOP/s"' for kind, rate in self.narrow.items()),
             f'launch_overhead = "{self.start * 1e6:.4g} us"',
         ]
+        if self.host_launch is not None:
+            lines.append(f'host_launch = "{self.host_launch * 1e6:.4g} us"')
         if not self.overlap:
             lines.append("overlap = false")
         lines += [line for times in self.collectives for line in times.lines()]

@@ -5,6 +5,7 @@
 //! for every kernel, and holds memory of its own. A table names workload classes; the planner finds the groups
 //! (`shardwright_plan`).
 
+use crate::learned::WorkKind;
 use serde::Deserialize;
 use shardwright_machine::EngineName;
 use std::{
@@ -74,15 +75,24 @@ pub struct Engine {
     pub tf32_products: bool,
     /// Microseconds on the device between two kernels.
     pub gap_us: f64,
-    /// Microseconds of the host per kernel; none: the host launches whole steps.
+    /// Microseconds of the host per kernel that a plan counts, which may be several on the device; none: the host launches whole steps.
     #[serde(default)]
     pub host_us_per_kernel: f64,
+    /// The same for convolutions and their gradients, where they differ.
+    #[serde(default)]
+    pub host_us_per_convolution: Option<f64>,
     /// Microseconds of the host per step.
     #[serde(default)]
     pub host_us_per_step: f64,
     /// Whether transfers run beside kernels. Else the engine waits for every collective before its next kernel.
     #[serde(default = "yes")]
     pub overlap: bool,
+    /// How many times as long each kind of kernel takes beside a collective, which runs on cores of the same device.
+    #[serde(default)]
+    pub beside_collectives: BTreeMap<WorkKind, f64>,
+    /// Microseconds per kernel that `probe` measures (`host_launch` of machine files) on a host for which the tables' hold.
+    #[serde(default)]
+    pub probed_host_us: Option<f64>,
     /// Whether a recomputed block runs again as a whole, with results that nothing reads.
     #[serde(default)]
     pub recomputes_whole_blocks: bool,
@@ -275,6 +285,7 @@ mod tests {
             let all = engine.shares.values().chain(engine.batched.values()).chain([&engine.share]);
             let mut all = all.chain(batched.values());
             assert!(all.all(|share| (0.05..=1.0).contains(share)), "{engine:?}");
+            assert!(engine.beside_collectives.values().all(|slowdown| (1.0..3.0).contains(slowdown)));
             assert!(engine.families.len() <= 64);
             assert_eq!(Engine::of(engine.name), Some(&engine));
         }

@@ -47,6 +47,7 @@ const DEVICE_KEYS: &[&str] = &[
     "memory_limit",
     "memory_bandwidth",
     "launch_overhead",
+    "host_launch",
     "cores",
     "sustained",
     "overlap",
@@ -62,6 +63,7 @@ const MIXED_KEYS: &[&str] = &[
     "memory_limit",
     "memory_bandwidth",
     "launch_overhead",
+    "host_launch",
     "cores",
     "sustained",
     "overlap",
@@ -415,6 +417,10 @@ fn device(table: &TomlTable) -> Result<Device, MachineError> {
         true => Some(table.quantity("sustained", "\"600 TFLOP/s\"", FlopsPerSecond::parse)?),
         false => None,
     };
+    let host_launch = match table.entries.contains_key("host_launch") {
+        true => Some(table.quantity("host_launch", "\"20 us\"", Seconds::parse)?),
+        false => None,
+    };
     let engine = match table.entries.contains_key("engine") {
         false => None,
         true => Some(EngineName::parse(table.text("engine")?).map_err(|reason| table.bad("engine", reason))?),
@@ -426,6 +432,7 @@ fn device(table: &TomlTable) -> Result<Device, MachineError> {
         reserve,
         memory_limit: flag("memory_limit")?,
         launch_overhead: table.quantity("launch_overhead", "\"5 us\"", Seconds::parse)?,
+        host_launch,
         cores,
         sustained,
         overlap: flag("overlap")?,

@@ -154,6 +154,10 @@ pub struct Device {
     /// Overhead per operation launch.
     #[serde(with = "crate::units::seconds_text")]
     pub launch_overhead: Seconds,
+    /// The time that PyTorch's host takes per kernel of a training step, op by op. None: as on the computer that the engines' tables
+    /// were measured on.
+    #[serde(default, with = "crate::units::optional_seconds_text", skip_serializing_if = "Option::is_none")]
+    pub host_launch: Option<Seconds>,
     /// Processors that work on different tiles of one operation: multiprocessors of a GPU, matrix units of a TPU. An
     /// operation with fewer tiles leaves some idle.
     pub cores: u32,
@@ -415,6 +419,7 @@ impl Device {
             memory_limit: self.memory_limit || other.memory_limit,
             memory_bandwidth: min(self.memory_bandwidth, other.memory_bandwidth),
             launch_overhead: self.launch_overhead.max(other.launch_overhead),
+            host_launch: [self.host_launch, other.host_launch].into_iter().flatten().reduce(Seconds::max),
             cores: self.cores.max(other.cores),
             sustained: [self.sustained, other.sustained]
                 .into_iter()
@@ -634,6 +639,9 @@ impl Device {
         }
         check_rate(format!("{at}.memory_bandwidth"), self.memory_bandwidth.0, "B/s")?;
         check_seconds(format!("{at}.launch_overhead"), self.launch_overhead)?;
+        if let Some(seconds) = self.host_launch {
+            check_seconds(format!("{at}.host_launch"), seconds)?;
+        }
         if self.cores == 0 || self.cores > 1 << 20 {
             return spec_error(format!("{at}.cores"), "must be from 1 to 2^20");
         }

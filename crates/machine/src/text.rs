@@ -98,6 +98,9 @@ fn write_device(out: &mut String, device: &Device) {
     let _ = writeln!(out, "memory_bandwidth = \"{}\"", device.memory_bandwidth);
     let _ = writeln!(out, "launch_overhead = \"{}\"", device.launch_overhead);
     let _ = writeln!(out, "cores = {}", device.cores);
+    if let Some(seconds) = device.host_launch {
+        let _ = writeln!(out, "host_launch = \"{seconds}\"");
+    }
     if let Some(rate) = device.sustained {
         let _ = writeln!(out, "sustained = \"{rate}\"");
     }

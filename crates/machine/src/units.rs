@@ -330,6 +330,23 @@ pub(crate) mod seconds_text {
     }
 }
 
+/// The same for [`Seconds`] that may be missing.
+pub(crate) mod optional_seconds_text {
+    use super::{Seconds, seconds_text};
+    use serde::{Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(value: &Option<Seconds>, to: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(seconds) => seconds_text::serialize(seconds, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Seconds>, D::Error> {
+        seconds_text::deserialize(from).map(Some)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

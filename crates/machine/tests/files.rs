@@ -409,3 +409,18 @@ fn a_flat_machine_can_be_grouped() {
     assert!(refused("flat:4x").contains("flat:4x"), "{}", refused("flat:4x"));
     assert!(refused("flat:99999999999x99999999999").contains("flat:"), "no overflow");
 }
+
+#[test]
+fn the_hosts_time_per_kernel_is_read_printed_and_checked() {
+    let with = |value: &str| GOOD.replace("[device]", &format!("[device]\nhost_launch = {value}"));
+    let machine = read(&with("\"23.5 us\"")).unwrap();
+    assert_eq!(machine.spec().device.host_launch.unwrap().0, 23.5e-6);
+    assert_eq!(read(&machine.to_toml()).unwrap(), machine);
+    let json = serde_json::to_string(&machine).unwrap();
+    assert_eq!(serde_json::from_str::<Machine>(&json).unwrap(), machine);
+    assert_ne!(machine.fingerprint(), read(GOOD).unwrap().fingerprint());
+    for wrong in ["23.5", "\"-1 us\"", "\"fast\""] {
+        let error = read(&with(wrong)).unwrap_err().to_string();
+        assert!(error.contains("host_launch"), "{error}");
+    }
+}

@@ -8,9 +8,9 @@ use crate::{
     op_times::OpTimes,
     variables::Variables,
 };
-use shardwright_cost::{CostFile, Engine, OperatorTimes, Resharder};
+use shardwright_cost::{CostFile, Engine, OperatorTimes, Resharder, WorkKind};
 use shardwright_graph::{Graph, OpId, TensorId};
-use shardwright_machine::{Device, DeviceId, Machine, Mesh};
+use shardwright_machine::{Device, DeviceId, EngineName, Machine, Mesh};
 use shardwright_space::{OpShapes, SearchMesh, Transfers};
 use std::sync::Arc;
 
@@ -137,18 +137,48 @@ impl<'a> Context<'a> {
         let ops = self.graph.op_ids();
         let launches: f64 = ops.map(|op| f64::from(self.graph.runs(op)) * self.launch_seconds(op)).sum();
         let widened = if is_mixed(self.graph) { engine.mixed.kernels_per_weight } else { 0 };
-        let widening =
-            f64::from(widened) * self.graph.parameters().count() as f64 * engine.host_us_per_kernel;
-        (engine.host_us_per_step + widening) * 1e-6 + launches
+        let widening = f64::from(widened) * self.graph.parameters().count() as f64;
+        let once = engine.host_us_per_step * 1e-6 * self.host_slowdown();
+        once + widening * self.kernel_launch_seconds() + launches
+    }
+
+    /// The host's time to launch a kernel, by the engine's table and the host's slowdown. Zero without an engine.
+    pub fn kernel_launch_seconds(&self) -> f64 {
+        self.engine().map_or(0.0, |engine| engine.host_us_per_kernel * 1e-6 * self.host_slowdown())
+    }
+
+    /// How many times as long the machine's host takes as that of the engines' tables: measured op by op, where it was.
+    fn host_slowdown(&self) -> f64 {
+        let table = Engine::of(EngineName::TorchEager).and_then(|engine| engine.probed_host_us);
+        self.device.host_launch.zip(table).map_or(1.0, |(measured, table)| measured.0 * 1e6 / table)
+    }
+
+    /// Per op: the share of its rate that it loses beside collectives. Nothing without an engine that says so.
+    pub fn lost_beside_collectives(&self) -> Option<Vec<f64>> {
+        let slowdowns = &self.engine()?.beside_collectives;
+        let lost = |op: OpId| slowdowns.get(&self.work_kind(op)).map_or(0.0, |slowdown| 1.0 - 1.0 / slowdown);
+        (!slowdowns.is_empty()).then(|| self.graph.op_ids().map(lost).collect())
     }
 
     /// The host's time to launch an op once. Zero without an engine, and for ops that start no kernel.
     pub fn launch_seconds(&self, op: OpId) -> f64 {
-        let Some(engine) = self.engine() else { return 0.0 };
         let fused = self.fused.get(op.index()).and_then(Option::as_ref);
         let is_kernel =
             fused.map_or_else(|| !self.graph.node(op).op.operator().is_view(), |part| part.starts);
-        if is_kernel { engine.host_us_per_kernel * 1e-6 } else { 0.0 }
+        if !is_kernel {
+            return 0.0;
+        }
+        let convolution = self.engine().and_then(|engine| engine.host_us_per_convolution);
+        match convolution.filter(|_| self.work_kind(op) == WorkKind::Convolutions) {
+            Some(microseconds) => microseconds * 1e-6 * self.host_slowdown(),
+            None => self.kernel_launch_seconds(),
+        }
+    }
+
+    /// The kind of an op's work.
+    fn work_kind(&self, op: OpId) -> WorkKind {
+        let shapes = &self.shapes[op.index()];
+        WorkKind::of(&self.graph.node(op).op.workload(&shapes.inputs, &shapes.outputs).roofline)
     }
 
     /// Whether a tensor never reaches memory: the engine's kernel that makes it is the only one that reads it.

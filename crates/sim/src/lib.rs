@@ -42,6 +42,7 @@
 mod assist;
 mod bands;
 mod classes;
+mod contention;
 pub mod delta;
 mod error;
 mod memory;
@@ -63,8 +64,8 @@ pub use memory::{Memory, Stay};
 pub use passes::{PassSpan, bubble, pass_name, pass_spans};
 pub use schedule::{Links, MOST_TASKS, Schedule, Stream, TooManyTasks};
 pub use step::{
-    SimulatedStep, schedule, schedule_per_device, simulate_bubble, simulate_objective, simulate_program,
-    simulate_step,
+    SimulatedStep, device_schedule, schedule, schedule_per_device, simulate_bubble, simulate_objective,
+    simulate_program, simulate_step,
 };
 pub use tasks::{Lists, Tasks};
 pub use timeline::{NO_TASK, Timeline};

@@ -2,6 +2,7 @@
 
 use crate::{
     classes::Classes,
+    contention::contend,
     error::SimError,
     passes::{bubble, pass_spans},
     schedule::{Links, Schedule},
@@ -20,7 +21,7 @@ pub fn simulate_bubble(context: &Context<'_>, assignment: &Assignment) -> Result
     let program = lower(context.graph, &context.resharder, assignment)?;
     let (links, sharing) = (Links::of(context.machine), Sharing::AcrossLayers);
     let [makespan, idle] = repeat(&program, |program| {
-        let schedule = hosted(context, assignment, program, links, sharing)?;
+        let schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
         let timeline = schedule.simulate();
         let spans = pass_spans(program, &schedule, &timeline);
         Ok([timeline.makespan(), bubble(program, &schedule, &timeline, &spans)])
@@ -57,7 +58,7 @@ pub fn simulate_program(
     let links = Links::of(context.machine);
     let sharing = Sharing::AcrossLayers;
     let [makespan, busy, exposed] = repeat(program, |program| {
-        let schedule = hosted(context, assignment, program, links, sharing)?;
+        let schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
         let timeline = schedule.simulate();
         let busiest = usages(&schedule, &timeline).into_iter().max_by_key(|usage| usage.busy);
         debug_assert!(busiest.is_some(), "there is at least one device class");
@@ -120,7 +121,7 @@ pub fn simulate_objective(context: &Context<'_>, assignment: &Assignment) -> Res
     let program = lower_with(context.graph, &context.resharder, assignment, options)?;
     let [makespan] = repeat(&program, |program| {
         let classes = Classes::of(program);
-        let schedule = schedule(context, assignment, program, classes, Links::Serial, sharing)?;
+        let schedule = priced_schedule(context, assignment, program, classes, Links::Serial, sharing)?;
         Ok([schedule.simulate().makespan()])
     })?;
     Ok(makespan)
@@ -149,19 +150,12 @@ fn lateness([host, computing, waiting]: [f64; 3]) -> f64 {
 /// Kernels by which the host runs ahead of a device: the time that it loses with these is not made up for with the next ones.
 const LAUNCHED_AHEAD: u32 = 32;
 
-/// The tasks of a lowered program in micro-batches that compute no faster than their host launches kernels: where it needs longer
-/// for [`LAUNCHED_AHEAD`] kernels of a device class than the class for their tasks, computing takes as much longer.
-fn hosted(
-    context: &Context<'_>,
-    assignment: &Assignment,
-    program: &ParallelGraph,
-    links: Links,
-    sharing: Sharing,
-) -> Result<Schedule, SimError> {
-    let mut schedule = schedule(context, assignment, program, Classes::of(program), links, sharing)?;
-    let per_kernel = context.engine().map_or(0.0, |engine| engine.host_us_per_kernel * 1e-6);
+/// In micro-batches, tasks compute no faster than their host launches kernels: where it needs longer for [`LAUNCHED_AHEAD`] kernels of a
+/// device class than the class for their tasks, computing takes as much longer.
+fn launch(context: &Context<'_>, program: &ParallelGraph, links: Links, schedule: &mut Schedule) {
+    let per_kernel = context.kernel_launch_seconds();
     if program.body.is_empty() || per_kernel == 0.0 {
-        return Ok(schedule);
+        return;
     }
     let mut factors = vec![1.0f64; schedule.tasks.len()];
     for class in schedule.classes.ids() {
@@ -194,6 +188,42 @@ fn hosted(
         window.into_iter().for_each(|task| factors[task] = lateness(sums));
     }
     schedule.tasks.rescale(|task, duration| (duration as f64 * factors[task]).round() as u64);
+}
+
+/// The tasks of a lowered program as its engine runs them: no faster than the host launches kernels in micro-batches, and slower
+/// beside collectives. Without overlap they are as priced.
+///
+/// # Errors
+/// Where there are too many tasks.
+pub fn schedule(
+    context: &Context<'_>,
+    assignment: &Assignment,
+    program: &ParallelGraph,
+    classes: Classes,
+    links: Links,
+    sharing: Sharing,
+) -> Result<Schedule, SimError> {
+    let mut schedule = priced_schedule(context, assignment, program, classes, links, sharing)?;
+    if links != Links::Serial {
+        launch(context, program, links, &mut schedule);
+        contend(context, program, &mut schedule);
+    }
+    Ok(schedule)
+}
+
+/// The same without a host: as devices would run the tasks if all kernels were launched at once.
+///
+/// # Errors
+/// Where there are too many tasks.
+pub fn device_schedule(
+    context: &Context<'_>,
+    assignment: &Assignment,
+    program: &ParallelGraph,
+    links: Links,
+) -> Result<Schedule, SimError> {
+    let (classes, sharing) = (Classes::of(program), Sharing::AcrossLayers);
+    let mut schedule = priced_schedule(context, assignment, program, classes, links, sharing)?;
+    contend(context, program, &mut schedule);
     Ok(schedule)
 }
 
@@ -201,7 +231,7 @@ fn hosted(
 ///
 /// # Errors
 /// Where there are too many tasks.
-pub fn schedule(
+fn priced_schedule(
     context: &Context<'_>,
     assignment: &Assignment,
     program: &ParallelGraph,

@@ -36,7 +36,7 @@ fn total(pieces: &[(u64, u64)]) -> u64 {
 }
 
 /// Total overlap of two lists of intervals.
-fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
+pub(crate) fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
     let (mut i, mut j, mut common) = (0, 0, 0);
     while i < a.len() && j < b.len() {
         let (start, end) = (a[i].0.max(b[j].0), a[i].1.min(b[j].1));

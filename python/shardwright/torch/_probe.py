@@ -13,6 +13,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from .._machine_file import Measurements, Times
+from ._host import host_launch_seconds
 from ._layout import Grid, Layout
 
 # Message sizes in bytes (the larger side on one process), and the most bytes of a whole tensor.
@@ -65,7 +66,7 @@ def probe(name: str | None = None, device: str = "cpu") -> str:
     them, on all processes at once. Returns a machine file of one level, the same text on all processes.
 
     Call it in every process, let one process write the text to a file, and pass the file as `machine`. Four processes
-    take some seconds. On GPUs the file also has the rates in TF32 and bf16, and the memory; its device has the GPU's name, under
+    take some seconds. On GPUs the file also has the rates in TF32 and bf16, the memory and the host's time per kernel; its device has the GPU's name, under
     which `profile` measures costs."""
     bench = _Bench(device)
     backend = distributed.get_backend()
@@ -80,6 +81,7 @@ def probe(name: str | None = None, device: str = "cpu") -> str:
         narrow={"tf32": bench.products(torch.float32, tf32=True), "bf16": bench.products(torch.bfloat16)} if on_gpu else {},
         memory=torch.cuda.get_device_properties(0).total_memory if on_gpu else None,
         start=bench.start(),
+        host_launch=bench.host_launch() if on_gpu else None,
         # A core that sends does not compute.
         overlap=device != "cpu",
         collectives=[bench.collective(kind, members) for members in bench.groups for kind in _KINDS],
@@ -143,6 +145,12 @@ class _Bench:
             return 2 * size**3 * repeats / median_seconds(chain)
         finally:
             torch.set_float32_matmul_precision(before)
+
+    def host_launch(self) -> float:
+        """Seconds of the slowest process's host per kernel: all of them launch at once."""
+        slowest = torch.tensor(host_launch_seconds(), dtype=torch.float64, device=self.device)
+        distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
+        return float(slowest)
 
     def start(self) -> float:
         """Seconds of the smallest operation: the launch overhead."""

@@ -219,6 +219,7 @@ fn machine_of(rates: &[WorkerRates], latency: f64, overhead: f64, memory: u64) -
             launch_overhead: Seconds(overhead),
             cores: 1,
             sustained: None,
+            host_launch: None,
             overlap: false,
             tf32: Tf32Use::default(),
             engine: None,

@@ -13,8 +13,8 @@ use crate::error::StrategyError;
 use shardwright_graph::{OpId, Phase, TensorId};
 use shardwright_lower::{InstructionId, ParallelGraph, Work, lower};
 use shardwright_plan::Context;
-use shardwright_sim::{Classes, Links, schedule};
-use shardwright_space::{Assignment, Sharing};
+use shardwright_sim::{Links, device_schedule};
+use shardwright_space::Assignment;
 
 /// The costs of one segment on one stage's mesh, for one micro-batch where nothing else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -95,14 +95,12 @@ pub(super) fn segment_costs(
     let program = lower(context.graph, &context.resharder, assignment)?;
     let memory = segment_memory(context, &program, segments);
     let program = program.unrolled_to(SIMULATED);
-    let sharing = Sharing::AcrossLayers;
-    let links = Links::of(context.machine);
-    let tasks = schedule(context, assignment, &program, Classes::of(&program), links, sharing)?;
+    let tasks = device_schedule(context, assignment, &program, Links::of(context.machine))?;
     let timeline = tasks.simulate();
     let readers = first_readers(context);
     let mut marks = Marks::new(&program, segments);
     let mut costs = vec![SegmentCost::default(); segments.count];
-    let per_kernel = context.engine().map_or(0.0, |engine| engine.host_us_per_kernel * 1e-6);
+    let per_kernel = context.kernel_launch_seconds();
     let weight_gradient = weight_gradients(context);
     let (mut weight, mut backward) = (vec![0u64; segments.count], vec![0u64; segments.count]);
     let mut once = vec![0u64; segments.count];
