@@ -81,6 +81,9 @@ pub struct Engine {
     /// The same for convolutions and their gradients, where they differ.
     #[serde(default)]
     pub host_us_per_convolution: Option<f64>,
+    /// The same for updates, and for kernels that widen gradients: short loops over all weights.
+    #[serde(default)]
+    pub host_us_per_update: f64,
     /// Microseconds of the host per step.
     #[serde(default)]
     pub host_us_per_step: f64,

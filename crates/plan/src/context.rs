@@ -9,7 +9,7 @@ use crate::{
     variables::Variables,
 };
 use shardwright_cost::{CostFile, Engine, OperatorTimes, Resharder, WorkKind};
-use shardwright_graph::{Graph, OpId, TensorId};
+use shardwright_graph::{Graph, OpId, Phase, TensorId};
 use shardwright_machine::{Device, DeviceId, EngineName, Machine, Mesh};
 use shardwright_space::{OpShapes, SearchMesh, Transfers};
 use std::sync::Arc;
@@ -139,7 +139,7 @@ impl<'a> Context<'a> {
         let widened = if is_mixed(self.graph) { engine.mixed.kernels_per_weight } else { 0 };
         let widening = f64::from(widened) * self.graph.parameters().count() as f64;
         let once = engine.host_us_per_step * 1e-6 * self.host_slowdown();
-        once + widening * self.kernel_launch_seconds() + launches
+        once + widening * engine.host_us_per_update * 1e-6 * self.host_slowdown() + launches
     }
 
     /// The host's time to launch a kernel, by the engine's table and the host's slowdown. Zero without an engine.
@@ -168,11 +168,12 @@ impl<'a> Context<'a> {
         if !is_kernel {
             return 0.0;
         }
-        let convolution = self.engine().and_then(|engine| engine.host_us_per_convolution);
-        match convolution.filter(|_| self.work_kind(op) == WorkKind::Convolutions) {
-            Some(microseconds) => microseconds * 1e-6 * self.host_slowdown(),
-            None => self.kernel_launch_seconds(),
-        }
+        let Some(engine) = self.engine() else { return 0.0 };
+        let special = match self.graph.node(op).phase {
+            Phase::Update => Some(engine.host_us_per_update),
+            _ => engine.host_us_per_convolution.filter(|_| self.work_kind(op) == WorkKind::Convolutions),
+        };
+        special.unwrap_or(engine.host_us_per_kernel) * 1e-6 * self.host_slowdown()
     }
 
     /// The kind of an op's work.
