@@ -12,6 +12,7 @@
 //! once. Any messages give a bound, so this needs no symmetry. A model of a hundred equal blocks takes the time of a few.
 
 use rustc_hash::FxHashMap;
+use shardwright_search::{Interval, Network, NetworkBuilder, NetworkError, SharedTable, VarId};
 use std::collections::BTreeMap;
 
 /// Surroundings are compared over so many pairs.
@@ -36,6 +37,32 @@ impl Costs {
     /// The costs of a variable's choices.
     fn own(&self, variable: u32) -> &[i64] {
         &self.unary[self.variables[variable as usize] as usize]
+    }
+}
+
+impl Costs {
+    /// The same as a network, without the constant.
+    pub fn network(&self) -> Result<Network, NetworkError> {
+        let mut builder = NetworkBuilder::new();
+        for variable in 0..self.variables.len() as u32 {
+            builder.variable(self.own(variable), &[], Interval::default())?;
+        }
+        let tables: Vec<SharedTable> =
+            self.tables.iter().map(|table| builder.table(table)).collect::<Result<_, _>>()?;
+        for &(u, v, table) in &self.pairs {
+            builder.join(VarId(u), VarId(v), tables[table as usize])?;
+        }
+        builder.build()
+    }
+
+    /// Slacks by which the choices of an assignment come first: zero for these, and as large as can be for all others.
+    pub fn slack_of(&self, choice: &[u32]) -> Vec<(u32, Vec<i64>)> {
+        let own = |(variable, &chosen): (usize, &u32)| {
+            let mut slack = vec![i64::MAX; self.own(variable as u32).len()];
+            slack[chosen as usize] = 0;
+            (variable as u32, slack)
+        };
+        choice.iter().enumerate().map(own).collect()
     }
 }
 

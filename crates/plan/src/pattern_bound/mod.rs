@@ -7,8 +7,9 @@
 //!   by the paths between [patterns](shardwright_cost::PatternResharder).
 //! - Configs are put into *groups*. A group's cost is the least of its configs, and the cost between two groups is the
 //!   least between any two of their layouts. So the network over groups has a lower bound of the network over configs.
-//! - [`messages`] bound the network over groups, and the groups of least slack are divided. Every round's bound is valid.
-//!   Configs that no good assignment comes near stay together in large groups.
+//! - In the first rounds the network over groups is solved exactly, and the groups that its solution uses are divided. That closes small
+//!   networks soon. In all further rounds [`messages`] bound the network in a fraction of the time, and the groups of least slack are
+//!   divided. Every round's bound is valid. Configs that no good assignment comes near stay together in large groups.
 //! - A memory limit has prices ([`held_memory`]). Then the bound holds for the assignments within the limit.
 //! - A class of variables with too many configs computes as little as it can, and its transfers cost nothing.
 //!
@@ -21,11 +22,11 @@ mod messages;
 mod relaxation;
 
 use crate::{context::Context, error::PlanError};
-use messages::{Bounded, Messages};
+use messages::{Bounded, Costs, Messages};
 use relaxation::Relaxation;
 use shardwright_graph::OpId;
 use shardwright_machine::{Bytes, Mesh};
-use shardwright_search::Control;
+use shardwright_search::{Control, Solver, exact::Exact, gap};
 use shardwright_space::{Assignment, Config};
 
 /// The least memory for tables with which the bound is computed. Groups and their reshards take about 150 MiB for eight layers on 64
@@ -35,6 +36,11 @@ const LEAST_MEMORY: u64 = 512 << 20;
 const BYTES_PER_CELL: u64 = 64;
 /// The most rounds.
 const MOST_ROUNDS: usize = 300;
+/// The share of the time for rounds that are solved exactly, and the gap of each.
+const EXACT_SHARE: u32 = 3;
+const EXACT_GAP: f64 = 1e-3;
+/// The most of these rounds.
+const EXACT_ROUNDS: usize = 40;
 /// Sweeps of messages per round.
 const SWEEPS: usize = 8;
 /// The rounds end when the bound has risen by less than this share in so many rounds.
@@ -42,6 +48,8 @@ const LEAST_RISE: f64 = 1e-3;
 const PATIENCE: usize = 10;
 /// The last rounds whose choices are candidates.
 const CANDIDATE_ROUNDS: usize = 12;
+/// Each round of messages divides at least so many groups.
+const LEAST_DIVIDED: usize = 24;
 /// Forbidden pairs cost so much, or twice the target where that is known: finite numbers keep messages exact.
 const FORBIDDEN_COST: i64 = 1_000_000_000_000_000;
 
@@ -87,6 +95,8 @@ pub fn pattern_bound(
     }
     let Some(mut relaxation) = Relaxation::new(context, limit, control)? else { return Ok(found) };
     let most = target.saturating_mul(2).clamp(1, FORBIDDEN_COST);
+    let exact = control.share(EXACT_SHARE);
+    let mut is_exact = true;
     let mut messages: Option<Messages> = None;
     let mut bounds: Vec<i64> = Vec::new();
     let mut rounds: Vec<Vec<u32>> = Vec::new();
@@ -97,10 +107,31 @@ pub fn pattern_bound(
         let costs = relaxation.costs(most);
         let messages = messages.get_or_insert_with(|| Messages::new(&costs));
         messages.classify(&costs);
+        let has_room = relaxation.cells().saturating_mul(BYTES_PER_CELL) < control.memory_bytes;
+        if is_exact && bounds.len() < EXACT_ROUNDS && exact.stop_by_time().is_none() {
+            let (bound, choice) = solve(&costs, target, &exact)?;
+            found.bound = found.bound.max(bound);
+            bounds.push(found.bound);
+            if control.is_near(target, found.bound) {
+                break;
+            }
+            if let Some(choice) = choice {
+                rounds.push(relaxation.cheapest(&choice));
+                let used = costs.slack_of(&choice);
+                if !has_stalled(&bounds) && has_room && relaxation.divide(&used, 0, usize::MAX, messages) {
+                    continue;
+                }
+            }
+        }
+        if is_exact {
+            // Messages go on, and their rise counts anew.
+            is_exact = false;
+            bounds.clear();
+        }
         (0..SWEEPS).for_each(|_| messages.sweep(&costs));
         let Bounded { bound, slack } = messages.bounded(&costs);
         found.bound = found.bound.max(bound);
-        bounds.push(found.bound);
+        bounds.push(bounds.last().map_or(bound, |before| bound.max(*before)));
         rounds.push(relaxation.cheapest(&messages.decode(&costs)));
         if control.is_near(target, found.bound) || has_stalled(&bounds) {
             break;
@@ -110,8 +141,8 @@ pub fn pattern_bound(
             _ => false,
         };
         let enough = (target as f64 / (1.0 + control.gap)) as i64;
-        let divided = relaxation.cells().saturating_mul(BYTES_PER_CELL) < control.memory_bytes
-            && relaxation.divide(&slack, enough.saturating_sub(bound), messages);
+        let divided =
+            has_room && relaxation.divide(&slack, enough.saturating_sub(bound), LEAST_DIVIDED, messages);
         if !divided && !priced && !is_rising(&bounds) {
             break;
         }
@@ -121,6 +152,21 @@ pub fn pattern_bound(
         found.candidates = relaxation.configs(context, last);
     }
     Ok(found)
+}
+
+/// Solves a network over groups: a lower bound, and a choice if one was found. Ends where the bound is near enough to the target.
+fn solve(costs: &Costs, target: i64, control: &Control<'_>) -> Result<(i64, Option<Vec<u32>>), PlanError> {
+    let asked = control.gap;
+    let enough = move |_: Option<i64>, found: i64| gap(target, found).is_some_and(|gap| gap <= asked);
+    let round = Control {
+        gap: EXACT_GAP,
+        enough: Some(&enough),
+        progress: None,
+        iterations: None,
+        ..control.clone()
+    };
+    let outcome = Exact.solve(&costs.network()?, &round);
+    Ok((outcome.bound.saturating_add(costs.constant), outcome.choice))
 }
 
 /// Whether the bound has hardly risen for some rounds.

@@ -15,8 +15,7 @@ use std::sync::Arc;
 
 /// The most groups of a class: the size of tables is the square of it.
 const MOST_GROUPS: usize = 400;
-/// Each round divides at least so many groups, and one in [`DIVIDED_SHARE`] of all.
-const LEAST_DIVIDED: usize = 24;
+/// Each round divides one in so many groups, and at least a given number.
 const DIVIDED_SHARE: usize = 8;
 
 /// An endpoint up to its variable's class: class, member, port, whether partial results are reduced.
@@ -324,7 +323,13 @@ impl Relaxation {
 
     /// Divides the groups of least slack, and gives their messages to the parts. False where none of more than one config has a slack of at
     /// most `most`.
-    pub fn divide(&mut self, slack: &[(u32, Vec<i64>)], most: i64, messages: &mut Messages) -> bool {
+    pub fn divide(
+        &mut self,
+        slack: &[(u32, Vec<i64>)],
+        most: i64,
+        number: usize,
+        messages: &mut Messages,
+    ) -> bool {
         let mut least: Vec<Vec<i64>> =
             self.classes.iter().map(|class| vec![i64::MAX; class.groups.len()]).collect();
         for (variable, own) in slack {
@@ -335,14 +340,14 @@ impl Relaxation {
         let mut due: Vec<(i64, u32, u32)> = Vec::new();
         for (at, (class, least)) in self.classes.iter().zip(&least).enumerate() {
             all += class.groups.len();
-            for (number, (group, &slack)) in class.groups.iter().zip(least).enumerate() {
+            for (own, (group, &slack)) in class.groups.iter().zip(least).enumerate() {
                 if group.configs.len() > 1 && slack <= most {
-                    due.push((slack, at as u32, number as u32));
+                    due.push((slack, at as u32, own as u32));
                 }
             }
         }
         due.sort_unstable();
-        due.truncate(LEAST_DIVIDED.max(all / DIVIDED_SHARE));
+        due.truncate(number.max(all / DIVIDED_SHARE));
         let mut parents: Vec<Vec<u32>> = vec![Vec::new(); self.classes.len()];
         let mut divided = false;
         for (_, at, group) in due {
