@@ -139,10 +139,15 @@ fn print_step(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result<(
     fact(out, "step", &show_seconds(times.step_seconds))?;
     fact(out, "computing", &show_seconds(times.compute_seconds))?;
     fact(out, "exposed communication", &show_seconds(times.exposed_comm_seconds))?;
-    // Devices of a pipeline also wait for each other.
+    // Devices of a pipeline also wait for each other, and eager engines for their host.
     let waiting = times.step_seconds - times.compute_seconds - times.exposed_comm_seconds;
     if waiting > times.step_seconds * WAITING {
-        fact(out, "waiting", &format!("{} for other stages or devices", show_seconds(waiting)))?;
+        let whom = match (&plan.pipeline, plan.devices) {
+            (Some(_), _) => "other stages or devices",
+            (None, 1) => "the host, which launches kernels",
+            (None, _) => "other devices or the host",
+        };
+        fact(out, "waiting", &format!("{} for {whom}", show_seconds(waiting)))?;
     }
     if detail == Detail::All {
         fact(out, "without overlap", &show_seconds(plan.objective as f64 / 1e12))?;
