@@ -65,7 +65,7 @@ pub use passes::{PassSpan, bubble, pass_name, pass_spans};
 pub use schedule::{Links, MOST_TASKS, Schedule, Stream, TooManyTasks};
 pub use step::{
     SimulatedStep, device_schedule, schedule, schedule_per_device, simulate_bubble, simulate_objective,
-    simulate_program, simulate_step,
+    simulate_priced, simulate_program, simulate_step,
 };
 pub use tasks::{Lists, Tasks};
 pub use timeline::{NO_TASK, Timeline};

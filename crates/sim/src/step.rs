@@ -78,8 +78,33 @@ pub fn simulate_program(
     Ok(SimulatedStep { makespan, times })
 }
 
+/// Picoseconds of a program's step at priced times, which is what delta simulation knows: kernels neither wait for the engine's host nor
+/// slow down beside collectives.
+///
+/// # Errors
+/// Where there are too many tasks.
+pub fn simulate_priced(
+    context: &Context<'_>,
+    assignment: &Assignment,
+    program: &ParallelGraph,
+) -> Result<u64, SimError> {
+    let (links, sharing) = (Links::of(context.machine), Sharing::AcrossLayers);
+    let [makespan, busy] = repeat(program, |program| {
+        let schedule = priced_schedule(context, assignment, program, Classes::of(program), links, sharing)?;
+        let timeline = schedule.simulate();
+        let busy = usages(&schedule, &timeline).iter().map(|usage| usage.busy).max();
+        Ok([timeline.makespan(), busy.unwrap_or(0)])
+    })?;
+    Ok(makespan.max(busy))
+}
+
 /// Micro-batches that are simulated; all further ones take as long as the last of these.
-const SIMULATED: u32 = 4;
+pub(crate) const SIMULATED: u32 = 4;
+
+/// The time of a step with `further` periods more, each as long as the last one.
+pub(crate) fn with_further(total: u64, fewer: u64, further: u64) -> u64 {
+    total + further * total.saturating_sub(fewer)
+}
 
 /// Times of a step from those of its first micro-batches: from some micro-batch on, each one adds the same. In a pipeline, as
 /// many as there are groups add the same: interleaved schedules run them together.
@@ -104,7 +129,7 @@ fn repeat<const N: usize>(
     if count > simulated {
         let fewer = times(&program.unrolled_to(simulated - period))?;
         for (total, fewer) in total.iter_mut().zip(fewer) {
-            *total += u64::from((count - simulated) / period) * total.saturating_sub(fewer);
+            *total = with_further(*total, fewer, u64::from((count - simulated) / period));
         }
     }
     Ok(total)

@@ -326,7 +326,7 @@ impl Chain<'_> {
     fn into_result(self, start: usize) -> ChainResult {
         let configs = self.best.iter().enumerate().map(|(op, &number)| self.delta.config(op, number).clone());
         ChainResult {
-            assignment: Assignment::new(configs.collect()),
+            assignment: Assignment::of(self.context.graph, configs.collect()),
             makespan: self.best_makespan,
             start,
             proposals: self.proposals,

@@ -13,7 +13,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use shardwright_cost::Collective;
-use shardwright_graph::{Phase, Role};
+use shardwright_graph::{OpId, Phase, Role};
 use shardwright_machine::{AxisSet, Bytes, DeviceId, Machine};
 use shardwright_place::{Axis, Candidate, Devices, Flow, Items, Link, candidates, measure};
 use shardwright_plan::{Constraints, Context, Optimised, PlacementRow, PlanError, peak, picoseconds};
@@ -78,8 +78,10 @@ pub(crate) fn items(context: &Context<'_>, kinds: &[u32]) -> Result<Items, PlanE
         .iter()
         .map(|split| {
             let time = |config: &Config| {
-                let of =
-                    |&op: &shardwright_graph::OpId| u64::try_from(times.compute(op, config)).unwrap_or(0);
+                let of = |&op: &OpId| {
+                    let once = u64::try_from(times.compute(op, config)).unwrap_or(0);
+                    once.saturating_mul(graph.runs(op).into())
+                };
                 split.ops.iter().map(of).sum()
             };
             (examples.iter().map(time).collect(), 0)
@@ -99,7 +101,8 @@ pub(crate) fn items(context: &Context<'_>, kinds: &[u32]) -> Result<Items, PlanE
     }
     let flow = |transfer: &Transfer| {
         let [from, to] = [transfer.from, transfer.to].map(|end| context.variables.variable_of(end.op) as u32);
-        Flow { from, to, bytes: graph.tensor(transfer.tensor).ty.bytes() }
+        let bytes = graph.tensor(transfer.tensor).ty.bytes();
+        Flow { from, to, bytes: bytes.saturating_mul(graph.runs(transfer.to.op).into()) }
     };
     Ok(Items::new(&all, context.transfers.pairs.iter().map(flow)))
 }

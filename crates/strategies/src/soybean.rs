@@ -11,9 +11,8 @@ use crate::{
     recipes::{DATA, MODEL, OWT, Recipe},
 };
 use shardwright_cost::Comm;
-use shardwright_plan::{Constraints, Context, MoveCount, Optimised};
+use shardwright_plan::{Constraints, Context, MoveCount, Optimised, PlanError};
 use shardwright_search::Control;
-use shardwright_sim::DeltaError;
 use shardwright_soybean::{Cuts, Objective, count, solve};
 use shardwright_space::{Assignment, Config};
 use std::sync::Arc;
@@ -66,8 +65,8 @@ impl Strategy for SoyBean {
         let context = Arc::clone(planner.untied_prime()?);
         let micro_batches = context.graph.micro_batches.get();
         if micro_batches > 1 {
-            // SoyBean's tilings know no sums over time.
-            return Err(DeltaError::MicroBatches { count: micro_batches }.into());
+            let reason = format!("its tilings know no sums over {micro_batches} micro-batches");
+            return Err(PlanError::NoPlan { solver: self.name.into(), reason }.into());
         }
         let (shapes, comm) = (&context.shapes, context.resharder.comm());
         let cuts = solve(context.graph, shapes, comm, self.objective, control)?;

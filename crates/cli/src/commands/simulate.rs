@@ -7,12 +7,12 @@ use crate::lowered_plan::LoweredPlan;
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use shardwright_graph::OpId;
-use shardwright_lower::{LowerOptions, Work};
+use shardwright_lower::{LowerOptions, Work, lower_with};
 use shardwright_machine::Bytes;
 use shardwright_request::{OpenedPlan, hanging, parse_seconds, shortened, show_bytes, show_seconds};
 use shardwright_sim::{
     AssistOutcome, Classes, Delta, Links, Memory, Reality, Schedule, StealRule, Timeline, Trace, Usage,
-    assist, bubble, pass_spans, schedule_per_device, usages,
+    assist, bubble, pass_spans, schedule_per_device, simulate_priced, usages,
 };
 use shardwright_space::{Assignment, Sharing, assign_layouts};
 use shardwright_strategies::{StrategyError, migrate, recipes::DATA, slowdowns};
@@ -209,7 +209,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         Err(_) => None,
     };
     if let (true, Some((makespan, _))) = (args.delta, by_changes) {
-        let full = timeline.makespan();
+        // Delta simulation knows the first micro-batches: so does the program before it is unrolled.
+        let assignment = &lowered.opened.assignment;
+        let once = lower_with(graph, &lowered.opened.resharder(), assignment, options)?;
+        let full = simulate_priced(&lowered.opened.context()?, assignment, &once)?;
         ensure!(
             makespan == full,
             "delta simulation gives {makespan} ps and full simulation {full} ps: please report this plan"

@@ -108,6 +108,19 @@ fn a_slow_device_makes_the_step_longer_and_assistants_never_much_longer_still() 
 }
 
 #[test]
+fn delta_simulation_knows_micro_batches_and_leaves_engines_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let path = path.to_str().unwrap();
+    for options in [["--micro-batches", "8"], ["--engine", "torch-eager"]] {
+        let model = ["plan", "mlp:batch=64,hidden=256,layers=3", "--machine", "flat:4", "-q", "-o", path];
+        assert_eq!(shardwright(&[&model[..], &options[..]].concat()).status.code(), Some(0));
+        // Fails if the two ways do not agree.
+        assert!(json(&["simulate", path, "--delta", "--json"])["delta_seconds"].is_f64(), "{options:?}");
+    }
+}
+
+#[test]
 fn the_step_can_be_simulated_in_full_by_changes_and_on_shared_links() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");

@@ -4,6 +4,9 @@
 //! the tasks after them. The result of [`Delta`] equals [`crate::Timeline`]'s for the lowered program without joined
 //! all-reduces, to the bit. Property tests check this.
 //!
+//! A step of several micro-batches has the tasks of its first ones, as [`crate::simulate_step`] simulates it. Where there are more,
+//! a second simulation with one micro-batch fewer says by how much each further one lengthens the step.
+//!
 //! `task_graph` holds the tasks, `delta_timeline` their times, `ordered_timeline` a timeline by position.
 //! `configured_ops` and `reshard_paths` cache the tasks of configs and reshards. So a proposal neither hashes nor
 //! allocates once all its configs are cached.
@@ -43,11 +46,14 @@ mod ordered_timeline;
 mod reshard_paths;
 mod structure;
 mod task_graph;
+mod unrolled;
 
+use crate::step::{SIMULATED, with_further};
 use crate::{Tasks, Timeline};
 use delta_timeline::{DeltaTimeline, to_tasks};
 use device_classes::DeviceClasses;
 use shardwright_cost::LayoutError;
+use shardwright_graph::Graph;
 use shardwright_machine::AxisSet;
 use shardwright_plan::{Context, PlanError};
 use shardwright_space::{Assignment, Config};
@@ -75,14 +81,9 @@ pub enum DeltaError {
         /// Ops of the graph.
         ops: usize,
     },
-    /// A step in micro-batches.
-    #[error(
-        "a step of {count} micro-batches is not simulated change by change: choose `exact`, `pase`, `optcnn`, `auto` or a recipe"
-    )]
-    MicroBatches {
-        /// Their number.
-        count: u32,
-    },
+    /// A pipeline, whose schedule orders the passes.
+    #[error("a step with a pipeline is not simulated change by change: simulate its plan as a whole")]
+    Pipeline,
     /// An op with too many operands or results.
     #[error("op `{op}` has too many operands or results for delta simulation")]
     TooWide {
@@ -99,8 +100,66 @@ pub enum DeltaError {
 
 /// The step of a context under one config per op, simulated change by change.
 pub struct Delta<'p> {
+    graph: &'p Graph,
+    simulation: Simulation<'p>,
+    /// The step with one micro-batch fewer, and the number of micro-batches that neither simulates.
+    fewer: Option<(Simulation<'p>, u64)>,
+}
+
+/// The tasks of some micro-batches, and their times.
+struct Simulation<'p> {
     task_graph: TaskGraph<'p>,
     timeline: DeltaTimeline,
+}
+
+impl<'p> Simulation<'p> {
+    fn new(
+        context: &'p Context<'p>,
+        assignment: &Assignment,
+        device_classes: DeviceClasses,
+        copies: u32,
+    ) -> Result<Self, DeltaError> {
+        let mut task_graph = TaskGraph::new(context, context.times()?, assignment, device_classes, copies)?;
+        let timeline = DeltaTimeline::new(&task_graph);
+        task_graph.commit();
+        Ok(Self { task_graph, timeline })
+    }
+
+    /// Picoseconds of the step, and of computing on the class that computes longest.
+    fn times(&self) -> [u64; 2] {
+        [self.timeline.makespan(), self.task_graph.busy()]
+    }
+
+    fn propose(&mut self, changes: &[(u32, u32)]) -> Result<(), DeltaError> {
+        if let Err(error) = self.task_graph.change(changes) {
+            self.task_graph.undo();
+            return Err(error.into());
+        }
+        self.timeline.retime(&self.task_graph);
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        self.timeline.accept(&self.task_graph);
+        self.task_graph.commit();
+    }
+
+    fn reject(&mut self) {
+        self.task_graph.undo();
+        self.timeline.reject();
+    }
+
+    fn tasks(&self) -> Tasks {
+        to_tasks(&self.task_graph, &self.task_graph.tasks()).0
+    }
+
+    /// Rebuilds and simulates all tasks: the times without delta simulation.
+    fn simulate_anew(&mut self) -> [u64; 2] {
+        // All layouts have been valid before, so rebuilding cannot fail.
+        let rebuilt = self.task_graph.rebuild_all();
+        debug_assert!(rebuilt.is_ok(), "every layout has been valid before");
+        [Timeline::of(&self.tasks()).makespan(), self.task_graph.busy()]
+    }
 }
 
 impl<'p> Delta<'p> {
@@ -122,9 +181,8 @@ impl<'p> Delta<'p> {
         assignment: &Assignment,
         pinned: AxisSet,
     ) -> Result<Self, DeltaError> {
-        let count = context.graph.micro_batches.get();
-        if count > 1 {
-            return Err(DeltaError::MicroBatches { count });
+        if assignment.pipeline.is_some() {
+            return Err(DeltaError::Pipeline);
         }
         let levels = context.machine.levels().len();
         let device_classes =
@@ -139,23 +197,50 @@ impl<'p> Delta<'p> {
         {
             return Err(DeltaError::TooWide { op: node.name.clone() });
         }
-        let mut task_graph = TaskGraph::new(context, context.times()?, assignment, device_classes)?;
-        let timeline = DeltaTimeline::new(&task_graph);
-        task_graph.commit();
-        Ok(Self { task_graph, timeline })
+        let count = context.graph.micro_batches.get();
+        let copies = count.min(SIMULATED);
+        let simulation = Simulation::new(context, assignment, device_classes.clone(), copies)?;
+        let fewer = match count - copies {
+            0 => None,
+            further => {
+                let fewer = Simulation::new(context, assignment, device_classes, copies - 1)?;
+                Some((fewer, u64::from(further)))
+            }
+        };
+        Ok(Self { graph: context.graph, simulation, fewer })
+    }
+
+    /// All simulations; the first one has all tasks that any has.
+    fn all(&mut self) -> impl Iterator<Item = &mut Simulation<'p>> {
+        std::iter::once(&mut self.simulation).chain(self.fewer.as_mut().map(|(fewer, _)| fewer))
+    }
+
+    /// The step from the times of its simulations.
+    fn step([makespan, busy]: [u64; 2], fewer: Option<([u64; 2], u64)>) -> u64 {
+        let Some(([makespan_before, busy_before], further)) = fewer else { return makespan };
+        // Further micro-batches may fill gaps, but a device still computes its ops in sequence.
+        with_further(makespan, makespan_before, further).max(with_further(busy, busy_before, further))
     }
 
     /// The number that identifies a config of an op in proposals.
     pub fn number(&mut self, op: usize, config: &Config) -> u32 {
-        if self.task_graph.device_classes().of_config(config).is_none() {
+        if self.simulation.task_graph.device_classes().of_config(config).is_none() {
             return NONE;
         }
-        self.task_graph.number(op, config)
+        let number = self.simulation.task_graph.number(op, config);
+        if let Some((fewer, _)) = &mut self.fewer {
+            let same = fewer.task_graph.number(op, config);
+            debug_assert_eq!(same, number, "both simulations have met the same configs");
+        }
+        number
     }
 
     /// Picoseconds of the step, including a pending proposal.
     pub fn makespan(&self) -> u64 {
-        self.timeline.makespan()
+        Self::step(
+            self.simulation.times(),
+            self.fewer.as_ref().map(|(fewer, further)| (fewer.times(), *further)),
+        )
     }
 
     /// Changes the configs of ops, given as pairs of op and config number; returns the new makespan. Call
@@ -165,79 +250,83 @@ impl<'p> Delta<'p> {
     /// Where a tensor cannot be laid out.
     pub fn propose(&mut self, changes: &[(u32, u32)]) -> Result<u64, DeltaError> {
         if changes.iter().any(|&(_, number)| number == NONE) {
-            return Err(DeltaError::Configs { ops: self.task_graph.ops() });
+            return Err(DeltaError::Configs { ops: self.graph.ops.len() });
         }
-        if let Err(error) = self.task_graph.change(changes) {
-            self.task_graph.undo();
-            return Err(error.into());
+        self.simulation.propose(changes)?;
+        if let Some((fewer, _)) = &mut self.fewer
+            && let Err(error) = fewer.propose(changes)
+        {
+            self.simulation.reject();
+            return Err(error);
         }
-        Ok(self.timeline.retime(&self.task_graph))
+        Ok(self.makespan())
     }
 
     /// Accepts the proposal.
     pub fn accept(&mut self) {
-        self.timeline.accept(&self.task_graph);
-        self.task_graph.commit();
+        self.all().for_each(Simulation::accept);
     }
 
     /// Undoes the proposal.
     pub fn reject(&mut self) {
-        self.task_graph.undo();
-        self.timeline.reject();
+        self.all().for_each(Simulation::reject);
     }
 
     /// The assignment, including a pending proposal.
     pub fn assignment(&self) -> Assignment {
-        Assignment::new((0..self.task_graph.ops()).map(|op| self.task_graph.config(op).clone()).collect())
+        let task_graph = &self.simulation.task_graph;
+        let configs = (0..task_graph.ops()).map(|op| task_graph.config(op).clone()).collect();
+        Assignment::of(self.graph, configs)
     }
 
     /// The number of an op's config, including a pending proposal.
     pub fn chosen(&self, op: usize) -> u32 {
-        self.task_graph.chosen(op)
+        self.simulation.task_graph.chosen(op)
     }
 
     /// The numbers of all ops' configs.
     pub fn numbers(&self, out: &mut Vec<u32>) {
         out.clear();
-        out.extend((0..self.task_graph.ops()).map(|op| self.task_graph.chosen(op)));
+        out.extend((0..self.graph.ops.len()).map(|op| self.chosen(op)));
     }
 
     /// The op's config with a number.
     pub fn config(&self, op: usize, number: u32) -> &Config {
-        self.task_graph.config_of(op, number)
+        self.simulation.task_graph.config_of(op, number)
     }
 
     /// The ops on the critical path: those that compute on it, and those that it fetches operands for.
     pub fn critical_ops(&self) -> Vec<usize> {
-        self.timeline.critical_path(&self.task_graph).map(|task| self.task_graph.op_of(task)).collect()
+        let Simulation { task_graph, timeline } = &self.simulation;
+        timeline.critical_path(task_graph).map(|task| task_graph.op_of(task)).collect()
     }
 
-    /// All tasks, in the form of the full simulation.
+    /// All tasks of the simulated micro-batches, in the form of the full simulation.
     pub fn tasks(&self) -> Tasks {
-        to_tasks(&self.task_graph, &self.task_graph.tasks()).0
+        self.simulation.tasks()
     }
 
     /// Rebuilds and simulates all tasks: the cost of a proposal without delta simulation.
     pub fn simulate_anew(&mut self) -> u64 {
-        // All layouts have been valid before, so rebuilding cannot fail.
-        let rebuilt = self.task_graph.rebuild_all();
-        debug_assert!(rebuilt.is_ok(), "every layout has been valid before");
-        Timeline::of(&self.tasks()).makespan()
+        let times = self.simulation.simulate_anew();
+        let fewer = self.fewer.as_mut().map(|(fewer, further)| (fewer.simulate_anew(), *further));
+        Self::step(times, fewer)
     }
 
-    /// Per op, in the graph's order: its end on the last device.
+    /// Per op, in the graph's order: its end on the last device, in the last micro-batch that is simulated.
     pub fn op_ends(&self) -> Vec<u64> {
-        let end = |op| self.task_graph.tasks_of(op).map(|task| self.timeline.end(task)).max().unwrap_or(0);
-        (0..self.task_graph.ops()).map(end).collect()
+        let Simulation { task_graph, timeline } = &self.simulation;
+        let end = |op| task_graph.tasks_of(op).map(|task| timeline.end(task)).max().unwrap_or(0);
+        (0..task_graph.ops()).map(end).collect()
     }
 
     /// Number of tasks, without a pending proposal.
     pub fn task_count(&self) -> usize {
-        self.timeline.len()
+        self.simulation.timeline.len() + self.fewer.as_ref().map_or(0, |(fewer, _)| fewer.timeline.len())
     }
 
     /// Number of tasks that all proposals together have timed.
     pub fn steps(&self) -> u64 {
-        self.timeline.steps
+        self.simulation.timeline.steps + self.fewer.as_ref().map_or(0, |(fewer, _)| fewer.timeline.steps)
     }
 }

@@ -1,6 +1,7 @@
 //! The task graph of a step under the ops' current configs, updated change by change.
 //!
-//! Every op has one task per device class that it runs on, at a fixed place in the arrays. Reshards, halo exchanges and
+//! Every op has one task per device class that it runs on, at a fixed place in the arrays; in a step of several micro-batches
+//! every instance of it ([`Unrolled`]) has. Reshards, halo exchanges and
 //! completions take places behind them, which are reused. The reshards of a tensor form a group. A group is rebuilt when an op that
 //! produces or reads the tensor changes. A task's rank is its position in the lowered program, so that ties are broken
 //! as there.
@@ -11,6 +12,7 @@
 //! Every step of a change is logged. Undoing a change reverts the log.
 
 mod build;
+mod order;
 
 use crate::delta::{
     NONE,
@@ -19,6 +21,7 @@ use crate::delta::{
     edges::Edges,
     reshard_paths::{ReshardBranch, ReshardPaths},
     structure::Structure,
+    unrolled::Unrolled,
 };
 use crate::schedule::Links;
 use shardwright_cost::{LayoutError, TensorShape};
@@ -42,7 +45,7 @@ enum List {
 #[derive(Clone, Copy, Debug)]
 enum UndoEntry {
     Config { op: u32, config: u32 },
-    ConfiguredOp { op: u32, configured: ConfiguredOp },
+    ConfiguredOp { instance: u32, configured: ConfiguredOp },
     Task { place: u32, task: Task },
     Source { slot: u32, source: u32 },
     Fetch { slot: u32, task: u32 },
@@ -75,19 +78,22 @@ pub struct TaskGraph<'p> {
     tasks: Vec<Task>,
     /// Per place: first slot and number of slots of its task.
     slots: Vec<(u32, u32)>,
-    /// Predecessors: one slot per class and operand of every op, then one per class of every other task.
+    /// Predecessors: one slot per class and operand of every instance, then one per class of every other task.
     edges: Edges,
-    /// Per slot of an op: the task that fetches the operand, before halo exchanges.
+    /// Per slot of an instance: the task that fetches the operand, before halo exchanges, or that the instance follows.
     fetched: Vec<u32>,
     /// Per operand: the tasks of its halo exchanges.
     halos: Vec<Vec<u32>>,
-    /// Per op: the tasks that complete it.
+    /// Per instance: the tasks that complete it.
     completions: Vec<Vec<u32>>,
     /// Per group: its tasks.
     reshards: Vec<Vec<u32>>,
     /// Per op: its config.
     chosen: Vec<u32>,
+    /// Per instance: its op under that config.
     configured: Vec<ConfiguredOp>,
+    /// Per class: picoseconds of computing.
+    busy: Vec<u64>,
     /// Free places.
     free: Vec<u32>,
     /// New or changed tasks, and places of removed tasks, since the last [`TaskGraph::commit`].
@@ -106,12 +112,13 @@ pub struct TaskGraph<'p> {
 }
 
 impl<'p> TaskGraph<'p> {
-    /// The tasks of a step under these configs, one per op.
+    /// The tasks of a step under these configs, one per op, with so many micro-batches.
     pub fn new(
         context: &'p Context<'p>,
         times: OpTimes<'p>,
         assignment: &Assignment,
         device_classes: DeviceClasses,
+        copies: u32,
     ) -> Result<Self, LayoutError> {
         let graph = context.graph;
         let count = device_classes.count();
@@ -122,11 +129,11 @@ impl<'p> TaskGraph<'p> {
             let shape = TensorShape::new(&tensor.ty.shape, tensor.ty.dtype.bytes() as u32)?;
             tensor_shapes.push(reshard_paths.shape(shape));
         }
-        let structure = Structure::new(context, &tensor_shapes);
-        let ops = graph.ops.len();
+        let structure = Structure::new(context, Unrolled::new(graph, copies), &tensor_shapes);
+        let instances = structure.unrolled.len();
         let mut edges = Edges::default();
-        let mut slots = Vec::with_capacity(ops * count);
-        for place in 0..ops * count {
+        let mut slots = Vec::with_capacity(instances * count);
+        for place in 0..instances * count {
             edges.add_task();
             let operands = structure.operands(place / count);
             let first = operands.start * count + operands.len() * (place % count);
@@ -135,23 +142,24 @@ impl<'p> TaskGraph<'p> {
                 edges.add_slot(place as u32);
             });
         }
-        let operands = structure.first_operand[ops] as usize;
+        let operands = structure.first_operand[instances] as usize;
         let mut task_graph = Self {
             configured_ops: ConfiguredOps::new(context, times),
             reshard_paths,
-            tasks: vec![Task::default(); ops * count],
+            tasks: vec![Task::default(); instances * count],
             slots,
             edges,
             fetched: vec![NONE; operands * count],
             halos: vec![Vec::new(); operands],
-            completions: vec![Vec::new(); ops],
+            completions: vec![Vec::new(); instances],
             reshards: vec![Vec::new(); structure.groups.len()],
-            chosen: vec![NONE; ops],
-            configured: Vec::with_capacity(ops),
+            chosen: Vec::with_capacity(graph.ops.len()),
+            configured: Vec::with_capacity(instances),
+            busy: vec![0; count],
             free: Vec::new(),
             touched: Vec::new(),
             removed: Vec::new(),
-            is_touched: vec![false; ops * count],
+            is_touched: vec![false; instances * count],
             log: Vec::new(),
             queue: BinaryHeap::new(),
             changed: Vec::new(),
@@ -163,11 +171,15 @@ impl<'p> TaskGraph<'p> {
             structure,
         };
         for (op, config) in assignment.configs.iter().enumerate() {
-            task_graph.chosen[op] = task_graph.configured_ops.number(op, config);
-            let configured = task_graph.configure(op)?;
-            task_graph.configured.push(configured);
-            task_graph.set_op(op, configured);
+            let number = task_graph.configured_ops.number(op, config);
+            task_graph.chosen.push(number);
         }
+        for instance in 0..instances {
+            let configured = task_graph.configure(instance)?;
+            task_graph.configured.push(configured);
+            task_graph.set_op(instance, configured);
+        }
+        (0..instances).for_each(|instance| task_graph.order(instance));
         task_graph.rebuild_all()?;
         Ok(task_graph)
     }
@@ -194,7 +206,9 @@ impl<'p> TaskGraph<'p> {
 
     /// The op that a task computes or fetches for.
     pub fn op_of(&self, task: u32) -> usize {
-        (self.tasks[task as usize].rank >> (32 + CLASS_BITS)) as usize
+        let unrolled = &self.structure.unrolled;
+        let instance = (self.tasks[task as usize].rank >> (32 + CLASS_BITS)) as usize;
+        unrolled.op(instance.min(unrolled.len() - 1))
     }
 
     /// The device classes.
@@ -202,10 +216,18 @@ impl<'p> TaskGraph<'p> {
         &self.reshard_paths.device_classes
     }
 
-    /// The tasks of an op, on the device classes that it runs on.
+    /// The tasks of an op, of all micro-batches, on the device classes that it runs on.
     pub fn tasks_of(&self, op: usize) -> impl Iterator<Item = u32> + '_ {
-        device_classes(self.configured[op].device_classes)
-            .map(move |class| (op * self.device_classes().count() + class) as u32)
+        let count = self.device_classes().count();
+        self.structure.unrolled.instances(op).flat_map(move |instance| {
+            device_classes(self.configured[instance].device_classes)
+                .map(move |class| (instance * count + class) as u32)
+        })
+    }
+
+    /// Picoseconds of computing of the class that computes longest.
+    pub fn busy(&self) -> u64 {
+        self.busy.iter().copied().max().unwrap_or(0)
     }
 
     /// Number of ops.
@@ -243,9 +265,9 @@ impl<'p> TaskGraph<'p> {
         self.slots[task as usize].0
     }
 
-    /// The slot of an op's operand on a class.
-    fn operand_slot(&self, op: usize, i: usize, class: usize) -> usize {
-        let operands = self.structure.operands(op);
+    /// The slot of an instance's operand on a class.
+    fn operand_slot(&self, instance: usize, i: usize, class: usize) -> usize {
+        let operands = self.structure.operands(instance);
         operands.start * self.device_classes().count() + operands.len() * class + i
     }
 
@@ -257,10 +279,11 @@ impl<'p> TaskGraph<'p> {
         all
     }
 
-    /// An op under its current config, or as a sum of partial results if it is one.
-    fn configure(&mut self, op: usize) -> Result<ConfiguredOp, LayoutError> {
-        let shapes = self.structure.shapes(op);
-        if let Some(producers) = &self.structure.sums[op] {
+    /// An instance under its op's current config, or as a sum of partial results if it is one.
+    fn configure(&mut self, instance: usize) -> Result<ConfiguredOp, LayoutError> {
+        let op = self.structure.unrolled.op(instance);
+        let shapes = self.structure.shapes(instance);
+        if let Some(producers) = &self.structure.sums[instance] {
             let layout =
                 self.configured_ops.layout(&self.configured[producers[0].op.index()], producers[0].port);
             let equal = producers
@@ -286,41 +309,46 @@ impl<'p> TaskGraph<'p> {
             let old = std::mem::replace(&mut self.chosen[op as usize], config);
             if old != config {
                 self.log.push(UndoEntry::Config { op, config: old });
-                queue.push(Reverse((op, true)));
+                let instances = self.structure.unrolled.instances(op as usize);
+                queue.extend(instances.map(|instance| Reverse((instance as u32, true))));
             }
         }
         let mut outcome = Ok(());
         // In the graph's order: a sum depends on the producers of its operands.
-        while let Some(Reverse((op, _))) = queue.pop() {
-            if changed.last() == Some(&op) {
+        while let Some(Reverse((instance, _))) = queue.pop() {
+            if changed.last() == Some(&instance) {
                 continue;
             }
-            let configured = match self.configure(op as usize) {
+            let configured = match self.configure(instance as usize) {
                 Ok(configured) => configured,
                 Err(error) => {
                     outcome = Err(error);
                     continue;
                 }
             };
-            let old = std::mem::replace(&mut self.configured[op as usize], configured);
+            let old = std::mem::replace(&mut self.configured[instance as usize], configured);
             if old != configured {
-                self.log.push(UndoEntry::ConfiguredOp { op, configured: old });
-                changed.push(op);
-                queue.extend(self.structure.summed_by[op as usize].iter().map(|&sum| Reverse((sum, false))));
+                self.log.push(UndoEntry::ConfiguredOp { instance, configured: old });
+                changed.push(instance);
+                let sums = &self.structure.summed_by[instance as usize];
+                queue.extend(sums.iter().map(|&sum| Reverse((sum, false))));
             }
         }
         let mut affected = std::mem::take(&mut self.affected);
         affected.clear();
-        for &op in &changed {
-            for &group in self.structure.groups_of(op as usize) {
+        for &instance in &changed {
+            for &group in self.structure.groups_of(instance as usize) {
                 if !std::mem::replace(&mut self.is_affected[group as usize], true) {
                     affected.push(group);
                 }
             }
         }
         affected.iter().for_each(|&group| self.is_affected[group as usize] = false);
-        for &op in &changed {
-            self.set_op(op as usize, self.configured[op as usize]);
+        for &instance in &changed {
+            self.set_op(instance as usize, self.configured[instance as usize]);
+        }
+        for &instance in &changed {
+            self.order(instance as usize);
         }
         for &group in &affected {
             outcome = outcome.and(self.rebuild(group as usize));
@@ -334,8 +362,12 @@ impl<'p> TaskGraph<'p> {
         while let Some(entry) = self.log.pop() {
             match entry {
                 UndoEntry::Config { op, config } => self.chosen[op as usize] = config,
-                UndoEntry::ConfiguredOp { op, configured } => self.configured[op as usize] = configured,
-                UndoEntry::Task { place, task } => self.tasks[place as usize] = task,
+                UndoEntry::ConfiguredOp { instance, configured } => {
+                    self.configured[instance as usize] = configured;
+                }
+                UndoEntry::Task { place, task } => {
+                    self.replace_task(place, task);
+                }
                 UndoEntry::Source { slot, source } => self.edges.set(slot, source),
                 UndoEntry::Fetch { slot, task } => self.fetched[slot as usize] = task,
                 UndoEntry::Allocation { place } => self.free.push(place),
@@ -379,10 +411,27 @@ impl<'p> TaskGraph<'p> {
         }
     }
 
+    /// Replaces a task, and counts its computing. Transfers occupy ports too.
+    fn replace_task(&mut self, place: u32, task: Task) -> Task {
+        let old = std::mem::replace(&mut self.tasks[place as usize], task);
+        let width = self.device_classes().streams;
+        let class = |task: &Task| {
+            let stream = task.streams.trailing_zeros() as usize;
+            (task.streams.is_power_of_two() && stream.is_multiple_of(width)).then(|| stream / width)
+        };
+        if let Some(class) = class(&old) {
+            self.busy[class] -= old.duration;
+        }
+        if let Some(class) = class(&task) {
+            self.busy[class] += task.duration;
+        }
+        old
+    }
+
     /// Sets a task; rank zero removes it.
     fn set_task(&mut self, place: u32, duration: u64, streams: u64, rank: u64) {
         let task = Task { duration, streams, rank };
-        let old = std::mem::replace(&mut self.tasks[place as usize], task);
+        let old = self.replace_task(place, task);
         if old != task {
             self.log.push(UndoEntry::Task { place, task: old });
             self.touch(place);

@@ -77,7 +77,7 @@ impl TaskGraph<'_> {
     }
 
     /// Per class: the task that makes a result of an op available.
-    fn result_tasks(&self, op: usize, result: u32) -> Availability {
+    pub(super) fn result_tasks(&self, op: usize, result: u32) -> Availability {
         let mut made = self.op_tasks(op);
         let Some(completion) = self.configured[op].completion else { return made };
         let (width, mask) = (self.device_classes().streams, (1 << self.device_classes().streams) - 1);
@@ -107,7 +107,7 @@ impl TaskGraph<'_> {
             self.is_touched.push(false);
             self.edges.add_task();
             let count = self.reshard_paths.device_classes.count();
-            let first = self.fetched.len() + (place as usize - self.chosen.len() * count) * count;
+            let first = self.fetched.len() + (place as usize - self.structure.unrolled.len() * count) * count;
             self.slots.push((first as u32, count as u32));
             (0..count).for_each(|_| {
                 self.edges.add_slot(place);
@@ -230,8 +230,10 @@ impl TaskGraph<'_> {
         availabilities.resize(branches.len(), None);
         let made = match producer {
             NONE => [NONE; MOST_CLASSES],
-            op => self
-                .result_tasks(op as usize, source.port - self.structure.operands(op as usize).len() as u32),
+            instance => self.result_tasks(
+                instance as usize,
+                source.port - self.structure.inputs(instance as usize) as u32,
+            ),
         };
         let mut cursor = TaskCursor { list: List::Reshards(at as u32), used: 0, nth: 0, rank: 0 };
         for need in needs {
