@@ -11,7 +11,7 @@ use shardwright_machine::Bytes;
 use shardwright_plan::{Candidates, Context, MOST_CONFIGS, Plan, PlanError, SearchProblem, limited};
 use shardwright_search::{Control, Solver, StopReason, VarId, exact::Exact, min_marginals};
 use shardwright_space::{Assignment, Config, configs, count_configs};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// Additions that min-marginals are worth: a few seconds.
 const MOST_ADDITIONS: f64 = 4e9;
@@ -34,9 +34,9 @@ pub struct Reoptimisation {
     /// How the changes are meant.
     pub certainty: Certainty,
     /// By part and its leading op's config: picoseconds that the plan's sum becomes longer by.
-    changes: HashMap<(usize, Config), i64>,
+    changes: BTreeMap<(usize, Config), i64>,
     /// What the plan does itself, by part; none where the space does not have it.
-    own: HashMap<usize, i64>,
+    own: BTreeMap<usize, i64>,
 }
 
 impl Reoptimisation {
@@ -65,6 +65,18 @@ impl Reoptimisation {
     /// What a part's config would change.
     pub fn change(&self, part: usize, lead: &Config) -> Option<i64> {
         self.changes.get(&(part, lead.clone())).copied()
+    }
+
+    /// The greater of two lower bounds of every change.
+    #[must_use]
+    pub fn tightened(mut self, other: Self) -> Self {
+        for (key, bound) in other.changes {
+            self.changes.entry(key).and_modify(|own| *own = bound.max(*own)).or_insert(bound);
+        }
+        for (part, bound) in other.own {
+            self.own.entry(part).and_modify(|own| *own = bound.max(*own)).or_insert(bound);
+        }
+        self
     }
 
     /// What would change if the part stayed as it is, and everything else were chosen anew: zero for a plan that is
@@ -139,7 +151,7 @@ impl<'p> Alternatives<'p> {
             }
         };
         let marginals = min_marginals(&self.problem.network, MOST_ADDITIONS, control)?;
-        let mut found = Reoptimisation { certainty, changes: HashMap::new(), own: HashMap::new() };
+        let mut found = Reoptimisation { certainty, changes: BTreeMap::new(), own: BTreeMap::new() };
         for part in 0..self.problem.choices.len() {
             for choice in 0..self.problem.choices[part].len() as u32 {
                 if let Some(least) = marginals.least(VarId(part as u32), choice) {
@@ -190,7 +202,7 @@ impl<'p> Alternatives<'p> {
             if proved.is_empty() { (Certainty::AtLeast, bounds) } else { (Certainty::Exact, proved) };
         // The network counts less memory than plans need: under a limit its optimum is a lower bound.
         let certainty = if self.memory.is_some() { Certainty::AtLeast } else { certainty };
-        let mut found = Reoptimisation { certainty, changes: HashMap::new(), own: HashMap::new() };
+        let mut found = Reoptimisation { certainty, changes: BTreeMap::new(), own: BTreeMap::new() };
         for (choice, least) in known {
             self.note(&mut found, part, choice, least);
         }
