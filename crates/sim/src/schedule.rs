@@ -11,7 +11,9 @@
 //! In a step of several micro-batches, a device computes the passes of the body in the order of the program, which is that of a
 //! pipeline's schedule: each of its compute tasks there waits for the one before. Transfers start when their operands exist,
 //! so sends to the next stage overlap with the next pass. A gradient is added to its sum when it has arrived: no later op of the
-//! body reads the sum, so none waits for it. Then reductions of gradients overlap with the backward pass.
+//! body reads the sum, so none waits for it. Then reductions of gradients overlap with the backward pass. A stored weight is
+//! gathered at most [`GATHERED_AHEAD`] gathers before its reader, as trainers do: else the gathers of all micro-batches would stand
+//! in a port's queue from the start, before all sends.
 
 use crate::{
     classes::Classes,
@@ -25,9 +27,13 @@ use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
 use shardwright_machine::{AxisSet, DeviceId, Machine};
 use shardwright_plan::picoseconds;
+use std::collections::VecDeque;
 
 /// The most simulated tasks; each takes about 100 bytes.
 pub const MOST_TASKS: usize = 1 << 26;
+
+/// Gathers of stored tensors that are under way or done ahead of a device's computing: about those of a block's weights.
+pub(crate) const GATHERED_AHEAD: usize = 12;
 
 /// A program with too many tasks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,9 +128,13 @@ impl Schedule {
             links,
         };
         let mut members: Vec<(u32, u32)> = Vec::new();
-        let (mut streams, mut waits_for) = (Vec::new(), Vec::new());
+        let (mut streams, mut waits_for, mut before_gang) = (Vec::new(), Vec::new(), Vec::new());
         // Per class: its last compute task in the body.
         let mut last_computed = vec![NO_TASK; schedule.classes.len()];
+        // Per class: its last compute task before each of the last gathers.
+        let mut gathers: Vec<VecDeque<u32>> = vec![VecDeque::new(); schedule.classes.len()];
+        // Per value: whether the body makes it, other than as a slice or view of what is there before.
+        let mut made_inside = vec![false; program.values.len()];
         for (at, instruction) in program.instructions.iter().enumerate() {
             let (picoseconds, axes) = match &instruction.work {
                 Work::Compute { op, completes } => (compute(*op, *completes), AxisSet::EMPTY),
@@ -142,6 +152,12 @@ impl Schedule {
                 }
             }
             members.sort_unstable();
+            let inside = instruction.reads.iter().any(|read| made_inside[read.index()]);
+            let moves = matches!(instruction.work, Work::Reshard(_)) && program.body.contains(&at);
+            if program.body.contains(&at) && (inside || duration > 0 || !moves) {
+                instruction.writes.iter().for_each(|write| made_inside[write.index()] = true);
+            }
+            let is_gather = moves && duration > 0 && !inside;
             for group in members.chunk_by(|a, b| a.0 == b.0) {
                 waits_for.clear();
                 // Without micro-batches there is no body.
@@ -155,8 +171,6 @@ impl Schedule {
                     let before = last_computed[class as usize];
                     waits_for.extend((ordered && before != NO_TASK).then_some(before));
                 }
-                waits_for.sort_unstable();
-                waits_for.dedup();
                 let together = if links == Links::Core { 1 } else { group.len() };
                 for gang in group.chunks(together) {
                     streams.clear();
@@ -167,7 +181,17 @@ impl Schedule {
                             schedule.streams_of(program, axes, class, &mut streams);
                         }
                     }
-                    let task = schedule.tasks.push(duration, &streams, &waits_for);
+                    before_gang.clear();
+                    before_gang.extend_from_slice(&waits_for);
+                    for &(_, class) in gang.iter().filter(|_| is_gather) {
+                        let own = &mut gathers[class as usize];
+                        own.push_back(last_computed[class as usize]);
+                        let ahead = (own.len() > GATHERED_AHEAD).then(|| own.pop_front()).flatten();
+                        before_gang.extend(ahead.filter(|&task| task != NO_TASK));
+                    }
+                    before_gang.sort_unstable();
+                    before_gang.dedup();
+                    let task = schedule.tasks.push(duration, &streams, &before_gang);
                     schedule.instructions.push(InstructionId(at as u32));
                     let row = at * schedule.classes.len();
                     for &(_, class) in gang {

@@ -34,6 +34,8 @@ pub struct ReshardGroup {
     pub shape: u32,
     /// The endpoint that decides the stored layout.
     pub source: Endpoint,
+    /// Whether the body fetches a tensor from outside of it.
+    pub gathers: bool,
     /// The instance that produces the tensor; [`NONE`] for a tensor that exists from the start.
     pub producer: u32,
     pub needs: std::ops::Range<u32>,
@@ -179,8 +181,10 @@ impl Structure {
                 ends.dedup();
                 let group = self.groups.len() as u32;
                 ends.iter().for_each(|&instance| by_instance[instance as usize].push(group));
-                let producer = producer.map_or(NONE, |producer| producer as u32);
-                self.groups.push(ReshardGroup { shape: tensor_shapes[t.index()], source, producer, needs });
+                let gathers = repeats && producer.is_none_or(|producer| !self.follows(producer));
+                let (shape, producer) =
+                    (tensor_shapes[t.index()], producer.map_or(NONE, |producer| producer as u32));
+                self.groups.push(ReshardGroup { shape, source, gathers, producer, needs });
             }
         }
         for groups in by_instance {

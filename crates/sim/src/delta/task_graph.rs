@@ -78,7 +78,8 @@ pub struct TaskGraph<'p> {
     tasks: Vec<Task>,
     /// Per place: first slot and number of slots of its task.
     slots: Vec<(u32, u32)>,
-    /// Predecessors: one slot per class and operand of every instance, then one per class of every other task.
+    /// Predecessors: one slot per class and operand of every instance, then those of every other task: one per class, and in a step
+    /// of several micro-batches another one per class, for the order of gathers.
     edges: Edges,
     /// Per slot of an instance: the task that fetches the operand, before halo exchanges, or that the instance follows.
     fetched: Vec<u32>,
@@ -94,6 +95,8 @@ pub struct TaskGraph<'p> {
     configured: Vec<ConfiguredOp>,
     /// Per class: picoseconds of computing.
     busy: Vec<u64>,
+    /// The groups with which the body fetches tensors from outside of it.
+    gathers: Vec<u32>,
     /// Free places.
     free: Vec<u32>,
     /// New or changed tasks, and places of removed tasks, since the last [`TaskGraph::commit`].
@@ -156,6 +159,7 @@ impl<'p> TaskGraph<'p> {
             chosen: Vec::with_capacity(graph.ops.len()),
             configured: Vec::with_capacity(instances),
             busy: vec![0; count],
+            gathers: Vec::new(),
             free: Vec::new(),
             touched: Vec::new(),
             removed: Vec::new(),
@@ -180,7 +184,11 @@ impl<'p> TaskGraph<'p> {
             task_graph.set_op(instance, configured);
         }
         (0..instances).for_each(|instance| task_graph.order(instance));
+        task_graph.gathers = (0..task_graph.structure.groups.len() as u32)
+            .filter(|&group| task_graph.structure.groups[group as usize].gathers)
+            .collect();
         task_graph.rebuild_all()?;
+        task_graph.order_gathers();
         Ok(task_graph)
     }
 
@@ -263,6 +271,12 @@ impl<'p> TaskGraph<'p> {
     #[inline]
     fn slot(&self, task: u32) -> u32 {
         self.slots[task as usize].0
+    }
+
+    /// Slots of a task that is in a list.
+    fn listed_slots(&self) -> usize {
+        let count = self.device_classes().count();
+        if self.structure.unrolled.body().is_empty() { count } else { 2 * count }
     }
 
     /// The slot of an instance's operand on a class.
@@ -352,6 +366,9 @@ impl<'p> TaskGraph<'p> {
         }
         for &group in &affected {
             outcome = outcome.and(self.rebuild(group as usize));
+        }
+        if changed.iter().any(|&instance| self.structure.follows(instance as usize)) {
+            self.order_gathers();
         }
         (self.affected, self.queue, self.changed) = (affected, queue, changed);
         outcome

@@ -76,6 +76,17 @@ impl TaskGraph<'_> {
         self.shorten(cursor.list, cursor.used);
     }
 
+    /// Per class: the task that makes a group's tensor available.
+    pub(super) fn made(&self, producer: u32, source: Endpoint) -> Availability {
+        match producer {
+            NONE => [NONE; MOST_CLASSES],
+            instance => {
+                let inputs = self.structure.inputs(instance as usize) as u32;
+                self.result_tasks(instance as usize, source.port - inputs)
+            }
+        }
+    }
+
     /// Per class: the task that makes a result of an op available.
     pub(super) fn result_tasks(&self, op: usize, result: u32) -> Availability {
         let mut made = self.op_tasks(op);
@@ -106,10 +117,10 @@ impl TaskGraph<'_> {
             self.tasks.push(Task::default());
             self.is_touched.push(false);
             self.edges.add_task();
-            let count = self.reshard_paths.device_classes.count();
-            let first = self.fetched.len() + (place as usize - self.structure.unrolled.len() * count) * count;
-            self.slots.push((first as u32, count as u32));
-            (0..count).for_each(|_| {
+            let (count, slots) = (self.device_classes().count(), self.listed_slots());
+            let first = self.fetched.len() + (place as usize - self.structure.unrolled.len() * count) * slots;
+            self.slots.push((first as u32, slots as u32));
+            (0..slots).for_each(|_| {
                 self.edges.add_slot(place);
             });
             place
@@ -126,7 +137,7 @@ impl TaskGraph<'_> {
             let Some(place) = self.list(list).pop() else { return };
             self.log.push(UndoEntry::Pop(list, place));
             let slot = self.slot(place);
-            (0..self.device_classes().count() as u32).for_each(|class| self.wait(slot + class, NONE));
+            (0..self.listed_slots() as u32).for_each(|at| self.wait(slot + at, NONE));
             self.set_task(place, 0, 0, 0);
             self.free.push(place);
             self.log.push(UndoEntry::Release);
@@ -228,13 +239,7 @@ impl TaskGraph<'_> {
         let mut availabilities = std::mem::take(&mut self.availabilities);
         availabilities.clear();
         availabilities.resize(branches.len(), None);
-        let made = match producer {
-            NONE => [NONE; MOST_CLASSES],
-            instance => self.result_tasks(
-                instance as usize,
-                source.port - self.structure.inputs(instance as usize) as u32,
-            ),
-        };
+        let made = self.made(producer, source);
         let mut cursor = TaskCursor { list: List::Reshards(at as u32), used: 0, nth: 0, rank: 0 };
         for need in needs {
             let need = self.structure.needs[need as usize];

@@ -1,8 +1,15 @@
-//! The order in which micro-batches compute, as in [`crate::Schedule`]: on each device class an instance of the body follows the
-//! one before it, and an addition to a sum over micro-batches follows that of the micro-batch before.
+//! The order of micro-batches, as in [`crate::Schedule`]: on each device class an instance of the body follows the one before it,
+//! an addition to a sum over micro-batches follows that of the micro-batch before, and stored tensors are gathered a limited
+//! number of gathers ahead.
 
 use super::{TaskGraph, UndoEntry};
-use crate::delta::{NONE, structure::Structure};
+use crate::delta::{
+    NONE,
+    device_classes::{CLASS_BITS, device_classes},
+    structure::Structure,
+};
+use crate::schedule::GATHERED_AHEAD;
+use std::collections::VecDeque;
 
 /// The instance whose addition an addition of the next micro-batch follows.
 fn earlier_sum(structure: &Structure, instance: usize) -> Option<usize> {
@@ -23,15 +30,14 @@ impl TaskGraph<'_> {
         }
         for class in 0..self.device_classes().count() {
             let (before, after) = if self.structure.is_ordered(instance) {
-                let body = self.structure.unrolled.body();
-                (
-                    (body.start..instance).rev().find(|&other| self.computes_in_order(other, class)),
-                    (instance + 1..body.end).find(|&other| self.computes_in_order(other, class)),
-                )
+                let end = self.structure.unrolled.body().end;
+                let after = (instance + 1..end).find(|&other| self.computes_in_order(other, class));
+                (self.last_before(instance, class), after)
             } else {
-                (earlier_sum(&self.structure, instance), later_sum(&self.structure, instance))
+                let before = earlier_sum(&self.structure, instance);
+                let before = before.map_or(NONE, |before| self.last_task(before, class));
+                (before, later_sum(&self.structure, instance))
             };
-            let before = before.map_or(NONE, |before| self.last_task(before, class));
             let own = self.last_task(instance, class);
             let passes_on = own == NONE && self.structure.is_ordered(instance);
             self.follow(instance, class, before);
@@ -60,5 +66,53 @@ impl TaskGraph<'_> {
         }
         let runs = self.configured[instance].device_classes >> class & 1 == 1;
         self.wait(slot as u32, if runs { task } else { NONE });
+    }
+
+    /// Lets every gather wait for what its classes computed last before the gather [`GATHERED_AHEAD`] gathers earlier.
+    pub(super) fn order_gathers(&mut self) {
+        let count = self.device_classes().count();
+        let mut gathers: Vec<(u64, u32, bool)> = Vec::new();
+        for &group in &self.gathers {
+            let of = &self.structure.groups[group as usize];
+            let made = self.made(of.producer, of.source);
+            for &place in &self.reshards[group as usize] {
+                // The first step of a path reads what is made outside.
+                let is_first = device_classes(self.classes_of(place)).all(|class| {
+                    let source = self.edges.source(self.slot(place) + class as u32);
+                    source == NONE || source == made[class]
+                });
+                gathers.push((self.tasks[place as usize].rank, place, is_first));
+            }
+        }
+        gathers.sort_unstable();
+        let mut queues: Vec<VecDeque<u32>> = vec![VecDeque::new(); count];
+        for (rank, place, is_first) in gathers {
+            let instance = (rank >> (32 + CLASS_BITS)) as usize;
+            let classes = if is_first { self.classes_of(place) } else { 0 };
+            let slot = self.slot(place) + count as u32;
+            for (class, queue) in queues.iter_mut().enumerate() {
+                let mut before = NONE;
+                if classes >> class & 1 == 1 {
+                    queue.push_back(self.last_before(instance, class));
+                    let ahead = (queue.len() > GATHERED_AHEAD).then(|| queue.pop_front()).flatten();
+                    before = ahead.unwrap_or(NONE);
+                }
+                self.wait(slot + class as u32, before);
+            }
+        }
+    }
+
+    /// The device classes whose streams a task occupies, as bits.
+    fn classes_of(&self, place: u32) -> u64 {
+        let (width, streams) = (self.device_classes().streams, self.tasks[place as usize].streams);
+        let occupied = |class: &usize| streams >> (class * width) & ((1 << width) - 1) != 0;
+        (0..self.device_classes().count()).filter(occupied).fold(0, |bits, class| bits | 1 << class)
+    }
+
+    /// What a class computes last in the body before an instance.
+    fn last_before(&self, instance: usize, class: usize) -> u32 {
+        let start = self.structure.unrolled.body().start;
+        let before = (start..instance).rev().find(|&other| self.computes_in_order(other, class));
+        before.map_or(NONE, |before| self.last_task(before, class))
     }
 }
