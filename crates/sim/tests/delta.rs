@@ -166,7 +166,7 @@ fn inception() {
 #[test]
 fn micro_batches() {
     walk_batches("mlp:batch=64,hidden=256,layers=3", 2, "p100x16", 250, true, false);
-    walk_batches("gpt:batch=16,layers=2,hidden=32,heads=4,seq=8,vocab=32", 4, "flat:4", 100, false, false);
+    walk_batches("gpt:batch=16,layers=2,hidden=32,heads=4,seq=8,vocab=32", 4, "flat:4", 400, false, false);
 }
 
 #[test]

@@ -215,8 +215,12 @@ impl<'p> TaskGraph<'p> {
     /// The op that a task computes or fetches for.
     pub fn op_of(&self, task: u32) -> usize {
         let unrolled = &self.structure.unrolled;
-        let instance = (self.tasks[task as usize].rank >> (32 + CLASS_BITS)) as usize;
-        unrolled.op(instance.min(unrolled.len() - 1))
+        unrolled.op(self.instance_of(task).min(unrolled.len() - 1))
+    }
+
+    /// The instance that a task belongs to; their number where it returns a carried tensor after all ops.
+    fn instance_of(&self, task: u32) -> usize {
+        (self.tasks[task as usize].rank >> (32 + CLASS_BITS)) as usize
     }
 
     /// The device classes.
@@ -367,7 +371,9 @@ impl<'p> TaskGraph<'p> {
         for &group in &affected {
             outcome = outcome.and(self.rebuild(group as usize));
         }
-        if changed.iter().any(|&instance| self.structure.follows(instance as usize)) {
+        // A group may be rebuilt for a change outside of the body: that of an update to a stored tensor's layout.
+        let follows = changed.iter().any(|&instance| self.structure.follows(instance as usize));
+        if follows || affected.iter().any(|&group| self.structure.groups[group as usize].gathers) {
             self.order_gathers();
         }
         (self.affected, self.queue, self.changed) = (affected, queue, changed);

@@ -3,11 +3,7 @@
 //! number of gathers ahead.
 
 use super::{TaskGraph, UndoEntry};
-use crate::delta::{
-    NONE,
-    device_classes::{CLASS_BITS, device_classes},
-    structure::Structure,
-};
+use crate::delta::{NONE, structure::Structure};
 use crate::schedule::GATHERED_AHEAD;
 use std::collections::VecDeque;
 
@@ -72,22 +68,16 @@ impl TaskGraph<'_> {
     pub(super) fn order_gathers(&mut self) {
         let count = self.device_classes().count();
         let mut gathers: Vec<(u64, u32, bool)> = Vec::new();
-        for &group in &self.gathers {
-            let of = &self.structure.groups[group as usize];
-            let made = self.made(of.producer, of.source);
-            for &place in &self.reshards[group as usize] {
-                // The first step of a path reads what is made outside.
-                let is_first = device_classes(self.classes_of(place)).all(|class| {
-                    let source = self.edges.source(self.slot(place) + class as u32);
-                    source == NONE || source == made[class]
-                });
-                gathers.push((self.tasks[place as usize].rank, place, is_first));
-            }
+        for &place in self.gathers.iter().flat_map(|&group| &self.reshards[group as usize]) {
+            // The first step of a path reads what is made outside.
+            let sources = (0..count as u32).map(|class| self.edges.source(self.slot(place) + class));
+            let is_first = sources.into_iter().all(|source| source == NONE || !self.is_inside(source));
+            gathers.push((self.tasks[place as usize].rank, place, is_first && self.is_inside(place)));
         }
         gathers.sort_unstable();
         let mut queues: Vec<VecDeque<u32>> = vec![VecDeque::new(); count];
-        for (rank, place, is_first) in gathers {
-            let instance = (rank >> (32 + CLASS_BITS)) as usize;
+        for (_, place, is_first) in gathers {
+            let instance = self.instance_of(place);
             let classes = if is_first { self.classes_of(place) } else { 0 };
             let slot = self.slot(place) + count as u32;
             for (class, queue) in queues.iter_mut().enumerate() {
@@ -100,6 +90,11 @@ impl TaskGraph<'_> {
                 self.wait(slot + class as u32, before);
             }
         }
+    }
+
+    /// Whether a task belongs to an instance of the body.
+    fn is_inside(&self, place: u32) -> bool {
+        self.structure.follows(self.instance_of(place))
     }
 
     /// The device classes whose streams a task occupies, as bits.
