@@ -312,8 +312,8 @@ def plan(
             devices, or a .toml file.
         memory: the memory limit of one device: `"16GiB"`, or bytes; `"none"` lifts it. By default the device's memory less
             its reserve.
-        recompute: forward ops that are computed again in the backward pass: `"off"`, `"selective"` (cheap ops and attention scores),
-            `"full"` (whole blocks). By default none, unless the memory limit binds: then the fastest of these.
+        recompute: forward ops that are computed again in the backward pass: `"off"`, `"elementwise"` (activations, norms),
+            `"selective"` (cheap ops and attention scores), `"full"` (whole blocks). By default none, unless the memory limit binds: then the fastest of these.
         recompute_policy: what chooses between keeping and recomputing: `"blocks"` (one policy for equal blocks, the default) or `"ops"`
             (every forward op for itself).
         solver: `"auto"`, `"exact"`, `"data"`, `"megatron"`, `"fsdp"`, ...

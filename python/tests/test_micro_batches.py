@@ -149,7 +149,7 @@ def weights(stacked):
     return one() if stacked else [one() for _ in range(4)]
 
 
-@pytest.mark.parametrize(("loss", "policy"), [(blocks, "selective"), (scanned, "full")])
+@pytest.mark.parametrize(("loss", "policy"), [(blocks, "selective"), (scanned, "full"), (blocks, "elementwise")])
 def test_blocks_are_recomputed_by_a_policy(loss, policy):
     args = weights(loss is scanned), None, steps.normal(64, 32)
     fast = parallelize(sgd(loss), *args, machine="cpu:8", solver="data", recompute=policy)
@@ -183,7 +183,7 @@ def test_recomputation_that_cannot_be_applied_is_refused_with_the_line():
     args = weights(False), steps.normal(64, 32)
     with pytest.raises(PlanError, match=rf"test_micro_batches\.py:{step.__code__.co_firstlineno} .*train_step"):
         parallelize(step, *args, machine="cpu:8", recompute="full")
-    with pytest.raises(PlanError, match="use one of off, full, selective"):
+    with pytest.raises(PlanError, match="use one of off, full, selective, elementwise"):
         parallelize(sgd(blocks), args[0], None, args[1], machine="cpu:8", recompute="some")
     with pytest.raises(PlanError, match="neither a loop nor equal blocks"):
         parallelize(sgd(pairs), model(), None, steps.ids(64, 16, 8), machine="cpu:8", recompute="full")

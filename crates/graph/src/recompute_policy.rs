@@ -1,6 +1,9 @@
 //! Policies of recomputation: which forward ops trainers recompute, block by block ([`crate::repeated_blocks`]).
 //!
 //! - `off`: every result that the backward pass reads is kept.
+//! - `elementwise`: what computes every element from elements at the same place: activations, norms, casts, additions, dropout. The
+//!   results of all products, of attention, of statistics and of exchanges between samples are kept (`dots_saveable` of JAX,
+//!   `minimal_with_context` of MaxText, `--recompute-modules layernorm moe_act` of Megatron).
 //! - `full`: of every block only its input is kept; all ops inside a block are recomputed when its backward pass begins
 //!   (Megatron's `--recompute-granularity full`, torchtitan's `full`).
 //! - `selective`: what is large and cheap to compute again. A block whose attention is a product, a softmax and a product keeps
@@ -28,6 +31,8 @@ pub enum RecomputePolicy {
     /// None.
     #[default]
     Off,
+    /// What computes element by element.
+    Elementwise,
     /// The attention core, or everything that is cheap to compute.
     Selective,
     /// Everything inside of blocks.
@@ -35,16 +40,22 @@ pub enum RecomputePolicy {
 }
 
 impl RecomputePolicy {
-    /// All policies, from the fastest to the one that keeps least.
-    pub const ALL: [Self; 3] = [Self::Off, Self::Selective, Self::Full];
+    /// All policies, from the one that keeps everything to the one that keeps least.
+    pub const ALL: [Self; 4] = [Self::Off, Self::Elementwise, Self::Selective, Self::Full];
 
     /// The name that users type.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
+            Self::Elementwise => "elementwise",
             Self::Selective => "selective",
             Self::Full => "full",
         }
+    }
+
+    /// Whether this policy recomputes no op that another one keeps, in any model.
+    pub fn keeps_no_less_than(self, other: Self) -> bool {
+        self == other || self == Self::Off || other == Self::Full
     }
 
     /// The forward ops that this policy recomputes, ascending. Those that no backward op needs are among them.
@@ -58,6 +69,7 @@ impl RecomputePolicy {
             let inner = inner_ops(&pass, &block);
             let chosen = match self {
                 Self::Off => Vec::new(),
+                Self::Elementwise => elementwise(&pass, inner),
                 Self::Full => inner,
                 Self::Selective => selected(&pass, &block, inner),
             };
@@ -85,8 +97,23 @@ fn selected(pass: &ForwardPass<'_>, block: &Range<usize>, inner: Vec<usize>) -> 
             again.insert(at);
         }
     }
-    let mut chosen: Vec<usize> = inner.into_iter().filter(|at| again.contains(at)).collect();
-    // A view has the memory of what it shows: it is recomputed only together with that.
+    let chosen: Vec<usize> = inner.into_iter().filter(|at| again.contains(at)).collect();
+    without_views_of_kept(pass, chosen)
+}
+
+/// What `elementwise` recomputes of a block; `inner` are the ops that may be recomputed.
+fn elementwise(pass: &ForwardPass<'_>, inner: Vec<usize>) -> Vec<usize> {
+    let is_elementwise = |at: usize| {
+        let op = pass.ops[at];
+        let is_view = pass.graph.node(op).op.operator().is_view();
+        is_view || (Work::of(pass, at) == Work::Stream && pass.graph.rule(op).is_elementwise())
+    };
+    let chosen = inner.into_iter().filter(|&at| is_elementwise(at)).collect();
+    without_views_of_kept(pass, chosen)
+}
+
+/// Ops in ascending order, less views of what is kept: a view has the memory of what it shows.
+fn without_views_of_kept(pass: &ForwardPass<'_>, mut chosen: Vec<usize>) -> Vec<usize> {
     let mut recomputed: BTreeSet<usize> = chosen.iter().copied().collect();
     for &at in &chosen {
         let node = pass.graph.node(pass.ops[at]);

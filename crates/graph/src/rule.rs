@@ -307,6 +307,17 @@ impl Rule {
         self.outputs.iter().any(|o| !o.has(factor))
     }
 
+    /// Whether every element of the results depends on elements of some operand at the same place, or in the same row: results and
+    /// that operand run over the same factors, dimension by dimension.
+    pub fn is_elementwise(&self) -> bool {
+        let plain =
+            |map: &TensorMap| map.dims.iter().all(|dim| dim.window.is_none() && !dim.factors.is_empty());
+        let Some((first, others)) = self.outputs.split_first() else { return false };
+        plain(first)
+            && others.iter().all(|map| map.dims == first.dims)
+            && self.inputs.iter().any(|map| map.dims == first.dims)
+    }
+
     /// Whether a factor that is already in `parts` equal parts can be split by `size` more.
     pub fn divides(&self, factor: FactorIndex, parts: u64, size: u32) -> bool {
         self.factors[factor as usize].divides_into(parts.saturating_mul(u64::from(size)))

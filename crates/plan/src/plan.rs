@@ -166,7 +166,7 @@ fn one() -> u32 {
 /// The forward ops whose results are dropped and computed again before their backward readers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recomputation {
-    /// The policy that chose them: `off`, `selective`, `full`, or `ops` where it is none of these.
+    /// The policy that chose them: `off`, `elementwise`, `selective`, `full`, or `ops` where it is none of these.
     pub policy: String,
     /// Their names, in the graph's order.
     pub ops: Vec<String>,

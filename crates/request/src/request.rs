@@ -144,9 +144,9 @@ impl RecomputeChoice {
             return Ok(Self::Auto);
         }
         let found = RecomputePolicy::ALL.into_iter().find(|policy| policy.name() == text);
-        found
-            .map(Self::Policy)
-            .ok_or_else(|| unknown("policy of recomputation", text, &["off", "auto", "selective", "full"]))
+        found.map(Self::Policy).ok_or_else(|| {
+            unknown("policy of recomputation", text, &["off", "auto", "elementwise", "selective", "full"])
+        })
     }
 }
 
@@ -301,7 +301,7 @@ pub struct Request {
     pub schedule: Schedule,
     /// Price this plan: `tp=8,pp=8,vp=3,mbs=1,zero=1,sp,recompute=selective`. Degrees of tensor (tp), pipeline (pp, chunks vp), context
     /// (cp), expert (ep) and data parallelism (dp), samples per micro-batch (mbs), ZeRO level, sequence parallelism (sp),
-    /// recompute=off|selective|full, schedule=NAME. What is left out is 1 or off; mbs is then the fastest
+    /// recompute=off|elementwise|selective|full, schedule=NAME. What is left out is 1 or off; mbs is then the fastest
     #[arg(long = "as", value_name = "DEGREES", value_parser = UniformRequest::parse, conflicts_with_all = ["uniform", "micro_batches"])]
     #[serde(skip)]
     pub as_plan: Option<UniformRequest>,
@@ -309,8 +309,9 @@ pub struct Request {
     #[arg(long, conflicts_with = "micro_batches")]
     #[serde(skip)]
     pub uniform: bool,
-    /// Recompute forward ops in the backward pass instead of keeping their results: off, selective (cheap ops and attention
-    /// scores), full (whole blocks), auto (off where the plan fits easily, else the fastest)
+    /// Recompute forward ops in the backward pass instead of keeping their results: off, elementwise (activations,
+    /// norms and the like), selective (cheap ops and attention scores), full (whole blocks), auto (off where the plan fits
+    /// easily, else the fastest)
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = RecomputeChoice::parse, hide_default_value = true)]
     #[serde(skip)]
     pub recompute: RecomputeChoice,

@@ -10,8 +10,8 @@ use shardwright_search::{Control, StopReason};
 use shardwright_strategies::{
     PlanAnswer, STRATEGIES, StrategyError,
     pipeline::{
-        PricedUniform, SearchedUniform, UniformAnswer, UniformPricer, UniformRequest, balanced, search,
-        write_down,
+        PricedUniform, SearchedUniform, UniformAnswer, UniformPricer, UniformRequest, UniformScope, balanced,
+        search, write_down,
     },
 };
 use std::sync::atomic::AtomicBool;
@@ -57,7 +57,7 @@ impl Inputs {
                     anyhow::Ok((answer, notes.into_iter().flatten().collect(), None))
                 }
                 None => {
-                    let found = search(&pricer, limit, None, &control.all_but(3))?;
+                    let found = search(&pricer, limit, UniformScope::default(), &control.all_but(3))?;
                     let plans = (found.plans, found.priced, found.complete);
                     let alone = found.without_pipeline.clone();
                     let (best, equal, simulated) = simulate_finalists(&pricer, found, limit, &control)?;
@@ -152,12 +152,8 @@ fn simulate_finalists(
 ) -> anyhow::Result<(PricedUniform, UniformAnswer, usize)> {
     let mut best: Option<(PricedUniform, UniformAnswer)> = None;
     let (mut least, mut simulated) = (found.least_memory.unwrap_or(u64::MAX), 0);
-    // The best by composed prices first: it is known where the time ends.
-    let (first, others): (Vec<_>, Vec<_>) = found
-        .finalists
-        .into_iter()
-        .partition(|own| found.best.as_ref().is_some_and(|best| best.plan == own.plan));
-    for own in first.into_iter().chain(others) {
+    let complete = found.complete;
+    for own in found.into_finalists() {
         let known = best.as_ref().map(|(_, answer)| step(answer));
         if simulated > 0 && (control.is_over() || known.is_some_and(|known| own.price.step_seconds >= known))
         {
@@ -175,7 +171,7 @@ fn simulate_finalists(
     let (priced, answer) = best.ok_or_else(|| {
         let (solver, limit) = (UNIFORM.0.to_string(), limit.map_or(0, |limit| limit.0));
         let stop = control.stop_by_time().unwrap_or(StopReason::Deadline);
-        match found.complete {
+        match complete {
             true => PlanError::OverLimit { solver, limit, needed: least },
             // The time ended before any plan that fits was priced.
             false => PlanError::NotFound { solver, limit, least: None, lower_bound: 0, stop },

@@ -1,6 +1,6 @@
 //! `auto`: the default. The answers of all other strategies are its candidates, and the shortest simulated step wins.
 //!
-//! 1. The recipes, at once: so there is an answer from the beginning.
+//! 1. The recipes and the best uniform plan, at once: so there is an answer from the beginning.
 //! 2. `exact`, with most of the time. Its answer is proved, of the network's sum without overlap.
 //! 3. `optcnn` and `pase`. Answers of equal sums may overlap differently.
 //! 4. `place`, where the longest path of whole layers does not rule it out, and SoyBean's cuts.
@@ -14,6 +14,7 @@ use crate::{
     baselines::{PricedRecipe, baseline},
     error::StrategyError,
     exact::{Exact, untied_on_prime_axes},
+    expert::EXPERT,
     mcmc::Mcmc,
     network_search::milliseconds,
     optcnn::OptCnn,
@@ -66,7 +67,7 @@ impl Strategy for Auto {
         control: &Control<'_>,
     ) -> Result<Solution<'a>, StrategyError> {
         let recipes = planner.recipes(constraints, control)?;
-        let search = || match planner.kept(&Exact, constraints) {
+        let search = || match planner.kept(Exact.name(), constraints) {
             Some(kept) => Ok(kept),
             None => Exact.solve(planner, constraints, &control.all_but(4)),
         };
@@ -165,17 +166,21 @@ impl<'a> Candidates<'_, 'a> {
 
     /// Runs the other strategies, unless their answers are kept already. One without an answer is no candidate.
     fn run_others(&mut self, control: &Control<'_>) -> Result<(), StrategyError> {
-        if let Some(kept) = self.planner.kept(&Mcmc, self.constraints) {
-            self.add(Mcmc.name(), kept)?;
+        for name in [EXPERT, Mcmc.name()] {
+            if let Some(kept) = self.planner.kept(name, self.constraints) {
+                self.add(name, kept)?;
+            }
         }
         // Listeners hear of sums; these strategies report other quantities, or other spaces.
         let quiet = Control { progress: None, ..control.clone() };
         let tables = Control { memory_bytes: control.memory_bytes.min(MOST_TABLES), ..quiet.clone() };
         self.run(&OptCnn, &tables.share(6))?;
-        if self.planner.kept(&Pase, self.constraints).is_some() || self.pase_is_faster(&tables.share(6))? {
+        if self.planner.kept(Pase.name(), self.constraints).is_some()
+            || self.pase_is_faster(&tables.share(6))?
+        {
             self.run(&Pase, &tables.share(4))?;
         }
-        if self.planner.kept(&Place, self.constraints).is_some()
+        if self.planner.kept(Place.name(), self.constraints).is_some()
             || (!control.is_over() && self.place_may_be_faster()?)
         {
             self.run(&Place, &quiet.share(3))?;
@@ -209,7 +214,7 @@ impl<'a> Candidates<'_, 'a> {
     }
 
     fn run(&mut self, strategy: &dyn Strategy, control: &Control<'_>) -> Result<(), StrategyError> {
-        let answer = match self.planner.kept(strategy, self.constraints) {
+        let answer = match self.planner.kept(strategy.name(), self.constraints) {
             Some(kept) => kept,
             None if control.is_over() => return Ok(()),
             None => match strategy.solve(self.planner, self.constraints, control) {

@@ -11,9 +11,9 @@ use shardwright_graph::{FactorIndex, FactorKind, Graph, OpId, Phase, factor_kind
 use shardwright_lower::lower;
 use shardwright_machine::{Bytes, LevelId, Mesh, show_bytes};
 use shardwright_plan::{
-    BaselineCost, Constraints, Context, CostSource, FORMAT_VERSION, LevelTraffic, OverlapBound, Parallelism,
-    Plan, PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace, StepTimes,
-    Throughput, model_hash, padding_hint, step_lower_bound,
+    BaselineCost, Constraints, Context, CostSource, Costs, FORMAT_VERSION, LevelTraffic, OverlapBound,
+    Parallelism, Plan, PlanAxis, PlanLayer, PlanOp, PlanPipeline, PlanStage, Recomputation, SearchSpace,
+    StepTimes, Throughput, model_hash, padding_hint, step_lower_bound,
 };
 use shardwright_search::{Control, StopReason, gap};
 use shardwright_sim::{SimulatedStep, simulate_bubble, simulate_step};
@@ -60,7 +60,10 @@ pub fn plan(
         // Beside a simulated step, only simulated ones are comparable.
         let step = own.step.or(solution.step.filter(|_| is_answer));
         if step.is_some() || solution.step.is_none() {
-            baselines.insert(own.recipe.name().to_string(), recipe_cost(own, step, limit));
+            baselines.insert(
+                own.recipe.name().to_string(),
+                baseline_cost(own.context.graph, &own.costs, step, limit),
+            );
         } else {
             unsimulated.push(own.recipe.name());
         }
@@ -101,13 +104,14 @@ fn seconds(picoseconds: i64) -> f64 {
     picoseconds as f64 / 1e12
 }
 
-/// What a recipe costs, with its simulated step if there is one.
-pub(crate) fn recipe_cost(
-    recipe: &PricedRecipe<'_>,
+/// What a baseline costs, with its simulated step if there is one.
+pub(crate) fn baseline_cost(
+    graph: &Graph,
+    costs: &Costs,
     step: Option<SimulatedStep>,
     limit: Option<Bytes>,
 ) -> BaselineCost {
-    let (costs, times, graph) = (&recipe.costs, step.map(|step| step.times), recipe.context.graph);
+    let times = step.map(|step| step.times);
     BaselineCost {
         step_seconds: times.map_or(seconds(costs.objective()), |times| times.step_seconds),
         compute_seconds: times.map_or(seconds(costs.compute()), |times| times.compute_seconds),

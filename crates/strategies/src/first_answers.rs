@@ -9,6 +9,7 @@
 
 use crate::{
     error::StrategyError,
+    expert::Expert,
     known_plan::KnownPlan,
     variant_baselines::{FirstAnswer, VariantBaselines},
     variant_race::Race,
@@ -99,6 +100,7 @@ pub(crate) fn first_answers(
         baselines: VariantBaselines::default(),
     };
     let notes = visits.list(variants);
+    visits.take_expert();
     visits.climb(&ladders)?;
     // Bounds have time of their own, also where a ladder took longer.
     visits.bound(&race.control.share(LADDERS))?;
@@ -160,6 +162,20 @@ impl Visits<'_, '_, '_> {
             format!("{} of {all} numbers of micro-batches are impossible: {error}", missing.len())
         };
         missing.first().map(note).into_iter().collect()
+    }
+
+    /// Takes the best uniform plan as the first answer of its variant.
+    fn take_expert(&mut self) {
+        let Some(Expert { variant, cost, known, .. }) = self.race.known_expert() else { return };
+        let first = FirstAnswer { seconds: known.seconds, held: cost.peak_memory_bytes };
+        for own in self.entries.iter_mut().filter(|own| own.variant == *variant) {
+            own.first_answer = Some(first);
+        }
+        self.shortest = first.seconds;
+        if !self.race.binds(first.held) {
+            self.decided = Some(*variant);
+        }
+        self.incumbent = Some((*variant, known.clone()));
     }
 
     /// Whether a variant is at most as fast as the fastest recipe, or as a variant that memory does not limit.
@@ -286,7 +302,9 @@ impl Visits<'_, '_, '_> {
         }
         let found = self.baselines.visit(variant, &planner, race.strategy, race.constraints, limits)?;
         entry.state = State::Visited;
-        entry.first_answer = found.first;
+        let known =
+            entry.first_answer.filter(|known| found.first.is_none_or(|own| known.seconds <= own.seconds));
+        entry.first_answer = known.or(found.first);
         if let Some(first) = found.first {
             self.shortest = self.shortest.min(first.seconds);
             if !race.binds(first.held) && self.decided.is_none_or(|known| variant.keeps_no_less_than(known)) {

@@ -76,19 +76,45 @@ impl KnownPlan {
         planner: &Planner<'_>,
         constraints: &Constraints,
     ) -> Result<Option<Self>, StrategyError> {
+        let Some(solution) = self.in_variant(graph, planner, constraints)? else { return Ok(None) };
+        let seconds = solution.step.map_or(f64::INFINITY, |step| step.times.step_seconds);
+        Ok(Some(Self { seconds, assignment: solution.assignment, ..self.clone() }))
+    }
+
+    /// The plan's configs as an answer in another variant of its step.
+    ///
+    /// # Errors
+    /// As [`KnownPlan::transfer`].
+    pub fn in_variant<'a>(
+        &self,
+        graph: &Graph,
+        planner: &Planner<'a>,
+        constraints: &Constraints,
+    ) -> Result<Option<Solution<'a>>, StrategyError> {
         let Some(assignment) = counterpart(graph, &self.assignment, planner.graph()) else { return Ok(None) };
+        Self { assignment, ..self.clone() }.solution(planner, constraints)
+    }
+
+    /// The plan as an answer in its variant, with its simulated step. None where it does not suit the step, breaks a constraint, or
+    /// its program is too large.
+    ///
+    /// # Errors
+    /// Where the assignment cannot be priced.
+    pub fn solution<'a>(
+        &self,
+        planner: &Planner<'a>,
+        constraints: &Constraints,
+    ) -> Result<Option<Solution<'a>>, StrategyError> {
         let context = planner.context(self.mesh.clone(), self.untied)?;
-        if assignment.check(planner.graph(), &context.shapes, context.mesh()).is_err() {
+        if self.assignment.check(planner.graph(), &context.shapes, context.mesh()).is_err() {
             return Ok(None);
         }
-        let solution = Solution::new(context, assignment, Optimised::Simulated)?;
-        let Ok(solution) = solution.checked(constraints, "transfer") else { return Ok(None) };
-        let seconds =
-            match simulate_step(&solution.context, &solution.assignment).map_err(StrategyError::from) {
-                Err(StrategyError::Size(_)) => return Ok(None),
-                step => step?.times.step_seconds,
-            };
-        Ok(Some(Self { seconds, assignment: solution.assignment, ..self.clone() }))
+        let solution = Solution::new(context, self.assignment.clone(), Optimised::Nothing)?;
+        let Ok(solution) = solution.checked(constraints, "known") else { return Ok(None) };
+        match simulate_step(&solution.context, &solution.assignment).map_err(StrategyError::from) {
+            Err(StrategyError::Size(_)) => Ok(None),
+            step => Ok(Some(Solution { step: Some(step?), ..solution })),
+        }
     }
 }
 

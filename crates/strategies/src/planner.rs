@@ -1,7 +1,7 @@
 //! A request's inputs, and everything that strategies share: each part is built once, when it is first needed.
 
 use crate::{
-    Solution, Strategy,
+    Solution,
     baselines::{PricedRecipe, first_recipes, price_recipes},
     error::StrategyError,
 };
@@ -165,17 +165,16 @@ impl<'a> Planner<'a> {
     }
 
     /// Keeps a strategy's answer: `auto` takes it as a candidate and does not run the strategy again.
-    pub fn keep(&self, strategy: &dyn Strategy, constraints: &Constraints, solution: &Solution<'a>) {
-        let (strategy, constraints) = (strategy.name(), constraints.clone());
+    pub fn keep(&self, strategy: &'static str, constraints: &Constraints, solution: &Solution<'a>) {
+        let constraints = constraints.clone();
         let answer = KnownAnswer { strategy, constraints, solution: solution.clone() };
         self.answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
     }
 
     /// The answer of a strategy that was kept.
-    pub(crate) fn kept(&self, strategy: &dyn Strategy, constraints: &Constraints) -> Option<Solution<'a>> {
+    pub(crate) fn kept(&self, strategy: &str, constraints: &Constraints) -> Option<Solution<'a>> {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let known =
-            |own: &&KnownAnswer<'a>| own.strategy == strategy.name() && own.constraints == *constraints;
+        let known = |own: &&KnownAnswer<'a>| own.strategy == strategy && own.constraints == *constraints;
         answers.iter().find(known).map(|own| own.solution.clone())
     }
 }

@@ -4,7 +4,7 @@
 //! before, and a variant is visited only where that holds for some recipe.
 
 use crate::{
-    Planner, PricedRecipe, Strategy, describe::recipe_cost, error::StrategyError, known_plan::KnownPlan,
+    Planner, PricedRecipe, Strategy, describe::baseline_cost, error::StrategyError, known_plan::KnownPlan,
     variants::Variant,
 };
 use shardwright_plan::{BaselineCost, Constraints, Plan};
@@ -79,7 +79,7 @@ impl VariantBaselines {
             }
             // Beside a simulated plan, only simulated steps are comparable.
             if step.is_some() {
-                let cost = of_variant(recipe_cost(own, step, limit), variant);
+                let cost = of_variant(baseline_cost(own.context.graph, &own.costs, step, limit), variant);
                 if best.as_ref().is_none_or(|best| cost.is_better_than(best)) {
                     *best = Some(cost);
                 }

@@ -1,7 +1,8 @@
 //! Plans the variants of a step ([`crate::variants`]) and returns the one with the shortest simulated step.
 //!
-//! 1. Variants get lower bounds and first answers: the recipes that fit ([`crate::first_answers`]). The fastest of them is the
-//!    incumbent: it is the answer where no search finds a faster plan, however little time there is.
+//! 1. Variants get lower bounds and first answers: the best uniform plan ([`crate::expert`]) and the recipes that fit
+//!    ([`crate::first_answers`]). The fastest of them is the incumbent: it is the answer where no search finds a faster plan,
+//!    however little time there is.
 //! 2. The variants are searched, the one with the shortest first answer first. It gets two thirds of the time, and each one after
 //!    it two thirds of what is left. A variant whose computing alone takes longer than the best step is not searched. Nor is one
 //!    that keeps less than the best plan's variant, where that plan takes at most [`BINDING`] of the memory limit.
@@ -14,6 +15,7 @@ use crate::{
     Planner, Strategy,
     describe::{PlanAnswer, plan},
     error::StrategyError,
+    expert::Expert,
     first_answers::{Entry, FirstAnswers, first_answers},
     known_plan::KnownPlan,
     recipes::RECIPES,
@@ -23,7 +25,7 @@ use crate::{
 };
 use shardwright_graph::Graph;
 use shardwright_machine::show_bytes;
-use shardwright_plan::{Constraints, Plan, PlanError, memory_lower_bound};
+use shardwright_plan::{Constraints, Optimised, Plan, PlanError, memory_lower_bound};
 use shardwright_search::{Control, gap};
 
 /// The share of the memory limit above which a plan counts as limited by it, in percent.
@@ -71,21 +73,16 @@ pub fn plan_variants<'g>(
         let blocks = VariantInputs { recompute_ops: false, ..inputs };
         return plan_ops(base, variants, blocks, strategy, constraints, control);
     }
-    let race = Race { base, inputs, strategy, constraints, control };
-    if let &[only] = variants {
-        return race.only(only);
+    // Recipes by name search nothing, and are held against nothing.
+    let expert = match strategy.optimises() {
+        Optimised::Nothing => None,
+        _ => Expert::find(base, variants, inputs, constraints, control)?,
+    };
+    let race = Race { base, inputs, strategy, constraints, control, expert: expert.as_ref() };
+    let mut found = race.run(variants)?;
+    if let Some(expert) = expert {
+        expert.write_beside(&mut found.answer);
     }
-    let FirstAnswers { entries, incumbent, baselines, ruled_out, notes } = first_answers(&race, variants)?;
-    let mut notes = Notes { warnings: notes, search: Vec::new() };
-    if let Some(limit) = constraints.memory.filter(|_| ruled_out > 0) {
-        notes.search.push(format!(
-            "{ruled_out} of {} variants (micro-batches and recomputation) were ruled out: each of their plans needs more than {}",
-            variants.len(),
-            show_bytes(limit.0)
-        ));
-    }
-    let mut found = race.search(entries, incumbent, notes)?;
-    baselines.replace_in(&mut found.answer.plan);
     Ok(found)
 }
 
@@ -104,16 +101,42 @@ pub(crate) struct Race<'r, 'g> {
     pub strategy: &'r dyn Strategy,
     pub constraints: &'r Constraints,
     pub control: &'r Control<'r>,
+    /// The best uniform plan.
+    pub expert: Option<&'r Expert>,
 }
 
 impl<'g> Race<'_, 'g> {
+    /// Plans the variants.
+    fn run(&self, variants: &[Variant]) -> Result<VariantAnswer<'g>, VariantError<'g>> {
+        if let &[only] = variants {
+            return self.only(only);
+        }
+        let FirstAnswers { entries, incumbent, baselines, ruled_out, notes } = first_answers(self, variants)?;
+        let mut notes = Notes { warnings: notes, search: Vec::new() };
+        if let Some(limit) = self.constraints.memory.filter(|_| ruled_out > 0) {
+            notes.search.push(format!(
+                "{ruled_out} of {} variants (micro-batches and recomputation) were ruled out: each of their plans needs more than {}",
+                variants.len(),
+                show_bytes(limit.0)
+            ));
+        }
+        let mut found = self.search(entries, incumbent, notes)?;
+        baselines.replace_in(&mut found.answer.plan);
+        Ok(found)
+    }
+
+    /// The best uniform plan, where it is an answer of the strategy.
+    pub(crate) fn known_expert(&self) -> Option<&Expert> {
+        self.expert.filter(|_| takes_all(self.strategy))
+    }
+
     /// Plans the only variant.
     fn only(&self, variant: Variant) -> Result<VariantAnswer<'g>, VariantError<'g>> {
         let step = self.step(variant)?;
         let planner = self.inputs.planner(&step.graph);
         let planned = self.bound_memory(&planner).and_then(|needed| match self.impossible(needed) {
             Some(error) => Err(error.into()),
-            None => plan(&planner, self.strategy, self.constraints, self.control),
+            None => self.plan(variant, &planner, self.control),
         });
         drop(planner);
         match planned {
@@ -123,6 +146,19 @@ impl<'g> Race<'_, 'g> {
             }
             Err(error) => Err(VariantError { step: Some(Box::new(step)), error }),
         }
+    }
+
+    /// Plans a variant.
+    fn plan(
+        &self,
+        variant: Variant,
+        planner: &Planner<'_>,
+        control: &Control<'_>,
+    ) -> Result<PlanAnswer, StrategyError> {
+        if let Some(expert) = self.known_expert() {
+            expert.keep_in(variant, planner, self.constraints)?;
+        }
+        plan(planner, self.strategy, self.constraints, control)
     }
 
     /// Bytes that some device holds under any plan; zero where no limit asks.
@@ -190,7 +226,7 @@ impl<'g> Race<'_, 'g> {
             // A first answer that memory does not limit leaves nothing to the variants that keep less.
             let alone = open.is_empty() || entry.first_answer.is_some_and(|first| !self.binds(first.held));
             let control = if alone { self.control.clone() } else { self.control.all_but(OTHER_VARIANTS) };
-            match plan(&planner, self.strategy, self.constraints, &control) {
+            match self.plan(entry.variant, &planner, &control) {
                 Ok(answer) => {
                     drop(planner);
                     self.transfer(&step, &answer, &mut open, &mut standing)?;
@@ -240,7 +276,7 @@ impl<'g> Race<'_, 'g> {
         standing: &mut Standing,
     ) -> Result<(), StrategyError> {
         // Only a strategy whose answers are those of all others takes one from another variant.
-        if !RECIPES.iter().all(|recipe| self.strategy.accepts(recipe)) {
+        if !takes_all(self.strategy) {
             return Ok(());
         }
         let limits = self.control.share(TRANSFERS);
@@ -299,6 +335,11 @@ impl<'g> Race<'_, 'g> {
         }
         Ok(())
     }
+}
+
+/// Whether the answers of all others are those of a strategy.
+fn takes_all(strategy: &dyn Strategy) -> bool {
+    RECIPES.iter().all(|recipe| strategy.accepts(recipe))
 }
 
 /// The open entry with the shortest first answer; of equal ones, and of those without, the first.

@@ -85,7 +85,7 @@ impl Variant {
     /// Whether the variant keeps at least as much as another and divides the batch no further. Where memory does not limit
     /// it, it is at least as fast.
     pub(crate) fn keeps_no_less_than(self, other: Self) -> bool {
-        self.micro_batches <= other.micro_batches && self.recompute <= other.recompute
+        self.micro_batches <= other.micro_batches && self.recompute.keeps_no_less_than(other.recompute)
     }
 
     /// The options that ask for the variant.

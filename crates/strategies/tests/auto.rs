@@ -93,7 +93,7 @@ fn answers_that_are_kept_are_candidates() {
             };
             shortest = shortest.min(makespan(&found));
             walks_won += usize::from(strategy.name() == "mcmc" && makespan(&found) < alone);
-            planner.keep(*strategy, &Constraints::default(), &found);
+            planner.keep(strategy.name(), &Constraints::default(), &found);
         }
         let auto = solve(&planner, "auto", &Control::new()).unwrap();
         consistent(&auto, model);

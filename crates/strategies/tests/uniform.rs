@@ -168,7 +168,7 @@ fn no_plan_of_the_space_beats_the_searched_one() {
     let machine = builtin("8xa100").unwrap();
     let graph = gpt(4, 32);
     let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
-    let found = search(&pricer, None, None, &Control::new()).unwrap();
+    let found = search(&pricer, None, UniformScope::default(), &Control::new()).unwrap();
     let best = found.best.unwrap();
     assert!(found.complete && found.priced <= found.plans);
     for tensor in [1, 2, 4] {
@@ -200,6 +200,6 @@ fn no_plan_of_the_space_beats_the_searched_one() {
         }
     }
     // A limit below every plan's memory leaves none.
-    let none = search(&pricer, Some(Bytes(1)), None, &Control::new()).unwrap();
+    let none = search(&pricer, Some(Bytes(1)), UniformScope::default(), &Control::new()).unwrap();
     assert!(none.best.is_none());
 }

@@ -67,6 +67,42 @@ fn selective_is_the_attention_core_where_scores_are_stored() {
 }
 
 #[test]
+fn elementwise_keeps_products_attention_statistics_and_exchanges_of_tokens() {
+    let moe = "moe:batch=2,layers=2,hidden=8,heads=2,kv_heads=1,ffn=12,vocab=12,seq=4,experts=4";
+    for spec in [LLAMA, moe, "gemma2-2b:batch=1,layers=2,seq=16", "resnet101:batch=2,depth=50,image=64"] {
+        let graph = step(spec);
+        let kind = |name: &str| graph.ops.iter().find(|node| node.name == name).map(|node| node.op.kind());
+        let again = recomputed(&graph, RecomputePolicy::Elementwise);
+        assert!(!again.is_empty(), "{spec}");
+        for name in &again {
+            let kept = ["contract", "linear", "conv", "attention", "dispatch", "combine", "mean", "variance"];
+            assert!(!kept.contains(&kind(name).unwrap()), "{spec}: {name} in {again:?}");
+        }
+        let full = recomputed(&graph, RecomputePolicy::Full);
+        assert!(again.is_subset(&full), "{spec}: {:?}", again.difference(&full).collect::<Vec<_>>());
+    }
+    let again = recomputed(&step(LLAMA), RecomputePolicy::Elementwise);
+    for name in ["attn.norm", "attn.residual", "mlp.norm", "mlp.gate.silu", "mlp.gated"] {
+        assert!(again.contains(&format!("blocks.1.{name}")), "{name} in {again:?}");
+    }
+}
+
+#[test]
+fn a_policy_that_keeps_no_less_recomputes_nothing_more() {
+    for spec in [LLAMA, "gemma2-2b:batch=1,layers=2,seq=16", "vgg16:batch=1,image=32"] {
+        let graph = step(spec);
+        for (own, other) in
+            RecomputePolicy::ALL.iter().flat_map(|own| RecomputePolicy::ALL.map(|other| (own, other)))
+        {
+            if own.keeps_no_less_than(other) {
+                let (own, other) = (recomputed(&graph, *own), recomputed(&graph, other));
+                assert!(own.is_subset(&other), "{spec}: {own:?} {other:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn convolutions_are_kept_by_selective_and_recomputed_by_full() {
     let graph = step("resnet101:batch=2,depth=50,image=64");
     let kind = |name: &str| graph.ops.iter().find(|node| node.name == name).map(|node| node.op.kind());
@@ -93,7 +129,7 @@ fn every_model_has_blocks() {
         "moe:batch=2,layers=2,hidden=8,heads=2,kv_heads=1,ffn=12,vocab=12,seq=4,experts=4",
     ] {
         let graph = step(spec);
-        for policy in [RecomputePolicy::Selective, RecomputePolicy::Full] {
+        for policy in [RecomputePolicy::Elementwise, RecomputePolicy::Selective, RecomputePolicy::Full] {
             let again = recomputed(&graph, policy);
             assert!(!again.is_empty(), "{spec}: {}", policy.name());
         }

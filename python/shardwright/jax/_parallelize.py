@@ -179,7 +179,7 @@ def parallelize(
         micro_batches: passes over equal parts of the batch, whose gradients are added up before one update. Results stay those
             of the whole batch; a step for which they would not is refused. `"auto"` takes the fewest that fit the memory.
         recompute: what the backward pass computes again, for steps of `train_step`: `"full"` (all of a block), `"selective"`
-            (all but products with weights), or a name of `jax.checkpoint_policies`.
+            (all but products with weights), `"elementwise"` (all but products), or a name of `jax.checkpoint_policies`.
         batch_argnums: positions of the arguments that hold the batch, for `micro_batches`; by default those that do not come
             back as results.
         in_shardings: shardings of arguments that the plan keeps, a prefix of the arguments' tree as of `jax.jit`; None where the plan

@@ -20,8 +20,8 @@ from ._batch_rules import PRODUCTS
 from ._walk import INLINED, bind, parts, scan_counts, scope
 
 # Policies of our own, and their names under JAX. `selective` keeps products with weights, and computes attention scores and
-# element-wise functions again.
-_POLICIES = {"full": "nothing_saveable", "selective": "dots_with_no_batch_dims_saveable"}
+# element-wise functions again; `elementwise` keeps all products.
+_POLICIES = {"full": "nothing_saveable", "selective": "dots_with_no_batch_dims_saveable", "elementwise": "dots_saveable"}
 _CHECKPOINTS = {"checkpoint", "remat", "remat2"}
 
 
@@ -75,7 +75,7 @@ def recomputing(function: Callable[..., Any], policy: str | None) -> Callable[..
 
 
 def policy_of(name: str) -> Callable[..., Any]:
-    """The policy of a name: `full`, `selective`, or one of `jax.checkpoint_policies`."""
+    """The policy of a name: `full`, `selective`, `elementwise`, or one of `jax.checkpoint_policies`."""
     known = [each for each in dir(jax.checkpoint_policies) if each.endswith(("_saveable", "_dots"))]
     if name not in _POLICIES and name not in known:
         raise PlanError(f"recompute={name!r} is unknown; use one of {', '.join(['off', *_POLICIES, *known])}")

@@ -50,6 +50,7 @@ impl Step<'_> {
         let policy = match own.recompute.as_str() {
             "full" => "full",
             "selective" => "minimal",
+            "elementwise" => "minimal_with_context",
             _ => "none",
         };
         text += &format!("remat_policy: '{policy}'\n");

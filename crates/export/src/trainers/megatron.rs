@@ -56,6 +56,10 @@ impl Step<'_> {
                 "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".into(),
             ),
             "selective" => lines.push("--recompute-granularity selective".into()),
+            "elementwise" => {
+                let modules = self.elementwise_modules().join(" ");
+                lines.push(format!("--recompute-granularity selective --recompute-modules {modules}"));
+            }
             _ => {}
         }
         if let Some((first, last)) = self.ends().filter(|_| !interleaved) {
@@ -92,8 +96,14 @@ impl Step<'_> {
             lines.push(strategy("ddp.data_parallel_sharding_strategy", sharding_strategy(own.zero).into()));
             self.miss_groups();
         }
-        if own.recompute != "off" {
-            lines.push(format!("model.config.recompute_granularity={}", own.recompute));
+        match own.recompute.as_str() {
+            "off" => {}
+            "elementwise" => {
+                let modules = self.elementwise_modules();
+                lines.push("model.config.recompute_granularity=selective".into());
+                lines.push(format!("model.config.recompute_modules=[{}]", modules.join(",")));
+            }
+            other => lines.push(format!("model.config.recompute_granularity={other}")),
         }
         if own.recompute == "full" {
             lines.push("model.config.recompute_method=uniform".into());
@@ -104,5 +114,14 @@ impl Step<'_> {
             lines.push(format!("model.config.num_layers_in_last_pipeline_stage={last}"));
         }
         format!("{}{}\n", self.notes("#"), lines.join("\n"))
+    }
+
+    /// Megatron's modules whose results are computed again under the policy `elementwise`.
+    fn elementwise_modules(&mut self) -> Vec<&'static str> {
+        if self.experts {
+            return vec!["layernorm", "moe_act"];
+        }
+        self.miss("recompute elementwise: activations of dense layers, which Megatron's fused activations compute again by themselves");
+        vec!["layernorm"]
     }
 }

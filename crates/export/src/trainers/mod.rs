@@ -35,6 +35,8 @@ struct Step<'p> {
     tokens: Option<u64>,
     /// Devices that the innermost links join: those of a node, or of a whole TPU slice.
     local: u32,
+    /// Whether tokens are sent to experts.
+    experts: bool,
     /// What the trainer has no option for.
     unmapped: Vec<String>,
 }
@@ -57,6 +59,7 @@ pub fn to_trainer(plan: &Plan, trainer: Trainer) -> Option<String> {
         micro_batches,
         batch: degrees.mbs * u64::from(degrees.dp) * micro_batches,
         tokens: tokens.map(|(tokens, samples)| (tokens / samples).round() as u64),
+        experts: plan.ops.iter().any(|op| op.kind == "dispatch"),
         unmapped: Vec::new(),
     };
     Some(match trainer {
@@ -78,7 +81,7 @@ fn of_recipe(plan: &Plan) -> Option<(PlanDegrees, u32)> {
         _ => return None,
     };
     let recompute = plan.recompute.policy.as_str();
-    if plan.pipeline.is_some() || !["off", "selective", "full"].contains(&recompute) {
+    if plan.pipeline.is_some() || !["off", "elementwise", "selective", "full"].contains(&recompute) {
         return None;
     }
     let sharded = |axis: &&AxisRoles| axis.weights_sharded > 0.5;
@@ -170,6 +173,7 @@ mod tests {
             batch,
             tokens: Some(2048),
             local: 8,
+            experts: false,
             unmapped: Vec::new(),
         }
     }
@@ -190,6 +194,23 @@ mod tests {
         }
         let other = PlanDegrees { schedule: "zb-h1".into(), vp: 1, ..degrees() };
         assert!(step(&other).megatron().contains("# Not mapped: schedule zb-h1"));
+    }
+
+    #[test]
+    fn elementwise_recomputation_has_the_nearest_option_of_every_trainer() {
+        let own = PlanDegrees { recompute: "elementwise".into(), ..degrees() };
+        let text = step(&own).megatron();
+        assert!(text.contains("--recompute-granularity selective --recompute-modules layernorm\n"), "{text}");
+        assert!(text.contains("# Not mapped: recompute elementwise"), "{text}");
+        let text = Step { experts: true, ..step(&own) }.megatron();
+        assert!(text.contains("--recompute-modules layernorm moe_act"), "{text}");
+        assert!(step(&own).nemo().contains("model.config.recompute_modules=[layernorm]"));
+        assert!(step(&own).maxtext().contains("remat_policy: 'minimal_with_context'"));
+        let text = step(&own).torchtitan();
+        assert!(
+            text.contains("mode = \"selective\"") && text.contains("# Not mapped: recompute elementwise"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -64,7 +64,14 @@ impl Step<'_> {
                 most.saturating_sub(last)
             );
         }
-        let mode = if own.recompute == "off" { "none" } else { own.recompute.as_str() };
+        if own.recompute == "elementwise" {
+            self.miss("recompute elementwise: `selective` by op is the nearest, which computes every second product again");
+        }
+        let mode = match own.recompute.as_str() {
+            "off" => "none",
+            "elementwise" => "selective",
+            other => other,
+        };
         text += &format!("\n[activation_checkpoint]\nmode = \"{mode}\"\n");
         if mode == "selective" {
             text += "selective_ac_option = \"op\"\n";

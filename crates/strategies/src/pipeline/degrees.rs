@@ -205,7 +205,7 @@ mod tests {
             ("tp", "`tp=`"),
             ("tp=2,tp=2", "`tp` is given twice"),
             ("zero=4", "0, 1, 2 or 3"),
-            ("recompute=some", "off, selective or full"),
+            ("recompute=some", "off, elementwise, selective or full"),
             ("recompute=ful", "did you mean `full`?"),
             ("schedule=2f2b", "1f1b"),
             ("schedule=interleved", "did you mean `interleaved`?"),

@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A step in micro-batches with some ops recomputed, and the segment of each of its layers.
-pub(super) struct StepGraph {
+pub(crate) struct StepGraph {
     pub graph: Graph,
     pub segments: Vec<u32>,
 }
@@ -61,7 +61,7 @@ impl StepGraph {
     }
 
     /// The segments of its layers.
-    pub fn segments(&self) -> Segments<'_> {
+    pub(super) fn segments(&self) -> Segments<'_> {
         let count = self.segments.iter().max().map_or(1, |last| *last as usize + 1);
         Segments { of_layer: &self.segments, count }
     }

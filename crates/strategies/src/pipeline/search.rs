@@ -1,7 +1,7 @@
 //! The best uniform plan, by exhaustive search.
 //!
 //! The space: tensor, context and expert parallelism of whole inner parts of the machine, pipeline stages that divide machine and
-//! blocks, micro-batches of powers of two, ZeRO 1 and 3, three recomputation policies, and the schedules 1F1B, interleaved and
+//! blocks, micro-batches of at most 16 samples, ZeRO 1 and 3, every recomputation policy, and the schedules 1F1B, interleaved and
 //! ZB-H1. Sequence parallelism goes with tensor parallelism. A plan is left out without a simulation where its weights, gradients
 //! and state alone exceed the memory, or where a bound on its step is longer than the best plan's. So the answer is the optimum
 //! by prices composed of segments.
@@ -13,7 +13,7 @@ use super::{
     degrees::{UniformPlan, ZeroLevel},
     pricer::{PricedUniform, UniformPricer},
 };
-use crate::error::StrategyError;
+use crate::{error::StrategyError, variants::Variant};
 use rayon::prelude::*;
 use shardwright_graph::{Graph, RecomputePolicy, Role};
 use shardwright_machine::{Bytes, Machine};
@@ -52,6 +52,41 @@ pub struct SearchedUniform {
     pub complete: bool,
 }
 
+/// The part of the space that is searched.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UniformScope<'s> {
+    /// The most pipeline stages.
+    pub most_stages: Option<u32>,
+    /// The micro-batches and policies of recomputation; all where there are none.
+    pub variants: Option<&'s [Variant]>,
+}
+
+impl UniformScope<'_> {
+    /// The samples of a micro-batch, of a replica that has so many.
+    fn sizes(self, per_replica: u64) -> Vec<u64> {
+        let mut sizes: Vec<u64> = match self.variants {
+            None => (1..=MOST_SAMPLES.min(per_replica)).collect(),
+            Some(variants) => {
+                let counts = variants.iter().map(|variant| u64::from(variant.micro_batches.get()));
+                counts
+                    .filter(|count| per_replica.is_multiple_of(*count))
+                    .map(|count| per_replica / count)
+                    .collect()
+            }
+        };
+        sizes.retain(|size| per_replica.is_multiple_of(*size));
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// Whether ops may be recomputed by a policy in so many micro-batches.
+    fn allows(self, micro_batches: u32, recompute: RecomputePolicy) -> bool {
+        let is_asked = |own: &Variant| own.micro_batches.get() == micro_batches && own.recompute == recompute;
+        self.variants.is_none_or(|variants| variants.iter().any(is_asked))
+    }
+}
+
 /// Searches the uniform plans of a model within a memory limit.
 ///
 /// # Errors
@@ -59,10 +94,10 @@ pub struct SearchedUniform {
 pub fn search(
     pricer: &UniformPricer<'_>,
     limit: Option<Bytes>,
-    most_stages: Option<u32>,
+    scope: UniformScope<'_>,
     control: &Control<'_>,
 ) -> Result<SearchedUniform, StrategyError> {
-    let mut plans = space(pricer, most_stages);
+    let mut plans = space(pricer, scope);
     let sizes = StepBytes::of(pricer.graph);
     let all = plans.len();
     plans.retain(|plan| limit.is_none_or(|limit| sizes.least(plan) <= limit.0 as f64));
@@ -75,7 +110,12 @@ pub fn search(
                 / f64::from(plan.schedule.chunks())
                 / f64::from(plan.micro_batches);
             let far = if plan.tensor > inner { 2.0 } else { 0.0 };
-            let again = [0.0, 0.1, 0.33][plan.recompute as usize];
+            let again = match plan.recompute {
+                RecomputePolicy::Off => 0.0,
+                RecomputePolicy::Elementwise => 0.02,
+                RecomputePolicy::Selective => 0.1,
+                RecomputePolicy::Full => 0.33,
+            };
             let gathers = if plan.zero == ZeroLevel::Weights { 0.15 } else { 0.0 };
             let small = 0.1 / plan.micro_batch as f64;
             bubble
@@ -138,6 +178,14 @@ pub fn search(
 }
 
 impl SearchedUniform {
+    /// The finalists, the best plan by composed prices first: it is known where the time ends.
+    pub fn into_finalists(self) -> impl Iterator<Item = PricedUniform> {
+        let best = self.best.map(|best| best.plan);
+        let (first, others): (Vec<_>, Vec<_>) =
+            self.finalists.into_iter().partition(|own| Some(own.plan) == best);
+        first.into_iter().chain(others)
+    }
+
     /// Leaves the shortest finalists, and the best plan among them. Where none fits, those that hold least.
     fn keep_finalists(&mut self) {
         let step = |own: &PricedUniform| own.price.step_seconds;
@@ -171,14 +219,14 @@ fn inner_degrees(machine: &Machine, most: u32) -> Vec<u32> {
 }
 
 /// All plans, as degrees that multiply to the machine and divide batch and blocks.
-fn space(pricer: &UniformPricer<'_>, most_stages: Option<u32>) -> Vec<UniformPlan> {
+fn space(pricer: &UniformPricer<'_>, scope: UniformScope<'_>) -> Vec<UniformPlan> {
     let (machine, blocks, batch) = (pricer.machine, pricer.blocks(), pricer.batch());
     let devices = machine.devices();
     let tokens = pricer.graph.step_size().tokens.unwrap_or(0) / batch.max(1);
     let contexts: &[u32] = if tokens >= LONG_SEQUENCE { &[1, 2, 4, 8, 16] } else { &[1] };
     let experts: &[u32] = if pricer.has_experts() { &[1, 2, 4, 8, 16, 32, 64] } else { &[1] };
     let stages = (1..=devices.min(blocks + 2)).filter(|p| devices.is_multiple_of(*p));
-    let stages = stages.filter(|p| most_stages.is_none_or(|most| *p <= most));
+    let stages = stages.filter(|p| scope.most_stages.is_none_or(|most| *p <= most));
     let mut plans = Vec::new();
     for pipeline in stages {
         for tensor in inner_degrees(machine, 64) {
@@ -193,7 +241,7 @@ fn space(pricer: &UniformPricer<'_>, most_stages: Option<u32>) -> Vec<UniformPla
                 }
                 for &expert in experts.iter().filter(|expert| data.is_multiple_of(**expert)) {
                     let base = [tensor, pipeline, context, expert, data];
-                    inner_plans(pricer, base, batch / u64::from(data), &mut plans);
+                    inner_plans(pricer, scope, base, batch / u64::from(data), &mut plans);
                 }
             }
         }
@@ -204,6 +252,7 @@ fn space(pricer: &UniformPricer<'_>, most_stages: Option<u32>) -> Vec<UniformPla
 /// The plans of fixed degrees: micro-batches, schedules, ZeRO levels, recomputation.
 fn inner_plans(
     pricer: &UniformPricer<'_>,
+    scope: UniformScope<'_>,
     [tensor, pipeline, context, expert, data]: [u32; 5],
     per_replica: u64,
     plans: &mut Vec<UniformPlan>,
@@ -219,14 +268,13 @@ fn inner_plans(
         1 => &[ZeroLevel::Off],
         _ => &[ZeroLevel::State, ZeroLevel::Weights],
     };
-    let mut size = 1;
-    while size <= MOST_SAMPLES.min(per_replica) {
+    for size in scope.sizes(per_replica) {
         let micro_batches = u32::try_from(per_replica / size).unwrap_or(u32::MAX);
-        for &schedule in schedules.iter().filter(|schedule| {
-            per_replica.is_multiple_of(size) && schedule.check(pipeline, micro_batches).is_ok()
-        }) {
+        for &schedule in schedules.iter().filter(|schedule| schedule.check(pipeline, micro_batches).is_ok()) {
             for &zero in levels {
-                plans.extend(RecomputePolicy::ALL.map(|recompute| UniformPlan {
+                let policies = RecomputePolicy::ALL.into_iter();
+                let policies = policies.filter(|policy| scope.allows(micro_batches, *policy));
+                plans.extend(policies.map(|recompute| UniformPlan {
                     tensor,
                     pipeline,
                     context,
@@ -241,7 +289,6 @@ fn inner_plans(
                 }));
             }
         }
-        size *= 2;
     }
 }
 

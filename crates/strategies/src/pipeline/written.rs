@@ -1,7 +1,7 @@
 //! Writes a priced uniform plan down: the whole step's assignment with its pipeline, and a plan.
 
 use super::{
-    degrees::DegreeError,
+    degrees::{DegreeError, UniformPlan},
     pricer::{PricedUniform, StepGraph, UniformPricer, role_mesh},
     stage_mesh::AxisRole,
     uniform_configs::{UniformRules, uniform_assignment},
@@ -47,29 +47,8 @@ pub fn write_down(
     control: &Control<'_>,
 ) -> Result<UniformAnswer, StrategyError> {
     let plan = &priced.plan;
-    let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
-    let step =
-        StepGraph::of(pricer.graph, &pricer.chain.layer_segments, count, plan.recompute, pricer.engine())
-            .map_err(|reason| DegreeError { reasons: vec![reason] })?;
-    let mesh = role_mesh(pricer.machine, plan, plan.pipeline)?;
-    let context = Context::new(&step.graph, pricer.machine, pricer.costs, mesh.mesh.clone(), true)?;
-    let rules = UniformRules { zero: plan.zero, sequence: plan.sequence };
-    let mut assignment = uniform_assignment(&context, &mesh, rules);
-    let axes = mesh.axes(|role| role == AxisRole::Stage);
-    if plan.pipeline > 1 {
-        let stages = stage_segments(priced);
-        let of_segment = |segment: u32| {
-            let found = stages.iter().find(|(_, range)| range.contains(&(segment as usize)));
-            found.map_or(0, |(stage, _)| *stage)
-        };
-        let pipeline =
-            Pipeline::new(&step.graph, axes, plan.schedule, |layer| of_segment(step.segments[layer.index()]));
-        for (config, stage) in assignment.configs.iter_mut().zip(pipeline.op_stages(&step.graph)) {
-            pipeline.pin(context.mesh(), stage, config);
-        }
-        assignment.pipeline = Some(pipeline);
-    }
-    let assignment = assignment.without_impossible_sums(&step.graph, &context.shapes, context.mesh());
+    let step = whole_graph(pricer, plan)?;
+    let (context, assignment) = whole_step(pricer, priced, &step)?;
     let instructions = step.graph.ops.len().saturating_mul(plan.micro_batches as usize);
     let on_stages = instructions.saturating_mul(plan.pipeline as usize);
     let is_simulated = instructions <= MOST_SIMULATED && on_stages <= MOST_ON_STAGES;
@@ -128,6 +107,48 @@ pub fn write_down(
     })
 }
 
+/// The whole step of a plan.
+///
+/// # Errors
+/// Where the step cannot be divided, or ops cannot be recomputed.
+pub(crate) fn whole_graph(pricer: &UniformPricer<'_>, plan: &UniformPlan) -> Result<StepGraph, DegreeError> {
+    let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
+    StepGraph::of(pricer.graph, &pricer.chain.layer_segments, count, plan.recompute, pricer.engine())
+        .map_err(|reason| DegreeError { reasons: vec![reason] })
+}
+
+/// The assignment of a plan on its whole step.
+///
+/// # Errors
+/// Where the machine has no such groups of devices, or the costs are of another device.
+pub(crate) fn whole_step<'g>(
+    pricer: &UniformPricer<'g>,
+    priced: &PricedUniform,
+    step: &'g StepGraph,
+) -> Result<(Context<'g>, Assignment), StrategyError> {
+    let plan = &priced.plan;
+    let mesh = role_mesh(pricer.machine, plan, plan.pipeline)?;
+    let context = Context::new(&step.graph, pricer.machine, pricer.costs, mesh.mesh.clone(), true)?;
+    let rules = UniformRules { zero: plan.zero, sequence: plan.sequence };
+    let mut assignment = uniform_assignment(&context, &mesh, rules);
+    if plan.pipeline > 1 {
+        let axes = mesh.axes(|role| role == AxisRole::Stage);
+        let stages = stage_segments(priced);
+        let of_segment = |segment: u32| {
+            let found = stages.iter().find(|(_, range)| range.contains(&(segment as usize)));
+            found.map_or(0, |(stage, _)| *stage)
+        };
+        let pipeline =
+            Pipeline::new(&step.graph, axes, plan.schedule, |layer| of_segment(step.segments[layer.index()]));
+        for (config, stage) in assignment.configs.iter_mut().zip(pipeline.op_stages(&step.graph)) {
+            pipeline.pin(context.mesh(), stage, config);
+        }
+        assignment.pipeline = Some(pipeline);
+    }
+    let assignment = assignment.without_impossible_sums(&step.graph, &context.shapes, context.mesh());
+    Ok((context, assignment))
+}
+
 /// The segments of every stage along the layers.
 fn stage_segments(priced: &PricedUniform) -> Vec<(u32, Range<usize>)> {
     let plan = &priced.plan;
@@ -163,7 +184,7 @@ fn idle_share(priced: &PricedUniform) -> f64 {
 }
 
 /// The degrees as trainers name them.
-fn degrees(priced: &PricedUniform) -> PlanDegrees {
+pub(crate) fn degrees(priced: &PricedUniform) -> PlanDegrees {
     let plan = &priced.plan;
     let blocks =
         |(group, chunk): (u32, u32)| priced.price.stages[group as usize].blocks[chunk as usize].len() as u32;

@@ -173,7 +173,11 @@ impl<'r> Race<'r> {
                     Some(step) => step,
                     None => simulate_step(&found.context, &found.assignment)?,
                 };
-                self.planner.keep(strategy, constraints, &Solution { step: Some(step), ..found.clone() });
+                self.planner.keep(
+                    strategy.name(),
+                    constraints,
+                    &Solution { step: Some(step), ..found.clone() },
+                );
                 row.step_seconds = Some(step.times.step_seconds);
                 row.traffic_bytes = Some(found.costs.traffic.total().0);
                 row.peak_memory_bytes = Some(found.costs.peak_memory.0);
