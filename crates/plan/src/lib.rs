@@ -78,6 +78,6 @@ pub use plan::{
 pub use price::{Costs, LayerCost, LayerCosts};
 pub use reading::model_hash;
 pub use search_problem::{Candidates, Choice, Choices, MOST_AXES, MOST_CONFIGS, SearchProblem};
-pub use throughput::Throughput;
+pub use throughput::{Throughput, ideal_device_seconds};
 pub use traffic::predicted_traffic;
 pub use variables::Variables;

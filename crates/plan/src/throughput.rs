@@ -32,6 +32,13 @@ fn work_seconds(device: &Device, work: &Workload) -> f64 {
     work.flops as f64 / arithmetic_rate(device, work)
 }
 
+/// Seconds that one device takes for the model's flops at its peak.
+pub fn ideal_device_seconds(graph: &Graph, machine: &Machine) -> f64 {
+    let device = machine.slowest();
+    let seconds = |(work, runs): (Workload, u32)| work_seconds(&device, &work) * f64::from(runs);
+    graph.model_work().map(seconds).sum()
+}
+
 impl Throughput {
     /// The throughput of a step that takes `step_seconds`.
     pub fn of(graph: &Graph, machine: &Machine, step_seconds: f64) -> Self {
@@ -41,9 +48,7 @@ impl Throughput {
         let size = graph.step_size();
         let devices = f64::from(machine.devices());
         let per_second = |count: u64| count as f64 / step_seconds;
-        let device = machine.slowest();
-        let seconds = |(work, runs): (Workload, u32)| work_seconds(&device, &work) * f64::from(runs);
-        let ideal: f64 = graph.model_work().map(seconds).sum();
+        let ideal = ideal_device_seconds(graph, machine);
         let tokens = size.tokens.map(per_second);
         Self {
             tokens_per_second: tokens,

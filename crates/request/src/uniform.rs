@@ -154,9 +154,13 @@ fn simulate_finalists(
     let (mut least, mut simulated) = (found.least_memory.unwrap_or(u64::MAX), 0);
     let complete = found.complete;
     for own in found.into_finalists() {
-        let known = best.as_ref().map(|(_, answer)| step(answer));
-        if simulated > 0 && (control.is_over() || known.is_some_and(|known| own.price.step_seconds >= known))
-        {
+        let fits = limit.is_none_or(|limit| own.price.peak_memory <= limit.0);
+        let skipped = match &best {
+            Some((_, known)) => control.is_over() || own.least_seconds() >= step(known),
+            // Where the time is up, a plan that fits is still looked for.
+            None => simulated > 0 && control.is_over() && !fits,
+        };
+        if skipped {
             continue;
         }
         let written = write_down(pricer, &own, UNIFORM, limit, control)?;
@@ -171,9 +175,9 @@ fn simulate_finalists(
     let (priced, answer) = best.ok_or_else(|| {
         let (solver, limit) = (UNIFORM.0.to_string(), limit.map_or(0, |limit| limit.0));
         let stop = control.stop_by_time().unwrap_or(StopReason::Deadline);
-        match complete {
+        match complete && least > limit {
             true => PlanError::OverLimit { solver, limit, needed: least },
-            // The time ended before any plan that fits was priced.
+            // The time ended before any plan that fits was simulated.
             false => PlanError::NotFound { solver, limit, least: None, lower_bound: 0, stop },
         }
     })?;

@@ -56,7 +56,7 @@ impl Expert {
         let limits = quiet.share(SEARCH_AND_STEPS);
         let mut best: Option<Self> = None;
         for priced in found.into_finalists() {
-            let hopeless = |best: &Self| priced.price.step_seconds >= best.known.seconds || limits.is_over();
+            let hopeless = |best: &Self| priced.least_seconds() >= best.known.seconds || limits.is_over();
             if best.as_ref().is_some_and(hopeless) || (best.is_none() && control.is_over()) {
                 continue;
             }

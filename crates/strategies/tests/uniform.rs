@@ -6,7 +6,7 @@ use shardwright_search::Control;
 use shardwright_sim::simulate_step;
 use shardwright_stages::schedule::Schedule;
 use shardwright_strategies::pipeline::{
-    UniformPlan, UniformPricer, UniformRequest, ZeroLevel, search, write_down,
+    UniformPlan, UniformPricer, UniformRequest, UniformScope, ZeroLevel, search, write_down,
 };
 use shardwright_zoo::{BuildOptions, build};
 

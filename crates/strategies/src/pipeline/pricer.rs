@@ -97,6 +97,16 @@ pub struct PricedUniform {
     pub price: PipelinePrice,
 }
 
+impl PricedUniform {
+    /// Seconds that the simulated step may take at best. Without stages, composed prices of gathered weights are often too high.
+    pub fn least_seconds(&self) -> f64 {
+        match self.plan.pipeline {
+            1 => self.price.compute_seconds,
+            _ => self.price.step_seconds,
+        }
+    }
+}
+
 /// Prices uniform plans.
 pub struct UniformPricer<'a> {
     pub(super) graph: &'a Graph,
@@ -186,6 +196,11 @@ impl<'a> UniformPricer<'a> {
             least = least.min(step_lower_bound(&context, false)?);
         }
         Ok(*self.bound.get_or_init(|| least))
+    }
+
+    /// Seconds of gathering so many bytes from all devices.
+    pub(super) fn gather_seconds(&self, bytes: u64) -> f64 {
+        self.comm.seconds(Collective::AllGather, self.comm.mesh().all(), Bytes(bytes)).0
     }
 
     /// The plans that a request allows: what it leaves open is chosen from them.
@@ -324,10 +339,11 @@ impl<'a> UniformPricer<'a> {
         stages <= self.blocks() && even_stages(&self.segment_blocks(), stages).is_some()
     }
 
-    /// Whether the model has experts: a weight with a dimension that its data has too.
-    pub(super) fn has_experts(&self) -> bool {
+    /// The experts of a block; 1 in a model without.
+    pub(super) fn experts(&self) -> u64 {
         let graph = &self.chain.short;
-        graph.layers.iter().any(|layer| expert_factor(graph, layer.forward).is_some())
+        let size = |op| expert_factor(graph, op).map(|f| graph.rule(op).factors[usize::from(f)].size);
+        graph.layers.iter().find_map(|layer| size(layer.forward)).unwrap_or(1)
     }
 
     /// Blocks per segment of the model.

@@ -15,15 +15,18 @@ use super::{
 };
 use crate::{error::StrategyError, variants::Variant};
 use rayon::prelude::*;
-use shardwright_graph::{Graph, RecomputePolicy, Role};
+use shardwright_graph::{RecomputePolicy, Role};
 use shardwright_machine::{Bytes, Machine};
+use shardwright_plan::ideal_device_seconds;
 use shardwright_search::Control;
 use shardwright_stages::schedule::Schedule;
 
 /// Plans that are priced at once; the best of them is known to the next ones.
 const AT_ONCE: usize = 8;
-/// The most plans whose whole steps are worth a simulation.
+/// The most plans whose whole steps are worth a simulation, by composed prices.
 const FINALISTS: usize = 8;
+/// The same by their computing alone, of plans that fit: composed prices of plans that gather weights are often too high.
+const FINALISTS_BY_COMPUTING: usize = 4;
 /// How much longer than the best a finalist may take by composed prices.
 const LONGER: f64 = 1.1;
 /// How much more than the limit a finalist may hold by composed memory.
@@ -98,36 +101,11 @@ pub fn search(
     control: &Control<'_>,
 ) -> Result<SearchedUniform, StrategyError> {
     let mut plans = space(pricer, scope);
-    let sizes = StepBytes::of(pricer.graph);
+    let sizes = StepSizes::of(pricer);
     let all = plans.len();
     plans.retain(|plan| limit.is_none_or(|limit| sizes.least(plan) <= limit.0 as f64));
     // Likely plans first: a good one early leaves out many.
-    let devices = f64::from(pricer.machine.devices());
-    let inner = pricer.machine.levels().last().map_or(1, |level| level.count);
-    plans.sort_by(|a, b| {
-        let guess = |plan: &UniformPlan| {
-            let bubble = f64::from(plan.pipeline - 1)
-                / f64::from(plan.schedule.chunks())
-                / f64::from(plan.micro_batches);
-            let far = if plan.tensor > inner { 2.0 } else { 0.0 };
-            let again = match plan.recompute {
-                RecomputePolicy::Off => 0.0,
-                RecomputePolicy::Elementwise => 0.02,
-                RecomputePolicy::Selective => 0.1,
-                RecomputePolicy::Full => 0.33,
-            };
-            let gathers = if plan.zero == ZeroLevel::Weights { 0.15 } else { 0.0 };
-            let small = 0.1 / plan.micro_batch as f64;
-            bubble
-                + far
-                + again
-                + gathers
-                + small
-                + 0.03 * f64::from(plan.tensor) / f64::from(inner)
-                + f64::from(plan.pipeline) / devices * 0.01
-        };
-        guess(a).total_cmp(&guess(b))
-    });
+    plans.sort_by_cached_key(|plan| ordered(pricer.guess(plan, &sizes)));
     let mut found = SearchedUniform {
         best: None,
         without_pipeline: None,
@@ -137,7 +115,14 @@ pub fn search(
         priced: 0,
         complete: true,
     };
-    for group in plans.chunks(AT_ONCE) {
+    let mut too_full: Vec<UniformPlan> = Vec::new();
+    let mut left = plans.into_iter();
+    loop {
+        let open = left.by_ref().filter(|plan| !too_full.iter().any(|own| holds_no_less(plan, own)));
+        let group: Vec<UniformPlan> = open.take(AT_ONCE).collect();
+        if group.is_empty() {
+            break;
+        }
         if control.is_over() {
             found.complete = false;
             break;
@@ -158,8 +143,9 @@ pub fn search(
             found.priced += 1;
             let peak = own.price.peak_memory;
             found.least_memory = Some(found.least_memory.map_or(peak, |least| least.min(peak)));
-            if limit.is_none_or(|limit| peak as f64 <= limit.0 as f64 * FULLER) {
-                found.finalists.push(own.clone());
+            match limit.is_none_or(|limit| peak as f64 <= limit.0 as f64 * FULLER) {
+                true => found.finalists.push(own.clone()),
+                false => too_full.push(own.plan),
             }
             if limit.is_some_and(|limit| peak > limit.0) {
                 continue;
@@ -173,7 +159,7 @@ pub fn search(
             }
         }
     }
-    found.keep_finalists();
+    found.keep_finalists(limit);
     Ok(found)
 }
 
@@ -187,7 +173,7 @@ impl SearchedUniform {
     }
 
     /// Leaves the shortest finalists, and the best plan among them. Where none fits, those that hold least.
-    fn keep_finalists(&mut self) {
+    fn keep_finalists(&mut self, limit: Option<Bytes>) {
         let step = |own: &PricedUniform| own.price.step_seconds;
         match self.best {
             Some(_) => self.finalists.sort_by(|a, b| step(a).total_cmp(&step(b))),
@@ -195,12 +181,65 @@ impl SearchedUniform {
         }
         let best = self.best.as_ref().map(|best| (best.plan, step(best)));
         let longest = best.map_or(f64::INFINITY, |(_, step)| step * LONGER);
-        let mut left = FINALISTS;
-        self.finalists.retain(|own| {
-            let is_best = best.is_some_and(|(plan, _)| plan == own.plan);
-            left = left.saturating_sub(usize::from(!is_best));
-            is_best || (left > 0 && step(own) <= longest)
-        });
+        let mut all = std::mem::take(&mut self.finalists);
+        let first = all.iter().take(FINALISTS).filter(|own| step(own) <= longest).count();
+        let mut others = all.split_off(first);
+        let computing = |own: &PricedUniform| own.price.compute_seconds;
+        others.sort_by(|a, b| computing(a).total_cmp(&computing(b)).then(step(a).total_cmp(&step(b))));
+        let is_best = |own: &PricedUniform| best.is_some_and(|(plan, _)| plan == own.plan);
+        let at = others.iter().position(is_best);
+        all.extend(at.map(|at| others.remove(at)));
+        let shorter = |own: &PricedUniform| {
+            let fits = limit.is_none_or(|limit| own.price.peak_memory <= limit.0);
+            fits && best.is_none_or(|(_, step)| computing(own) < step)
+        };
+        all.extend(others.into_iter().filter(shorter).take(FINALISTS_BY_COMPUTING));
+        self.finalists = all;
+    }
+}
+
+/// Whether a plan holds at least as much as another one of the same degrees.
+fn holds_no_less(plan: &UniformPlan, other: &UniformPlan) -> bool {
+    let degrees = |own: &UniformPlan| (own.tensor, own.pipeline, own.context, own.expert, own.data);
+    degrees(plan) == degrees(other)
+        && plan.schedule == other.schedule
+        && plan.zero <= other.zero
+        && plan.micro_batch >= other.micro_batch
+        && plan.recompute.keeps_no_less_than(other.recompute)
+}
+
+/// A number that sorts as a time that is at least zero does.
+fn ordered(seconds: f64) -> u64 {
+    seconds.max(0.0).to_bits()
+}
+
+impl UniformPricer<'_> {
+    /// A guess at the time that a plan's step takes beyond that of an ideal one, as a share of it.
+    fn guess(&self, plan: &UniformPlan, sizes: &StepSizes) -> f64 {
+        let inner = self.machine.levels().last().map_or(1, |level| level.count);
+        let (micro_batches, chunks) = (f64::from(plan.micro_batches), f64::from(plan.schedule.chunks()));
+        let bubble = f64::from(plan.pipeline - 1) / chunks / micro_batches;
+        let stages = 0.01 * f64::from(plan.pipeline) / f64::from(self.machine.devices());
+        let sums = if plan.tensor > inner { 2.0 } else { 0.03 * f64::from(plan.tensor) / f64::from(inner) };
+        let again = match plan.recompute {
+            RecomputePolicy::Off => 0.0,
+            RecomputePolicy::Elementwise => 0.02,
+            RecomputePolicy::Selective => 0.1,
+            RecomputePolicy::Full => 0.33,
+        };
+        let gathers = match plan.zero {
+            ZeroLevel::Weights => {
+                let parts = f64::from(plan.tensor) * f64::from(plan.pipeline) * f64::from(plan.expert);
+                let each = self.gather_seconds((sizes.weights / parts) as u64);
+                // Forwards and backwards, and the sums of gradients.
+                let ideal = sizes.ideal_seconds;
+                0.03 + (3.0 * each * micro_batches / ideal.max(f64::MIN_POSITIVE) - 0.9).max(0.0)
+            }
+            _ => 0.0,
+        };
+        // Of equal plans the one that holds least first: where it does not fit, no other does.
+        let large = 0.001 * (plan.micro_batch as f64).log2();
+        bubble + stages + sums + again + gathers + large
     }
 }
 
@@ -224,7 +263,9 @@ fn space(pricer: &UniformPricer<'_>, scope: UniformScope<'_>) -> Vec<UniformPlan
     let devices = machine.devices();
     let tokens = pricer.graph.step_size().tokens.unwrap_or(0) / batch.max(1);
     let contexts: &[u32] = if tokens >= LONG_SEQUENCE { &[1, 2, 4, 8, 16] } else { &[1] };
-    let experts: &[u32] = if pricer.has_experts() { &[1, 2, 4, 8, 16, 32, 64] } else { &[1] };
+    let count = pricer.experts();
+    let experts: Vec<u32> =
+        [1, 2, 4, 8, 16, 32, 64].into_iter().filter(|d| count.is_multiple_of(u64::from(*d))).collect();
     let stages = (1..=devices.min(blocks + 2)).filter(|p| devices.is_multiple_of(*p));
     let stages = stages.filter(|p| scope.most_stages.is_none_or(|most| *p <= most));
     let mut plans = Vec::new();
@@ -292,18 +333,27 @@ fn inner_plans(
     }
 }
 
-/// Bytes of a step that every plan holds somewhere.
-struct StepBytes {
+/// What every plan of a step holds and computes somewhere.
+struct StepSizes {
+    /// Bytes.
     weights: f64,
     gradients: f64,
     state: f64,
+    /// Seconds of the model's flops at the peak of all devices.
+    ideal_seconds: f64,
 }
 
-impl StepBytes {
-    fn of(graph: &Graph) -> Self {
+impl StepSizes {
+    fn of(pricer: &UniformPricer<'_>) -> Self {
+        let graph = pricer.graph;
         let role = |role: Role| graph.sources(role).map(|t| graph.tensor(t).ty.bytes() as f64).sum();
         let gradients = graph.gradients.iter().map(|pair| graph.tensor(pair.gradient).ty.bytes() as f64);
-        Self { weights: role(Role::Parameter), gradients: gradients.sum(), state: role(Role::OptimizerState) }
+        Self {
+            weights: role(Role::Parameter),
+            gradients: gradients.sum(),
+            state: role(Role::OptimizerState),
+            ideal_seconds: ideal_device_seconds(graph, pricer.machine) / f64::from(pricer.machine.devices()),
+        }
     }
 
     /// The bytes that the fullest device holds at least.
