@@ -613,7 +613,7 @@ export interface PlanStage {
 
 /** The forward ops whose results are dropped and computed again before their backward readers. */
 export interface Recomputation {
-  /** The policy that chose them: `off`, `selective`, `full`, or `ops` where it is none of these. */
+  /** The policy that chose them: `off`, `elementwise`, `selective`, `full`, or `ops` where it is none of these. */
   policy: string;
   /** Their names, in the graph's order. */
   ops: string[];

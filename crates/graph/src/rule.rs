@@ -316,6 +316,7 @@ impl Rule {
         plain(first)
             && others.iter().all(|map| map.dims == first.dims)
             && self.inputs.iter().any(|map| map.dims == first.dims)
+            && !(0..self.factors.len()).any(|factor| self.is_reduction(factor as FactorIndex))
     }
 
     /// Whether a factor that is already in `parts` equal parts can be split by `size` more.

@@ -23,13 +23,15 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub(crate) struct StepGraph {
     pub graph: Graph,
     pub segments: Vec<u32>,
+    /// Number of segments. One without layers of its own has no costs.
+    count: usize,
 }
 
 impl StepGraph {
     /// The step of a graph whose layers have these segments.
     pub fn of(
         base: &Graph,
-        layer_segments: &[u32],
+        (layer_segments, segment_count): (&[u32], usize),
         micro_batches: NonZeroU32,
         recompute: RecomputePolicy,
         engine: Option<&Engine>,
@@ -57,13 +59,12 @@ impl StepGraph {
             }
         }
         let segments = segments.into_iter().map(|segment| segment.unwrap_or(0)).collect();
-        Ok(Self { graph, segments })
+        Ok(Self { graph, segments, count: segment_count })
     }
 
     /// The segments of its layers.
     pub(super) fn segments(&self) -> Segments<'_> {
-        let count = self.segments.iter().max().map_or(1, |last| *last as usize + 1);
-        Segments { of_layer: &self.segments, count }
+        Segments { of_layer: &self.segments, count: self.count }
     }
 }
 
@@ -358,9 +359,10 @@ impl<'a> UniformPricer<'a> {
             return Ok(Arc::clone(known));
         }
         let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
+        let kept = self.chain.segments.iter().map(|segment| segment.like as usize + 1).max().unwrap_or(1);
         let made = StepGraph::of(
             &self.chain.short,
-            &self.chain.short_segments,
+            (&self.chain.short_segments[..], kept),
             count,
             plan.recompute,
             self.engine(),

@@ -113,7 +113,9 @@ pub fn write_down(
 /// Where the step cannot be divided, or ops cannot be recomputed.
 pub(crate) fn whole_graph(pricer: &UniformPricer<'_>, plan: &UniformPlan) -> Result<StepGraph, DegreeError> {
     let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
-    StepGraph::of(pricer.graph, &pricer.chain.layer_segments, count, plan.recompute, pricer.engine())
+    let chain = &pricer.chain;
+    let segments = (&chain.layer_segments[..], chain.segments.len());
+    StepGraph::of(pricer.graph, segments, count, plan.recompute, pricer.engine())
         .map_err(|reason| DegreeError { reasons: vec![reason] })
 }
 
