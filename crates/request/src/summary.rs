@@ -2,7 +2,9 @@
 
 use crate::columns::{WIDTH, hanging, shortened, wrapped};
 use shardwright_machine::show_bytes;
-use shardwright_plan::{Optimised, Plan, PlanLayer, PlanPipeline, PlanStage};
+use shardwright_plan::{BaselineCost, Optimised, Plan, PlanLayer, PlanPipeline, PlanStage};
+use shardwright_strategies::EXPERT;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
@@ -297,9 +299,13 @@ pub fn headline(plan: &Plan) -> String {
         .iter()
         .filter(|(name, baseline)| baseline.fits && plan.parallelism.recipe.as_ref() != Some(*name))
         // The best uniform plan is no comparison for itself.
-        .filter(|(name, own)| *name != "expert" || own.step_seconds != plan.simulated.step_seconds)
+        .filter(|(name, own)| *name != EXPERT || own.step_seconds != plan.simulated.step_seconds)
         .filter(|_| !alone);
-    if let Some((name, best)) = others.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds)) {
+    // Of equal ones a recipe says more.
+    let order = |(name, own): &(&String, &BaselineCost)| (own.step_seconds, *name == EXPERT);
+    if let Some((name, best)) =
+        others.min_by(|a, b| order(a).partial_cmp(&order(b)).unwrap_or(Ordering::Equal))
+    {
         let ratio = best.step_seconds / plan.simulated.step_seconds.max(f64::MIN_POSITIVE);
         let ratio = if (ratio - 1.0).abs() < 0.005 {
             "as fast as".to_string()
@@ -309,6 +315,7 @@ pub fn headline(plan: &Plan) -> String {
         let own = (plan.micro_batches, &plan.recompute.policy);
         let variant = best.variant().filter(|_| (best.micro_batches, &best.recompute) != own);
         let variant = variant.map_or(String::new(), |words| format!(" with {words}"));
+        let name = if name == EXPERT { "the best uniform plan" } else { name.as_str() };
         facts.push(format!("{ratio} {name}{variant}"));
     }
     facts.push(memory(plan));

@@ -8,7 +8,7 @@ use shardwright_machine::Bytes;
 use shardwright_plan::{BaselineCost, Plan, PlanError};
 use shardwright_search::{Control, StopReason};
 use shardwright_strategies::{
-    PlanAnswer, STRATEGIES, StrategyError,
+    EXPERT, PlanAnswer, STRATEGIES, StrategyError,
     pipeline::{
         PricedUniform, SearchedUniform, UniformAnswer, UniformPricer, UniformRequest, UniformScope, balanced,
         search, write_down,
@@ -87,7 +87,7 @@ impl Inputs {
             let needed = plan.peak_memory_bytes;
             return Err(PlanError::OverLimit { solver: AS.0.to_string(), limit, needed }.into());
         }
-        plan.baselines.extend(expert.map(|cost| ("expert".to_string(), cost)));
+        plan.baselines.extend(expert.map(|cost| (EXPERT.to_string(), cost)));
         self.graph = graph;
         plan.planning_memory_bytes = most_held();
         plan.search_seconds = control.elapsed().as_secs_f64();
@@ -126,8 +126,8 @@ impl Inputs {
                 if uniform.plan.simulated.step_seconds < ordinary.plan.simulated.step_seconds {
                     return Ok(uniform);
                 }
-                let expert = uniform.plan.baselines.get("expert").cloned();
-                ordinary.plan.baselines.extend(expert.map(|cost| ("expert".to_string(), cost)));
+                let expert = uniform.plan.baselines.get(EXPERT).cloned();
+                ordinary.plan.baselines.extend(expert.map(|cost| (EXPERT.to_string(), cost)));
                 // Pipelines were searched too: the bound is one on them and on all numbers of micro-batches.
                 if let (Some(own), Some(other)) = (ordinary.plan.overlap, uniform.plan.overlap) {
                     ordinary.plan.overlap = Some(own.weakened_to(other.lower_bound_seconds));

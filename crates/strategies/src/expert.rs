@@ -2,7 +2,7 @@
 //! `auto`, and the baseline `expert` of every plan.
 
 use crate::{
-    Planner,
+    Planner, Solution,
     describe::{PlanAnswer, baseline_cost},
     error::StrategyError,
     known_plan::KnownPlan,
@@ -99,22 +99,17 @@ impl Expert {
         Ok(Some(Self { variant, cost, degrees: degrees(priced), known }))
     }
 
-    /// Makes the plan a candidate of `auto`, if the planner is that of its variant.
+    /// The plan as an answer, if the planner is that of its variant.
     ///
     /// # Errors
     /// Where it cannot be priced.
-    pub fn keep_in(
+    pub fn solution<'a>(
         &self,
         variant: Variant,
-        planner: &Planner<'_>,
+        planner: &Planner<'a>,
         constraints: &Constraints,
-    ) -> Result<(), StrategyError> {
-        if self.variant == variant
-            && let Some(solution) = self.known.solution(planner, constraints)?
-        {
-            planner.keep(EXPERT, constraints, &solution);
-        }
-        Ok(())
+    ) -> Result<Option<Solution<'a>>, StrategyError> {
+        if self.variant == variant { self.known.solution(planner, constraints) } else { Ok(None) }
     }
 
     /// Writes the baseline beside a plan, and the degrees into it where it is this one.

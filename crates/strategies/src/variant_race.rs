@@ -15,7 +15,7 @@ use crate::{
     Planner, Strategy,
     describe::{PlanAnswer, plan},
     error::StrategyError,
-    expert::Expert,
+    expert::{EXPERT, Expert},
     first_answers::{Entry, FirstAnswers, first_answers},
     known_plan::KnownPlan,
     recipes::RECIPES,
@@ -155,8 +155,11 @@ impl<'g> Race<'_, 'g> {
         planner: &Planner<'_>,
         control: &Control<'_>,
     ) -> Result<PlanAnswer, StrategyError> {
-        if let Some(expert) = self.known_expert() {
-            expert.keep_in(variant, planner, self.constraints)?;
+        // It is a candidate of `auto`.
+        if let Some(expert) = self.known_expert()
+            && let Some(solution) = expert.solution(variant, planner, self.constraints)?
+        {
+            planner.keep(EXPERT, self.constraints, &solution);
         }
         plan(planner, self.strategy, self.constraints, control)
     }

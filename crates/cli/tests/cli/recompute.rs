@@ -100,7 +100,7 @@ fn ops_that_cannot_be_chosen_are_refused() {
 
 #[test]
 fn policies_that_name_no_op_are_refused() {
-    refused(&["plan", MODEL, "--recompute", "ful"], "choose off, auto, selective or full");
+    refused(&["plan", MODEL, "--recompute", "ful"], "choose off, auto, elementwise, selective or full");
     refused(&["plan", MODEL, "--inference", "--recompute", "full"], "--recompute full: no backward op");
     refused(&["plan", MODEL, "--inference", "--recompute", "full"], "use --recompute off or auto");
 }

@@ -9,8 +9,8 @@ use shardwright_request::{Inputs, RecomputeUnit, WallClock};
 use shardwright_search::Control;
 use shardwright_sim::simulate_step;
 use shardwright_strategies::{
-    PlanAnswer, Planner, Solution, Strategy, StrategyError, Variant, VariantAnswer, VariantError,
-    VariantGraph, VariantInputs, count_moves, find, plan_variants,
+    EXPERT, Expert, PlanAnswer, Planner, Solution, Strategy, StrategyError, Variant, VariantAnswer,
+    VariantError, VariantGraph, VariantInputs, count_moves, find, plan_variants,
 };
 use std::io;
 
@@ -37,6 +37,7 @@ impl<'r> Race<'r> {
         show: &(dyn Fn(&Row) -> io::Result<()> + Sync),
     ) -> anyhow::Result<Vec<Row>> {
         let constraints = self.inputs.constraints();
+        let mut expert = self.expert(strategies, &constraints)?;
         let mut order: Vec<(usize, &'static dyn Strategy)> = strategies.iter().copied().enumerate().collect();
         // `auto` comes last: the answers of the others are its candidates.
         order.sort_by_key(|(_, strategy)| match strategy.name() {
@@ -46,17 +47,49 @@ impl<'r> Race<'r> {
         });
         let mut rows: Vec<(usize, Row)> = Vec::new();
         let mut data = None;
-        for (at, strategy) in order {
-            let mut row = self.row(strategy, &constraints)?;
+        let mut add = |at: usize, mut row: Row| -> io::Result<()> {
             if row.solver == "data" {
                 data = row.step_seconds;
             }
             row.speedup_over_data = data.zip(row.step_seconds).map(|(data, own)| data / own);
             show(&row)?;
             rows.push((at, row));
+            Ok(())
+        };
+        for (at, strategy) in order {
+            if strategy.name() == "auto" {
+                expert.take().into_iter().try_for_each(|row| add(strategies.len(), row))?;
+            }
+            add(at, self.row(strategy, &constraints)?)?;
         }
         rows.sort_by_key(|(at, _)| *at);
         Ok(rows.into_iter().map(|(_, row)| row).collect())
+    }
+
+    /// The row of the best uniform plan, beside the strategies that are held against it. Then it is a candidate of `auto`.
+    fn expert(
+        &self,
+        strategies: &[&'static dyn Strategy],
+        constraints: &Constraints,
+    ) -> anyhow::Result<Option<Row>> {
+        let auto = find("auto")?;
+        if strategies.iter().all(|strategy| strategy.name() != auto.name()) {
+            return Ok(None);
+        }
+        self.line.say(&format!("searching on {}: {EXPERT}", devices(self.inputs)));
+        let (base, control) = (&self.inputs.graph, self.control(auto));
+        let (variant, inputs) = (self.step.variant, variant_inputs(self.inputs));
+        let found = Expert::find(base, &[variant], inputs, constraints, &control)?;
+        let solution = match found {
+            Some(own) => own.solution(variant, &self.planner, constraints)?,
+            None => None,
+        };
+        let Some(solution) = solution else { return Ok(None) };
+        let mut row = self.empty_row(EXPERT);
+        row.search_seconds = control.elapsed().as_secs_f64();
+        self.planner.keep(EXPERT, constraints, &solution);
+        self.fill(&mut row, &solution, constraints.memory, &control)?;
+        Ok(Some(row))
     }
 
     /// The best plans of all variants under `limits` memory limits between the least memory of any plan and that of the
@@ -159,42 +192,59 @@ impl<'r> Race<'r> {
             constraints.memory.map_or_else(String::new, |limit| format!(", {} at most", show_bytes(limit.0)));
         self.line.say(&format!("searching on {}: {}{limit}", devices(self.inputs), strategy.name()));
         let control = self.control(strategy);
-        let mut row = Row { solver: strategy.name(), ..Row::default() };
-        row.micro_batches = Some(self.step.variant.micro_batches.get());
-        row.recompute = Some(self.step.policy);
+        let mut row = self.empty_row(strategy.name());
         // A strategy that does not search within the limit is shown with its memory, whether it fits or not.
         let limit = constraints.memory;
         let memory = limit.filter(|_| strategy.searches_within_memory());
         let constraints = &Constraints { memory, ..constraints.clone() };
         match strategy.solve(&self.planner, constraints, &control) {
-            Ok(found) => {
+            Ok(mut found) => {
                 row.search_seconds = control.elapsed().as_secs_f64();
-                let step = match found.step {
-                    Some(step) => step,
-                    None => simulate_step(&found.context, &found.assignment)?,
-                };
-                self.planner.keep(
-                    strategy.name(),
-                    constraints,
-                    &Solution { step: Some(step), ..found.clone() },
-                );
-                row.step_seconds = Some(step.times.step_seconds);
-                row.traffic_bytes = Some(found.costs.traffic.total().0);
-                row.peak_memory_bytes = Some(found.costs.peak_memory.0);
-                let limit = limit.or_else(|| self.inputs.machine.memory_limit());
-                row.fits = Some(limit.is_none_or(|limit| found.costs.peak_memory <= limit));
-                row.objective = Some(found.objective());
-                row.optcnn_bytes = Some(optcnn_bytes(&found.context, &found.assignment));
-                row.proved_optimal = found.coarse.is_none() && found.proved_optimal();
-                let counted = match found.moves {
-                    Some(moves) => Some(moves),
-                    None => count_moves(&found.context, &found.assignment, &control).ok(),
-                };
-                row.soybean_elements = counted.map(|moves| moves.total_elements);
+                if found.step.is_none() {
+                    found.step = Some(simulate_step(&found.context, &found.assignment)?);
+                }
+                self.planner.keep(strategy.name(), constraints, &found);
+                self.fill(&mut row, &found, limit, &control)?;
             }
             Err(error) => row.failure = Some(error.to_string()),
         }
         Ok(row)
+    }
+
+    /// The row of a solver without its answer.
+    fn empty_row(&self, solver: &'static str) -> Row {
+        let Variant { micro_batches, .. } = self.step.variant;
+        Row {
+            solver,
+            micro_batches: Some(micro_batches.get()),
+            recompute: Some(self.step.policy),
+            ..Row::default()
+        }
+    }
+
+    /// Writes an answer with its simulated step into a row.
+    fn fill(
+        &self,
+        row: &mut Row,
+        found: &Solution<'_>,
+        limit: Option<Bytes>,
+        control: &Control<'_>,
+    ) -> anyhow::Result<()> {
+        row.step_seconds = found.step.map(|step| step.times.step_seconds);
+        row.traffic_bytes = Some(found.costs.traffic.total().0);
+        row.peak_memory_bytes = Some(found.costs.peak_memory.0);
+        let limit = limit.or_else(|| self.inputs.machine.memory_limit());
+        row.fits = Some(limit.is_none_or(|limit| found.costs.peak_memory <= limit));
+        row.objective = Some(found.objective());
+        row.optcnn_bytes = Some(optcnn_bytes(&found.context, &found.assignment));
+        row.proved_optimal = found.coarse.is_none() && found.proved_optimal();
+        row.soybean_elements = match &found.moves {
+            Some(moves) => Some(moves.total_elements),
+            None => {
+                count_moves(&found.context, &found.assignment, control).ok().map(|moves| moves.total_elements)
+            }
+        };
+        Ok(())
     }
 }
 
