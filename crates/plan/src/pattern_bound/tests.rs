@@ -112,7 +112,8 @@ fn classes_with_too_many_configs_leave_a_bound_with_communication() {
     );
     let (graph, machine) = (graph.unwrap(), builtin("h100x4096:512").unwrap());
     let problem = SearchProblem::new(&graph, &machine, None).unwrap();
-    let control = Control { gap: 0.05, ..Control::new() };
+    // Near enough to be above computing; coming nearer takes a minute.
+    let control = Control { gap: 0.15, ..Control::new() };
     let best = Exact.solve(&problem.network, &control).cost.unwrap();
     let bound = pattern_bound(&problem.context, best, None, &control).unwrap().bound;
     let computing = compute_lower_bound(&problem.context).unwrap();
