@@ -41,7 +41,8 @@ pub fn compute_lower_bound(context: &Context<'_>) -> Result<i64, PlanError> {
     }
     let times = context.times_on_slowest(context.machine.mesh())?;
     let bound = || {
-        let total = sum_of_least(context, |op, parts| i128::from(times.compute_division(op, parts)));
+        let price = |op, parts: &[u64]| i128::from(times.compute_division(op, parts));
+        let total = sum_of_least(context, |_| 1, price);
         i64::try_from(total).unwrap_or(i64::MAX)
     };
     Ok(*context.facts.bounds.compute.get_or_init(bound))
@@ -61,6 +62,18 @@ pub fn step_lower_bound(context: &Context<'_>, spmd: bool) -> Result<i64, PlanEr
     if let Some(known) = context.facts.bounds.step.get() {
         return Ok(*known);
     }
+    let bound = repeated_step_lower_bound(context, |_| 1)?;
+    Ok(*context.facts.bounds.step.get_or_init(|| bound))
+}
+
+/// The same with pins, of a longer step in which every op of this one stands for so many equal ops.
+///
+/// # Errors
+/// Where the costs are of another device.
+pub fn repeated_step_lower_bound(
+    context: &Context<'_>,
+    repeats: impl Fn(OpId) -> u64,
+) -> Result<i64, PlanError> {
     let mesh = context.machine.mesh();
     let times: Vec<OpTimes<'_>> =
         context.times_of_each_device()?.into_iter().map(|times| context.op_times(times, mesh)).collect();
@@ -68,8 +81,8 @@ pub fn step_lower_bound(context: &Context<'_>, spmd: bool) -> Result<i64, PlanEr
         let least = times.iter().map(|times| times.compute_division(op, parts)).min().unwrap_or(0);
         parts.iter().fold(i128::from(least), |time, &parts| time.saturating_mul(i128::from(parts)))
     };
-    let total = sum_of_least(context, occupied) / i128::from(context.machine.devices().max(1));
-    Ok(*context.facts.bounds.step.get_or_init(|| i64::try_from(total).unwrap_or(i64::MAX)))
+    let total = sum_of_least(context, repeats, occupied) / i128::from(context.machine.devices().max(1));
+    Ok(i64::try_from(total).unwrap_or(i64::MAX))
 }
 
 /// The least computing of an op under any division, in picoseconds.
@@ -78,13 +91,17 @@ pub(crate) fn least_time(context: &Context<'_>, times: &OpTimes<'_>, op: OpId) -
     divisions.iter().map(|parts| times.compute_division(op, parts)).min().unwrap_or(0)
 }
 
-/// The sum over all ops of the least price of any division into parts per factor.
-fn sum_of_least(context: &Context<'_>, price: impl Fn(OpId, &[u64]) -> i128 + Sync) -> i128 {
+/// The sum over all ops, each counted so many times, of the least price of any division into parts per factor.
+fn sum_of_least(
+    context: &Context<'_>,
+    repeats: impl Fn(OpId) -> u64,
+    price: impl Fn(OpId, &[u64]) -> i128 + Sync,
+) -> i128 {
     let (graph, mesh) = (&context.graph, context.machine.mesh());
     let mut counts: FxHashMap<(&Op, &OpShapes), (OpId, i128)> = FxHashMap::default();
     for op in graph.op_ids() {
         let key = (&graph.node(op).op, &context.shapes[op.index()]);
-        counts.entry(key).or_insert((op, 0)).1 += i128::from(graph.runs(op));
+        counts.entry(key).or_insert((op, 0)).1 += i128::from(graph.runs(op)) * i128::from(repeats(op));
     }
     let mut kinds: Vec<(OpId, i128)> = counts.into_values().collect();
     kinds.sort_unstable();

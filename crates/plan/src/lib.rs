@@ -54,7 +54,7 @@ mod variable_classes;
 mod variables;
 
 pub use alignment::padding_hint;
-pub use compute_lower_bound::{compute_lower_bound, step_lower_bound};
+pub use compute_lower_bound::{compute_lower_bound, repeated_step_lower_bound, step_lower_bound};
 pub use constraints::{ConfigConstraint, Constraints};
 pub use context::Context;
 pub use direct::optcnn_bytes;

@@ -153,6 +153,15 @@ impl OverlapBound {
         let gap = step.filter(|_| lower_bound_seconds > 0.0).map(|step| step / lower_bound_seconds - 1.0);
         Self { lower_bound_seconds, gap }
     }
+
+    /// A step of so many seconds, held against the better of its bound and another one.
+    #[must_use]
+    pub fn raised_to(self, lower_bound_seconds: f64, step_seconds: f64) -> Self {
+        if lower_bound_seconds <= self.lower_bound_seconds {
+            return self;
+        }
+        Self { lower_bound_seconds, gap: Some(step_seconds / lower_bound_seconds - 1.0) }
+    }
 }
 
 fn off() -> String {

@@ -27,6 +27,8 @@ pub struct Expert {
     pub variant: Variant,
     /// Its price.
     pub cost: BaselineCost,
+    /// Seconds that no plan's step is shorter than, in any number of micro-batches and whatever it recomputes.
+    pub bound_seconds: f64,
     /// Its degrees.
     pub degrees: PlanDegrees,
     pub(crate) known: KnownPlan,
@@ -96,7 +98,8 @@ impl Expert {
         let cost = BaselineCost { recompute: variant.recompute.name().into(), ..cost };
         let (seconds, assignment) = (cost.step_seconds, solution.assignment);
         let known = KnownPlan { seconds, assignment, ..known };
-        Ok(Some(Self { variant, cost, degrees: degrees(priced), known }))
+        let bound_seconds = pricer.step_lower_bound()? as f64 / 1e12;
+        Ok(Some(Self { variant, cost, bound_seconds, degrees: degrees(priced), known }))
     }
 
     /// The plan as an answer, if the planner is that of its variant.
@@ -112,7 +115,7 @@ impl Expert {
         if self.variant == variant { self.known.solution(planner, constraints) } else { Ok(None) }
     }
 
-    /// Writes the baseline beside a plan, and the degrees into it where it is this one.
+    /// Writes the baseline and the bound beside a plan, and the degrees into it where it is this one.
     pub(crate) fn write_beside(self, answer: &mut PlanAnswer) {
         let is_answer = self.known.mesh.axes() == answer.mesh.axes()
             && self.known.assignment == answer.assignment
@@ -120,6 +123,8 @@ impl Expert {
         if is_answer {
             answer.plan.uniform = Some(self.degrees);
         }
+        let step_seconds = answer.plan.simulated.step_seconds;
+        answer.plan.overlap = answer.plan.overlap.map(|own| own.raised_to(self.bound_seconds, step_seconds));
         // Beside a simulated step, only simulated ones are comparable.
         if answer.plan.overlap.is_some() {
             answer.plan.baselines.insert(EXPERT.into(), self.cost);

@@ -1,14 +1,19 @@
 //! Uniform plans: segments add up to the ordinary step, closed forms hold, and the search finds the best.
 
-use shardwright_graph::{BlockChain, Graph, RecomputePolicy};
+use shardwright_graph::{BlockChain, Graph, RecomputePolicy, microbatch};
 use shardwright_machine::{Bytes, builtin};
-use shardwright_search::Control;
+use shardwright_plan::{Constraints, Context, step_lower_bound};
+use shardwright_search::{Clock, Control};
 use shardwright_sim::simulate_step;
 use shardwright_stages::schedule::Schedule;
 use shardwright_strategies::pipeline::{
     UniformPlan, UniformPricer, UniformRequest, UniformScope, ZeroLevel, search, write_down,
 };
+use shardwright_strategies::{EXPERT, Expert, Variant, VariantInputs, find, plan_variants};
 use shardwright_zoo::{BuildOptions, build};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 fn gpt(layers: u32, batch: u32) -> Graph {
     let name = format!("gpt:layers={layers},hidden=512,heads=8,seq=256,vocab=1024,batch={batch},dtype=mixed");
@@ -202,4 +207,60 @@ fn no_plan_of_the_space_beats_the_searched_one() {
     // A limit below every plan's memory leaves none.
     let none = search(&pricer, Some(Bytes(1)), UniformScope::default(), &Control::new()).unwrap();
     assert!(none.best.is_none());
+}
+
+#[test]
+fn the_bound_of_the_short_step_is_that_of_the_whole() {
+    let (graph, machine) = (gpt(9, 8), builtin("8xa100").unwrap());
+    let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
+    let whole = [1, 2, 4, 8].map(|count| {
+        let step = microbatch(&graph, NonZeroU32::new(count).unwrap()).unwrap();
+        let context = Context::new(&step.graph, &machine, None, machine.mesh().clone(), true).unwrap();
+        step_lower_bound(&context, false).unwrap()
+    });
+    let (short, whole) = (pricer.step_lower_bound().unwrap(), *whole.iter().min().unwrap());
+    // Both leave out up to a thousandth.
+    assert!((short as f64 / whole as f64 - 1.0).abs() < 0.002, "{short} and {whole}");
+}
+
+/// A clock that advances one second per reading.
+struct CountingClock(AtomicU64);
+
+impl Clock for CountingClock {
+    fn now(&self) -> Duration {
+        Duration::from_secs(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn auto_is_no_slower_than_the_best_uniform_plan_and_is_held_against_it() {
+    let machine = builtin("8xa100").unwrap();
+    let inputs = VariantInputs { machine: &machine, costs: None, untied: false, recompute_ops: false };
+    for (graph, limit) in [(gpt(5, 16), None), (gpt(5, 16), Some(Bytes(100_000_000)))] {
+        let constraints = Constraints { memory: limit, ..Constraints::default() };
+        let counts = [1, 2].into_iter().filter_map(NonZeroU32::new);
+        let of = |micro_batches| {
+            RecomputePolicy::ALL.map(|recompute| Variant { micro_batches, recompute, engine: None })
+        };
+        let variants: Vec<Variant> = counts.flat_map(of).collect();
+        let best = Expert::find(&graph, &variants, inputs, &constraints, &Control::new()).unwrap().unwrap();
+        // No stated uniform plan without stages is faster than the best one.
+        let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
+        for text in ["tp=1,mbs=1,zero=1", "tp=2,mbs=2,zero=3,sp", "tp=1,mbs=2,zero=3,recompute=full"] {
+            for stated in pricer.plans(&UniformRequest::parse(text).unwrap()).unwrap() {
+                let priced = pricer.price(&stated).unwrap();
+                let written = write_down(&pricer, &priced, ("as", ""), limit, &Control::new()).unwrap();
+                let step = written.answer.plan.simulated.step_seconds;
+                let allowed = stated.micro_batches <= 2 && written.answer.plan.fits;
+                assert!(!allowed || best.cost.step_seconds <= step, "{text}");
+            }
+        }
+        let (auto, clock) = (find("auto").unwrap(), CountingClock(AtomicU64::new(0)));
+        let control = Control::new().time_limit(&clock, Duration::from_secs(300));
+        let planned = plan_variants(&graph, &variants, inputs, auto, &constraints, &control);
+        let plan = planned.ok().unwrap().answer.plan;
+        let (expert, step) = (&plan.baselines[EXPERT], plan.simulated.step_seconds);
+        assert!(expert.fits && step <= expert.step_seconds, "{step} and {}", expert.step_seconds);
+        assert!(plan.overlap.unwrap().lower_bound_seconds <= step);
+    }
 }

@@ -9,10 +9,11 @@ use super::{
     uniform_configs::{UniformRules, expert_factor, uniform_assignment},
 };
 use crate::error::StrategyError;
+use rayon::prelude::*;
 use shardwright_cost::{Collective, Comm, CostFile, Engine};
 use shardwright_graph::{BlockChain, Graph, RecomputePolicy, microbatch, remat, remat_whole};
 use shardwright_machine::{AxisSet, Bytes, Machine};
-use shardwright_plan::{Context, PlanError, step_lower_bound};
+use shardwright_plan::{Context, PlanError, repeated_step_lower_bound};
 use shardwright_stages::schedule::Schedule;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -187,15 +188,21 @@ impl<'a> UniformPricer<'a> {
         if let Some(known) = self.bound.get() {
             return Ok(*known);
         }
-        let counts = (1..=u32::try_from(self.batch).unwrap_or(u32::MAX))
-            .filter(|count| self.batch.is_multiple_of(u64::from(*count)));
-        let mut least = i64::MAX;
-        for count in counts.filter_map(NonZeroU32::new) {
-            let Ok(step) = microbatch(self.graph, count) else { continue };
+        let mut repeats = vec![0u64; self.kept_segments()];
+        self.chain.segments.iter().for_each(|segment| repeats[segment.like as usize] += 1);
+        let bound = |count: NonZeroU32| -> Result<i64, StrategyError> {
+            let Ok(step) = self.short_step(count, RecomputePolicy::Off) else { return Ok(i64::MAX) };
             let mesh = self.machine.mesh().clone();
             let context = Context::new(&step.graph, self.machine, self.costs, mesh, true)?;
-            least = least.min(step_lower_bound(&context, false)?);
-        }
+            let segments = step.segments();
+            Ok(repeated_step_lower_bound(&context, |op| repeats[segments.of_op(&context, op)])?)
+        };
+        let counts: Vec<NonZeroU32> = (1..=u32::try_from(self.batch).unwrap_or(u32::MAX))
+            .filter(|count| self.batch.is_multiple_of(u64::from(*count)))
+            .filter_map(NonZeroU32::new)
+            .collect();
+        let bounds = counts.into_par_iter().map(bound).collect::<Result<Vec<_>, _>>()?;
+        let least = bounds.into_iter().min().unwrap_or(0);
         Ok(*self.bound.get_or_init(|| least))
     }
 
@@ -352,22 +359,26 @@ impl<'a> UniformPricer<'a> {
         self.chain.segments.iter().map(|segment| segment.blocks).collect()
     }
 
-    /// The short step in micro-batches.
+    /// Number of segments of the short step.
+    fn kept_segments(&self) -> usize {
+        self.chain.segments.iter().map(|segment| segment.like as usize + 1).max().unwrap_or(1)
+    }
+
+    /// The short step of a plan.
     fn step(&self, plan: &UniformPlan) -> Result<Arc<StepGraph>, DegreeError> {
-        let key = (plan.micro_batches, plan.recompute);
+        let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
+        self.short_step(count, plan.recompute)
+            .map_err(|reason| DegreeError { reasons: vec![format!("mbs={}: {reason}", plan.micro_batch)] })
+    }
+
+    /// The short step in so many micro-batches.
+    fn short_step(&self, count: NonZeroU32, recompute: RecomputePolicy) -> Result<Arc<StepGraph>, String> {
+        let key = (count.get(), recompute);
         if let Some(known) = self.graphs.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(Arc::clone(known));
         }
-        let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
-        let kept = self.chain.segments.iter().map(|segment| segment.like as usize + 1).max().unwrap_or(1);
-        let made = StepGraph::of(
-            &self.chain.short,
-            (&self.chain.short_segments[..], kept),
-            count,
-            plan.recompute,
-            self.engine(),
-        )
-        .map_err(|reason| DegreeError { reasons: vec![format!("mbs={}: {reason}", plan.micro_batch)] })?;
+        let segments = (&self.chain.short_segments[..], self.kept_segments());
+        let made = StepGraph::of(&self.chain.short, segments, count, recompute, self.engine())?;
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Arc::clone(graphs.entry(key).or_insert_with(|| Arc::new(made))))
     }

@@ -238,7 +238,7 @@ impl UniformPricer<'_> {
             _ => 0.0,
         };
         // Of equal plans the one that holds least first: where it does not fit, no other does.
-        let large = 0.001 * (plan.micro_batch as f64).log2();
+        let large = 0.02 * (plan.micro_batch as f64).log2();
         bubble + stages + sums + again + gathers + large
     }
 }
