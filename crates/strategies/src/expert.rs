@@ -12,6 +12,7 @@ use crate::{
 use shardwright_graph::Graph;
 use shardwright_plan::{BaselineCost, Constraints, PlanDegrees};
 use shardwright_search::Control;
+use shardwright_space::on_finer_axes;
 use std::num::NonZeroU32;
 
 /// The name of the baseline.
@@ -31,7 +32,10 @@ pub struct Expert {
     pub bound_seconds: f64,
     /// Its degrees.
     pub degrees: PlanDegrees,
-    pub(crate) known: KnownPlan,
+    known: KnownPlan,
+    /// The same layouts on the machine's prime axes, and the bytes that a device holds there: several short collectives may be
+    /// faster than one along a whole role, which trainers run.
+    finer: Option<(KnownPlan, u64)>,
 }
 
 impl Expert {
@@ -69,7 +73,57 @@ impl Expert {
                 best = Some(own);
             }
         }
+        if let Some(best) = &mut best
+            && !limits.is_over()
+        {
+            best.finer = best.on_prime_axes(base, inputs, constraints)?;
+        }
         Ok(best)
+    }
+
+    /// The plan on the machine's prime axes, if it is faster there.
+    fn on_prime_axes(
+        &self,
+        base: &Graph,
+        inputs: VariantInputs<'_>,
+        constraints: &Constraints,
+    ) -> Result<Option<(KnownPlan, u64)>, StrategyError> {
+        let Ok(step) = self.variant.graph(base) else { return Ok(None) };
+        let mesh = inputs.machine.mesh().clone();
+        let assignment = on_finer_axes(&self.known.assignment, &self.known.mesh, &mesh);
+        let source = format!("{} on prime axes", self.known.source);
+        let known = KnownPlan { seconds: f64::INFINITY, mesh, assignment, source, ..self.known.clone() };
+        let planner = inputs.planner(&step.graph);
+        let Some(solution) = known.solution(&planner, constraints)? else { return Ok(None) };
+        let seconds = solution.step.map_or(f64::INFINITY, |step| step.times.step_seconds);
+        let held = solution.costs.peak_memory.0;
+        Ok((seconds < self.known.seconds).then_some((KnownPlan { seconds, ..known }, held)))
+    }
+
+    /// The fastest known plan with these layouts, and the bytes that a device holds.
+    pub(crate) fn fastest(&self) -> (&KnownPlan, u64) {
+        match &self.finer {
+            Some((finer, held)) => (finer, *held),
+            None => (&self.known, self.cost.peak_memory_bytes),
+        }
+    }
+
+    /// Makes the fastest plan with these layouts a candidate of `auto`, if the planner is that of its variant.
+    ///
+    /// # Errors
+    /// Where it cannot be priced.
+    pub fn keep_in(
+        &self,
+        variant: Variant,
+        planner: &Planner<'_>,
+        constraints: &Constraints,
+    ) -> Result<(), StrategyError> {
+        if self.variant == variant
+            && let Some(solution) = self.fastest().0.solution(planner, constraints)?
+        {
+            planner.keep(EXPERT, constraints, &solution);
+        }
+        Ok(())
     }
 
     /// A priced plan with its whole step simulated. None where it breaks a constraint, or its program is too large.
@@ -99,10 +153,10 @@ impl Expert {
         let (seconds, assignment) = (cost.step_seconds, solution.assignment);
         let known = KnownPlan { seconds, assignment, ..known };
         let bound_seconds = pricer.step_lower_bound()? as f64 / 1e12;
-        Ok(Some(Self { variant, cost, bound_seconds, degrees: degrees(priced), known }))
+        Ok(Some(Self { variant, cost, bound_seconds, degrees: degrees(priced), known, finer: None }))
     }
 
-    /// The plan as an answer, if the planner is that of its variant.
+    /// The uniform plan as an answer, if the planner is that of its variant.
     ///
     /// # Errors
     /// Where it cannot be priced.

@@ -9,7 +9,6 @@
 
 use crate::{
     error::StrategyError,
-    expert::Expert,
     known_plan::KnownPlan,
     variant_baselines::{FirstAnswer, VariantBaselines},
     variant_race::Race,
@@ -166,16 +165,17 @@ impl Visits<'_, '_, '_> {
 
     /// Takes the best uniform plan as the first answer of its variant.
     fn take_expert(&mut self) {
-        let Some(Expert { variant, cost, known, .. }) = self.race.known_expert() else { return };
-        let first = FirstAnswer { seconds: known.seconds, held: cost.peak_memory_bytes };
-        for own in self.entries.iter_mut().filter(|own| own.variant == *variant) {
+        let Some(expert) = self.race.known_expert() else { return };
+        let (variant, (known, held)) = (expert.variant, expert.fastest());
+        let first = FirstAnswer { seconds: known.seconds, held };
+        for own in self.entries.iter_mut().filter(|own| own.variant == variant) {
             own.first_answer = Some(first);
         }
         self.shortest = first.seconds;
         if !self.race.binds(first.held) {
-            self.decided = Some(*variant);
+            self.decided = Some(variant);
         }
-        self.incumbent = Some((*variant, known.clone()));
+        self.incumbent = Some((variant, known.clone()));
     }
 
     /// Whether a variant is at most as fast as the fastest recipe, or as a variant that memory does not limit.

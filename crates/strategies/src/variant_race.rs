@@ -15,7 +15,7 @@ use crate::{
     Planner, Strategy,
     describe::{PlanAnswer, plan},
     error::StrategyError,
-    expert::{EXPERT, Expert},
+    expert::Expert,
     first_answers::{Entry, FirstAnswers, first_answers},
     known_plan::KnownPlan,
     recipes::RECIPES,
@@ -155,11 +155,8 @@ impl<'g> Race<'_, 'g> {
         planner: &Planner<'_>,
         control: &Control<'_>,
     ) -> Result<PlanAnswer, StrategyError> {
-        // It is a candidate of `auto`.
-        if let Some(expert) = self.known_expert()
-            && let Some(solution) = expert.solution(variant, planner, self.constraints)?
-        {
-            planner.keep(EXPERT, self.constraints, &solution);
+        if let Some(expert) = self.known_expert() {
+            expert.keep_in(variant, planner, self.constraints)?;
         }
         plan(planner, self.strategy, self.constraints, control)
     }

@@ -80,14 +80,11 @@ impl<'r> Race<'r> {
         let (base, control) = (&self.inputs.graph, self.control(auto));
         let (variant, inputs) = (self.step.variant, variant_inputs(self.inputs));
         let found = Expert::find(base, &[variant], inputs, constraints, &control)?;
-        let solution = match found {
-            Some(own) => own.solution(variant, &self.planner, constraints)?,
-            None => None,
-        };
-        let Some(solution) = solution else { return Ok(None) };
+        let Some(found) = found else { return Ok(None) };
         let mut row = self.empty_row(EXPERT);
         row.search_seconds = control.elapsed().as_secs_f64();
-        self.planner.keep(EXPERT, constraints, &solution);
+        found.keep_in(variant, &self.planner, constraints)?;
+        let Some(solution) = found.solution(variant, &self.planner, constraints)? else { return Ok(None) };
         self.fill(&mut row, &solution, constraints.memory, &control)?;
         Ok(Some(row))
     }
