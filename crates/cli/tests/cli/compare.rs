@@ -35,7 +35,7 @@ fn a_comparison_comes_with_its_page() {
     let answer = json(&[&args[..], &["--report", &page, "--json"]].concat());
     assert_eq!(data(&page), answer);
     let solvers = |rows: &Value| list(rows).iter().map(|row| row["solver"].clone()).collect::<Vec<_>>();
-    assert_eq!(solvers(&answer["rows"]), ["auto", "exact", "data"]);
+    assert_eq!(solvers(&answer["rows"]), ["auto", "exact", "data", "expert"]);
 
     // Every count is what the machine of that size gives, and the last is the machine itself.
     let scaling = list(&answer["scaling"]);
