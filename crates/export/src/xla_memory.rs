@@ -12,6 +12,8 @@
 //!   with that dimension outermost and is transposed. A loop computes only the part of its result that all readers take.
 //! - Operands of a concatenation are written where they go. A slice is taken again by each reader. Our graph unrolls
 //!   loops, and these are how loops stack their results and read stacks.
+//! - What a loop stacks for another loop is written, however cheap it is, into a stack that lasts from the start of the
+//!   first loop to the end of the second (`add_stack`).
 //! - A product that sums over several dimensions transposes its first operand, so that these come last. The loop that
 //!   makes the operand writes it in both orders.
 //! - Ops state what their kernels hold beside operands and results (`Operator::xla_scratch_bytes`).
@@ -28,7 +30,8 @@ use shardwright_space::Assignment;
 /// Functions of at least this many operations per element are not fused into several readers.
 const EXPENSIVE: u64 = 4;
 
-/// Bytes that XLA allocates for one device's program. `donated` are arguments whose memory results may take over.
+/// Bytes that XLA allocates for one device's program. `donated` are arguments whose memory results may take over, `stacks`
+/// the slices of every stack that one loop fills and another one reads.
 ///
 /// # Errors
 /// If shardings cannot express the configs.
@@ -37,9 +40,10 @@ pub fn xla_memory(
     resharder: &Resharder,
     assignment: &Assignment,
     donated: &[TensorId],
+    stacks: &[Vec<TensorId>],
 ) -> Result<u64, ExportError> {
     let known = PlanLayouts::of(graph, resharder, assignment)?;
-    let program = Program::of(graph, &known, donated);
+    let program = Program::of(graph, &known, donated, stacks);
     let mut buffers = BufferList::default();
     let mut arguments: u64 = 0;
     for t in graph.tensor_ids() {
@@ -66,6 +70,9 @@ pub fn xla_memory(
     }
     for op in graph.op_ids() {
         program.add_scratch(op, &mut buffers);
+    }
+    for stack in stacks {
+        program.add_stack(stack, &mut buffers);
     }
     for t in graph.tensor_ids().filter(|t| program.fresh[t.index()]) {
         // A carried result has the layout of the argument that it replaces.
@@ -106,6 +113,8 @@ struct Program<'k> {
     result: Vec<bool>,
     /// Per tensor: whether it is a result with a buffer that is no donated argument's.
     fresh: Vec<bool>,
+    /// Per tensor that a loop stacks for another loop: the last op that makes one of the stack.
+    filled: Vec<Option<usize>>,
     /// Per op: whether it is fused into the loops that read its result.
     fused: Vec<bool>,
     /// Per op: the last op of the loops that it is fused into, or itself.
@@ -117,8 +126,18 @@ struct Program<'k> {
 }
 
 impl<'k> Program<'k> {
-    fn of(graph: &'k Graph, known: &'k PlanLayouts<'k>, donated: &[TensorId]) -> Self {
+    fn of(
+        graph: &'k Graph,
+        known: &'k PlanLayouts<'k>,
+        donated: &[TensorId],
+        stacks: &[Vec<TensorId>],
+    ) -> Self {
         let ops = graph.ops.len();
+        let mut filled = vec![None; graph.tensors.len()];
+        for stack in stacks {
+            let last = stack.iter().filter_map(|t| graph.tensor(*t).producer).map(OpId::index).max();
+            stack.iter().for_each(|t| filled[t.index()] = filled[t.index()].max(last));
+        }
         let mut result = vec![false; graph.tensors.len()];
         let mut fresh = vec![false; graph.tensors.len()];
         for t in &graph.outputs {
@@ -133,6 +152,7 @@ impl<'k> Program<'k> {
             consumers: graph.consumers(),
             result,
             fresh,
+            filled,
             fused: vec![false; ops],
             runs: (0..ops).collect(),
             late_sum: vec![false; graph.tensors.len()],
@@ -170,15 +190,23 @@ impl<'k> Program<'k> {
     fn add_tensor(&self, t: TensorId, producer: OpId, buffers: &mut BufferList) {
         let made = producer.index();
         let readers = self.consumers.of(t);
-        let last = readers.iter().map(|op| self.runs[op.index()]).max().unwrap_or(made).max(made);
+        // Later readers of a stacked tensor read the stack.
+        let filled = self.filled[t.index()];
+        let own =
+            readers.iter().map(|op| self.runs[op.index()]).filter(|&at| filled.is_none_or(|end| at <= end));
+        let last = own.max().unwrap_or(made).max(made);
         if let Some(&(_, _, bytes)) = self.known.paths[t.index()].reduced.first() {
             let summed = if self.late_sum[t.index()] { self.last_sum.max(made) } else { made };
             buffers.add(made, summed, bytes);
             if !self.is_concatenated(t) {
                 buffers.add(summed, last.max(summed), bytes);
             }
-        } else if self.result[t.index()] || self.fused[made] || self.is_concatenated(t) {
-            // Results are added by the caller; the others have no buffer.
+        } else if self.result[t.index()]
+            || self.fused[made]
+            || self.is_concatenated(t)
+            || (filled.is_some() && last == made && self.loop_writing(t).is_some())
+        {
+            // Results are added by the caller; the others have no buffer, or one in a stack.
         } else if self.slices(producer) {
             for reader in readers {
                 let runs = self.runs[reader.index()];
@@ -194,6 +222,24 @@ impl<'k> Program<'k> {
             buffers.add_written(made, last, self.written(t));
         } else {
             buffers.add(made, last, self.stored(t));
+        }
+    }
+
+    /// Adds a stack: all of its slices last from the start of the loop that fills it to the end of the one that reads it. An op
+    /// that is no loop reads a copy of its slice, which later ones share.
+    fn add_stack(&self, slices: &[TensorId], buffers: &mut BufferList) {
+        let made = slices.iter().filter_map(|t| self.graph.tensor(*t).producer).map(OpId::index);
+        let (Some(first), Some(filled)) = (made.clone().min(), made.max()) else { return };
+        let readers =
+            |t: TensorId| self.consumers.of(t).iter().copied().filter(move |op| op.index() > filled);
+        let ends = slices.iter().flat_map(|&t| readers(t)).map(|op| self.runs[op.index()]);
+        let last = ends.max().unwrap_or(filled);
+        for &t in slices {
+            buffers.add(first, last, self.stored(t));
+            let copied = readers(t).filter(|&op| !is_loop(self.rule(op))).map(OpId::index);
+            if let (Some(start), Some(end)) = (copied.clone().min(), copied.max()) {
+                buffers.add(start, end, self.stored(t));
+            }
         }
     }
 
@@ -232,11 +278,11 @@ impl<'k> Program<'k> {
 
     /// Adds the buffers that an op's kernel holds beside operands and results.
     fn add_scratch(&self, op: OpId, buffers: &mut BufferList) {
-        let node = self.graph.node(op);
+        let (node, shapes) = (self.graph.node(op), &self.known.shapes[op.index()]);
         if self.transposes_first_operand(op) {
-            let (t, shapes) = (node.inputs[0], &self.known.shapes[op.index()]);
+            let t = node.inputs[0];
             let bytes = self.local(t, &self.known.layouts.input(op, 0, shapes, self.known.mesh));
-            match self.loop_writing(t) {
+            match self.loop_writing(t).filter(|_| self.filled[t.index()].is_none()) {
                 // The loop writes it in this order alone.
                 Some(_) if self.consumers.of(t).len() == 1 => {}
                 Some(made) => buffers.add(made, op.index(), bytes),
@@ -303,6 +349,7 @@ impl<'k> Program<'k> {
             && !moved
             && paths.reduced.is_empty()
             && !self.result[t.index()]
+            && self.filled[t.index()].is_none()
             && (readers.len() == 1 || !readers.is_empty() && !expensive)
             && readers.iter().all(|&reader| is_loop(self.rule(reader)) || is_reduction(self.rule(reader)))
     }

@@ -24,7 +24,7 @@ fn bytes(program: &ImportedProgram, factor: &str) -> u64 {
     };
     let assignment = Assignment::new(program.graph.op_ids().map(split).collect());
     let resharder = Resharder::new(&machine, machine.mesh());
-    xla_memory(&program.graph, &resharder, &assignment, &[]).unwrap()
+    xla_memory(&program.graph, &resharder, &assignment, &[], &program.stacks).unwrap()
 }
 
 const PRODUCT: &str = "%0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0] : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>";
@@ -126,4 +126,46 @@ fn what_is_gathered_along_an_inner_dimension_is_turned_round() {
     assert_eq!(bytes(&program, "d1"), (x / 2 + w) + x / 2 + x + x + x);
     // Of the function only the rows are computed that the product takes.
     assert_eq!(bytes(&program, "b"), (x + w) + x / 2 + x / 2);
+}
+
+#[test]
+fn what_one_loop_stacks_for_another_is_written() {
+    let (x, w) = (8 * 16 * 4, 16 * 16 * 4);
+    let product = "%y = stablehlo.dot_general %a, %arg1, contracting_dims = [1] x [0] : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>
+          %j = stablehlo.add %i, %one : tensor<i32>";
+    let twice = "cond {
+          %p = stablehlo.compare LT, %i, %two, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %p : tensor<i1>
+        } do {";
+    let program = program(&format!(
+        "%c = stablehlo.constant dense<0> : tensor<i32>
+        %one = stablehlo.constant dense<1> : tensor<i32>
+        %two = stablehlo.constant dense<2> : tensor<i32>
+        %z = stablehlo.constant dense<0.0> : tensor<2x8x16xf32>
+        %f:3 = stablehlo.while(%i = %c, %x = %arg0, %s = %z) : tensor<i32>, tensor<8x16xf32>, tensor<2x8x16xf32>
+        {twice}
+          %n = stablehlo.negate %x : tensor<8x16xf32>
+          %part = stablehlo.reshape %n : (tensor<8x16xf32>) -> tensor<1x8x16xf32>
+          %t = stablehlo.dynamic_update_slice %s, %part, %i, %c, %c : (tensor<2x8x16xf32>, tensor<1x8x16xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x8x16xf32>
+          {}
+          stablehlo.return %j, %y, %t : tensor<i32>, tensor<8x16xf32>, tensor<2x8x16xf32>
+        }}
+        %b:2 = stablehlo.while(%i = %c, %x = %f#1) : tensor<i32>, tensor<8x16xf32>
+        {twice}
+          %part = stablehlo.dynamic_slice %f#2, %i, %c, %c, sizes = [1, 8, 16] : (tensor<2x8x16xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x16xf32>
+          %n = stablehlo.reshape %part : (tensor<1x8x16xf32>) -> tensor<8x16xf32>
+          %m = stablehlo.multiply %x, %n : tensor<8x16xf32>
+          {}
+          stablehlo.return %j, %y : tensor<i32>, tensor<8x16xf32>
+        }}
+        return %b#1 : tensor<8x16xf32>",
+        product.replace("%a,", "%x,"),
+        product.replace("%a,", "%m,"),
+    ));
+    assert_eq!(program.stacks.iter().map(Vec::len).collect::<Vec<_>>(), [2]);
+    // The stack, and operand and result of a product, one of which lies where the step's result will be.
+    assert_eq!(bytes(&program, "nothing"), (x + w) + 2 * x + x + x);
+    // A program in which nobody reads the stack has none: a negation has no buffer of its own.
+    let fused = ImportedProgram { stacks: Vec::new(), ..program };
+    assert!(bytes(&fused, "nothing") < (x + w) + 2 * x + x + x);
 }

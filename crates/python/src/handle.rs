@@ -101,10 +101,11 @@ impl PlanHandle {
     /// Bytes that XLA's program needs on one device; `donated` are positions of arguments whose memory it may reuse.
     fn xla_memory(&self, py: Python<'_>, donated: Vec<usize>) -> PyResult<u64> {
         let bytes = || {
-            let arguments = &self.program()?.imported.arguments;
-            let donated: Vec<_> = donated.iter().filter_map(|&i| arguments.get(i).copied()).collect();
+            let imported = &self.program()?.imported;
+            let donated: Vec<_> =
+                donated.iter().filter_map(|&i| imported.arguments.get(i).copied()).collect();
             let OpenedPlan { inputs, assignment, .. } = &self.0;
-            Ok(xla_memory(&inputs.graph, &self.0.resharder(), assignment, &donated)?)
+            Ok(xla_memory(&inputs.graph, &self.0.resharder(), assignment, &donated, &imported.stacks)?)
         };
         py.detach(bytes).map_err(failed)
     }

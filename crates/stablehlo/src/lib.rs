@@ -67,6 +67,8 @@ pub struct ImportedProgram {
     pub results: Vec<TensorId>,
     /// Approximations and replacements: opaque ops, branches of which both sides are computed, fused attention.
     pub notes: Vec<String>,
+    /// Per stack that a loop fills and another one reads slice by slice: the tensors of its slices.
+    pub stacks: Vec<Vec<TensorId>>,
     /// The program's operations and their ops, in text order. Operations of functions with several call sites are missing,
     /// since each of them corresponds to several ops.
     pub sites: Vec<Site>,

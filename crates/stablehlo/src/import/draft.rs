@@ -1,13 +1,16 @@
 //! The draft graph: the program's ops before the roles of arguments are known. Ops are typed and deduplicated, and have
 //! their origin in the text.
 
-use super::super::error::{Result, TextError};
+use super::{
+    super::error::{Result, TextError},
+    value::Stack,
+};
 use shardwright_graph::{
     DType, Op, Real, Shape, TensorType,
     ops::{Fill, Reshape, Transpose},
 };
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::{collections::HashMap, rc::Rc};
 
 /// The most ops of a program after unrolling and inlining.
 const MOST_STEPS: usize = 1 << 20;
@@ -56,6 +59,8 @@ pub(super) struct DraftGraph {
     pub ordinal: u32,
     /// The innermost loop around the next ops, by its position.
     pub in_loop: Option<usize>,
+    /// Stacks that loops filled, of which slices are read again.
+    pub stacks: Vec<Rc<Stack>>,
 }
 
 impl DraftGraph {
@@ -145,6 +150,13 @@ impl DraftGraph {
     /// Adds an op with one result.
     pub fn one(&mut self, op: impl Into<Op>, inputs: &[Slot]) -> Result<Slot> {
         Ok(self.add(op, inputs)?[0])
+    }
+
+    /// Notes that slices of a stack are read.
+    pub fn read_stack(&mut self, stack: &Rc<Stack>) {
+        if !self.stacks.iter().rev().any(|known| Rc::ptr_eq(known, stack)) {
+            self.stacks.push(stack.clone());
+        }
     }
 
     /// A view of equal shape, whose config constrains the layout of an argument.

@@ -12,12 +12,13 @@ use super::{
     roles::{Roles, infer, pointwise},
     shown,
     sites::{AbsorbedTransposes, ReplacedSlots},
-    value::SymbolicValue,
+    value::{Stack, SymbolicValue},
 };
 use rustc_hash::FxHashMap;
 use shardwright_graph::{
     DType, GraphBuilder, Init, LayerId, Op, Phase, Real, Role, Rule, Tensor, TensorId, fuse_attention,
 };
+use std::rc::Rc;
 
 impl<'a> Importer<'a> {
     pub fn finish(mut self, main: &'a Operation<'a>, results: &[SymbolicValue]) -> Result<ImportedProgram> {
@@ -70,6 +71,7 @@ impl<'a> Importer<'a> {
         if self.options.fuse_attention {
             replaced = fuse(&mut imported, &mut tensors, main.at)?;
         }
+        imported.stacks = stacks(&self.draft, &tensors);
         imported.sites = self.sites.finish(&self.draft, &absorbed, &tensors, &replaced, &imported.graph);
         Ok(imported)
     }
@@ -153,6 +155,23 @@ fn fuse(
     }
     imported.graph = fusion.graph;
     Ok(replaced)
+}
+
+/// The tensors of the slices of every stack that is read again. A slice has one dimension of size one more than its tensor.
+fn stacks(draft: &DraftGraph, tensors: &[Option<TensorId>]) -> Vec<Vec<TensorId>> {
+    let tensor = |&slot: &Slot| {
+        let mut from = slot;
+        while let Some(DraftOp { op: Op::Reshape(_), inputs, .. }) = draft.producer(from) {
+            from = inputs[0];
+        }
+        tensors[from.0 as usize]
+    };
+    let slices = |stack: &Rc<Stack>| stack.parts.iter().flatten().filter_map(tensor).collect();
+    let mut stacks: Vec<Vec<TensorId>> = draft.stacks.iter().map(slices).collect();
+    // Compilers keep one of two equal stacks.
+    stacks.sort_unstable();
+    stacks.dedup();
+    stacks
 }
 
 /// Whether the caller donates the memory of an argument, as training steps do with their state.
@@ -351,8 +370,14 @@ impl Assembler {
         }
         let graph = self.builder.finish();
         shardwright_graph::verify::verify(&graph).map_err(|e| TextError::new(self.at, e.to_string()))?;
-        let imported =
-            ImportedProgram { graph, arguments: given, results: tensors, notes, sites: Vec::new() };
+        let imported = ImportedProgram {
+            graph,
+            arguments: given,
+            results: tensors,
+            notes,
+            stacks: Vec::new(),
+            sites: Vec::new(),
+        };
         Ok((imported, self.tensors))
     }
 }

@@ -150,7 +150,10 @@ impl<'a> Importer<'a> {
                 match part
                     .filter(|_| slice.start[1..] == whole.start[1..] && slice.limit[1..] == whole.limit[1..])
                 {
-                    Some(part) if slice.stride.iter().all(|&n| n == 1) => Ok(SymbolicValue::Tensor(part)),
+                    Some(part) if slice.stride.iter().all(|&n| n == 1) => {
+                        self.draft.read_stack(stack);
+                        Ok(SymbolicValue::Tensor(part))
+                    }
                     _ => self.sliced_tensor(x, slice),
                 }
             }
