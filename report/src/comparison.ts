@@ -78,7 +78,7 @@ function scaling(data: Comparison): HTMLElement {
     return row ? show.seconds(row.step_seconds) : "-";
   };
   return panel("scaling", "Device counts",
-    `${about} ${grows ? "The batch grows with the devices; speedup is in samples per second." : "The batch is the same for all."} BaselineCost of the speedup: the best plan on ${many}.`,
+    `${about} ${grows ? "The batch grows with the devices; speedup is in samples per second." : "The batch is the same for all."} Speedups are over the best plan on ${many}.`,
     el("div", { class: "columns" },
       plot("speedup by device count", x, powersOfTwo("speedup", [...values(speeds), 1, last / first.devices], (own) => `${Number(own.toPrecision(3))}x`), speeds, ideal),
       plot("memory per device by device count", x, powersOfTwo("memory per device", values(held), (own) => show.tickBytes(own, own / 10), 1e9), held)),

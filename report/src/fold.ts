@@ -29,9 +29,16 @@ export function findFolds(signatures: string[]): Fold[] {
   return folds;
 }
 
-/** A name with `*` for the numbers of blocks: `blocks.3.mlp.up` as `blocks.*.mlp.up`. A number at the end is no block's. */
+/** A module that is a block by its name and number: the innermost one is repeated (`layer3.block6.conv1`). */
+const NAMED_BLOCK = /^(.*(?:^|[. ])(?:block|cell|layer|stage|unit)_?)\d+(?=\.)/;
+
+/**
+ * A name with `*` for the numbers of blocks: `blocks.3.mlp.up` as `blocks.*.mlp.up`, `layer3.block6.conv1` as `layer3.block*.conv1`. A number
+ * at the end is no block's.
+ */
 export function ofBlocks(name: string): string {
-  return name.replace(/(^|[. ])\d+(?=\.)/g, "$1*");
+  const numbers = name.replace(/(^|[. ])\d+(?=\.)/g, "$1*");
+  return numbers === name ? name.replace(NAMED_BLOCK, "$1*") : numbers;
 }
 
 /** A name without its numbers: equal for the same layer of all blocks. */

@@ -27,6 +27,11 @@ export function rate(value: number): string {
   return value < 100 ? value.toFixed(2) : Math.round(value).toLocaleString("en-US");
 }
 
+/** A whole number with commas. */
+export function number(value: number): string {
+  return value.toLocaleString("en-US");
+}
+
 /** The same, with zero as a plain 0. */
 export function orZero(text: (value: number) => string): (value: number) => string {
   return (value) => (value === 0 ? "0" : text(value));
@@ -37,7 +42,7 @@ export function percent(share: number): string {
 }
 
 export function count(value: number, noun: string): string {
-  return `${value} ${noun}${value === 1 ? "" : "s"}`;
+  return `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 }
 
 /** A rate of arithmetic. */

@@ -54,6 +54,8 @@ function planContent(report: Page): PageContent {
 
 function start(): void {
   const data = read();
+  // What was to be seen while the data were read.
+  document.getElementById("first")?.remove();
   const { title, about, parts, verdict, drawer, ready } = "plan" in data ? planContent(data) : comparison(data);
   const menu = el("nav", { "aria-label": "panels" }, ...parts.map((part) => el("a", { href: `#${part.id}` }, part.title)));
   const [first, ...others] = parts;

@@ -4,6 +4,7 @@ import { chart, Line } from "./chart";
 import { el, panel } from "./dom";
 import * as show from "./format";
 import { Improvement, Page } from "./model";
+import { searched } from "./summary";
 
 /** The log has one search after the other. A bound never falls within a search. */
 function searches(log: Improvement[]): Improvement[][] {
@@ -28,11 +29,13 @@ function falling(own: Improvement[]): Improvement[] {
 
 export function search(report: Page): HTMLElement {
   const { plan, search: log } = report;
-  const about = `${plan.solver}: ${plan.space.variables} ${plan.space.untied ? "ops" : "layers"} with ${plan.space.choices} configs, ${plan.search_seconds.toFixed(2)} s in total, including reading and pricing.`;
+  const about = `${plan.solver}: ${searched(plan)}, ${plan.search_seconds.toFixed(2)} s in total, including reading and pricing.${plan.parallelism.recipe ? ` The plan equals the recipe ${plan.parallelism.recipe}.` : ""}`;
   if (!log.length) {
     return panel("search", "Search", about, el("p", {}, "No search log: recipes do not search, and only `plan --report` records a search."));
   }
   const end = Math.max(plan.search_seconds, log[log.length - 1]!.seconds);
+  // The answer may be a recipe, which no search has found: the line ends at the plan's own step.
+  const answer: Improvement = { seconds: end, best: Math.round(plan.simulated.step_seconds * 1e12), bound: 0 };
   const all = searches(log);
   const bounded = all.filter((own, at) => !isSimulated(own, at));
   const simulated = all.filter(isSimulated);
@@ -45,7 +48,7 @@ export function search(report: Page): HTMLElement {
   const lines = [
     line("best plan: step time without overlap", "#d55e00", falling(bounded.flat()), (entry) => entry.best!),
     ...bounds,
-    line("best plan: simulated step time", "#009e73", falling(simulated.flat()), (entry) => entry.best!, "2 3"),
+    line("best plan: simulated step time", "#009e73", simulated.length ? falling([...simulated.flat(), answer]) : [], (entry) => entry.best!, "2 3"),
   ].filter((own) => own.values.length > 0);
   if (!lines.length) return panel("search", "Search", about);
   const least = Math.min(...lines.flatMap((own) => own.values));

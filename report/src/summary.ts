@@ -19,6 +19,12 @@ export function verdict(plan: Plan): string {
   return `at most ${show.percent(plan.gap)} above the ${plan.space.coarse ? "optimum on any axes" : "optimum"}`;
 }
 
+/** The size of the search. */
+export function searched(plan: Plan): string {
+  const { variables, choices, untied } = plan.space;
+  return choices > 0 ? `searched ${show.number(variables)} variables (${untied ? "ops" : "layers"}) with ${show.number(choices)} configs` : "uniform plans searched";
+}
+
 /** A baseline's name, its micro-batches and recomputation, and whether it does not fit the memory. */
 function described(name: string, cost: BaselineCost): string {
   const notes = [
@@ -59,7 +65,8 @@ function steps(report: Page): HTMLElement {
       ...by((cost) => cost.step_seconds).map(([name, cost]) => simulated(described(name, cost), cost.step_seconds, cost.compute_seconds, false)),
     ], 3),
     legend([{ colour: COMPUTING.colour, text: "computing" }, { colour: MOVE.colour, text: other }]),
-    bars("Step time without overlap (the proved objective)", [
+    // Of stages that run at the same time the sum says nothing.
+    waits ? null : bars("Step time without overlap (the proved objective)", [
       sum("this plan", plan.objective, true),
       ...by((cost) => cost.objective).map(([name, cost]) => sum(described(name, cost), cost.objective, false)),
     ], 3));
@@ -94,17 +101,19 @@ function rates(plan: Plan): HTMLElement[] {
 export function summary(report: Page): HTMLElement {
   const { plan } = report;
   const data = plan.baselines["data"];
-  const limit = plan.memory_limit_bytes ?? report.device_memory_bytes;
-  // The headline's comparison: the fastest baseline that fits and is not the plan itself.
-  const best = Object.entries(plan.baselines).filter(([name, cost]) => cost.fits && name !== plan.parallelism.recipe).reduce<[string, number] | null>(
+  const limit = plan.memory_limit_bytes ?? report.usable_memory_bytes ?? report.device_memory_bytes;
+  // The headline's comparison: the fastest baseline that fits and is not the plan itself, which may be the best uniform plan.
+  const isRival = (name: string, cost: BaselineCost) =>
+    cost.fits && name !== plan.parallelism.recipe && (name !== "expert" || cost.step_seconds !== plan.simulated.step_seconds);
+  const best = Object.entries(plan.baselines).filter(([name, cost]) => isRival(name, cost)).reduce<[string, number] | null>(
     (least, [name, cost]) => (least && least[1] <= cost.step_seconds ? least : [name, cost.step_seconds]), null);
   const tiles = el("dl", { class: "tiles" },
-    tile("step time", show.seconds(plan.simulated.step_seconds), `without overlap: ${show.seconds(plan.objective / 1e12)}`),
+    tile("step time", show.seconds(plan.simulated.step_seconds), plan.pipeline ? show.count(plan.pipeline.stages.length, "pipeline stage") : `without overlap: ${show.seconds(plan.objective / 1e12)}`),
     best ? tile(`speedup over ${best[0]}`, `${(best[1] / plan.simulated.step_seconds).toFixed(2)}x`, "the fastest other recipe that fits") : null,
     ...rates(plan),
-    tile("optimality", verdict(plan), `${plan.overlap?.gap === null || plan.overlap === undefined ? "without overlap" : "of the best step of any plan, proved"}; ${plan.space.variables} ${plan.space.untied ? "ops" : "layers"}, ${plan.space.choices} configs, search ${plan.search_seconds.toFixed(2)} s`),
+    tile("optimality", verdict(plan), `${plan.overlap?.gap === null || plan.overlap === undefined ? "without overlap" : "of the best step of any plan, proved"}; ${searched(plan)}, ${plan.search_seconds.toFixed(2)} s`),
     tile("memory per device", show.bytes(plan.peak_memory_bytes),
-      `${show.percent(plan.peak_memory_bytes / Math.max(limit, 1))} of the ${show.bytes(limit)} ${plan.memory_limit_bytes === null ? "of a device" : "limit"}${!plan.fits ? ": does not fit" : ""}`),
+      `${show.percent(plan.peak_memory_bytes / Math.max(limit, 1))} of the ${show.bytes(limit)} ${plan.memory_limit_bytes === null ? "usable" : "limit"}${!plan.fits ? ": does not fit" : ""}`),
     tile("bytes sent per step", show.bytes(plan.traffic_bytes), data ? `data parallelism: ${show.bytes(data.traffic_bytes)}` : "all devices"));
   const { costs } = plan;
   const notes = [...plan.warnings, ...(plan.search_notes ?? [])];

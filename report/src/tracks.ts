@@ -56,12 +56,12 @@ export function withWaits(step: StepView, own: number, bands: BandView[]): BandV
   return [...bands, ...waits];
 }
 
-/** Passes, joined where nothing but updates is between them. */
+/** Passes, joined where nothing but updates and recomputing is between them. */
 function named(bands: BandView[]): BandView[] {
   const joined: BandView[] = [];
   for (const band of bands) {
     const last = joined[joined.length - 1];
-    if (band.pass === "update") continue;
+    if (band.pass === "update" || band.pass === "recompute") continue;
     if (last && last.pass === band.pass && last.micro_batch === band.micro_batch) last.end_ps = band.end_ps;
     else joined.push({ ...band });
   }

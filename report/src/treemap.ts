@@ -1,6 +1,7 @@
 // Rectangles whose areas are values, by module: squarified (Bruls, Huizing and van Wijk, 2000).
 
 import { el, svg } from "./dom";
+import { ofBlocks } from "./fold";
 import { hideTip, showTip } from "./tip";
 
 export interface Module {
@@ -35,7 +36,7 @@ export function modules(values: { name: string; value: number }[]): Module {
     let own = top;
     own.value += value;
     own.layers++;
-    for (const part of name.split(".").map((part) => (/^\d+$/.test(part) ? "*" : part))) {
+    for (const part of ofBlocks(name).split(".").map((part) => (/^\d+$/.test(part) ? "*" : part))) {
       let next = own.parts.get(part);
       if (!next) own.parts.set(part, (next = { name: part, path: own.path ? `${own.path}.${part}` : part, value: 0, itself: 0, layers: 0, parts: new Map() }));
       next.value += value;

@@ -337,6 +337,8 @@ export interface Page {
   plan: Plan;
   /** What a device's memory holds. */
   device_memory_bytes: number;
+  /** What a plan may fill of it; none where the machine states no memory. */
+  usable_memory_bytes: number | null;
   /** The rates of a device's data sheet. */
   device: DeviceRates;
   /** Names of the machine's levels, outermost first. */

@@ -101,7 +101,7 @@ pub fn mark_front(plans: &mut [MemoryLimitRow]) {
 impl Comparison {
     /// Writes the page as one HTML file.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        write_page(out, &format!("{} on {}: strategies compared", self.model, self.machine), self)
+        write_page(out, &format!("{} on {}: strategies compared", self.model, self.machine), "", self)
     }
 }
 

@@ -12,13 +12,20 @@ impl Page<'_> {
     /// Writes the page as one HTML file.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let two = if self.difference.is_some() { ": two plans" } else { "" };
-        write_page(out, &format!("{} on {}{two}", self.plan.model, self.plan.machine), self)
+        let title = format!("{} on {}{two}", self.plan.model, self.plan.machine);
+        write_page(out, &title, &self.plan.summary, self)
     }
 }
 
-/// Writes data with the program that draws them; which page it is the program sees from the data.
-pub(crate) fn write_page(out: &mut dyn Write, title: &str, data: &impl Serialize) -> io::Result<()> {
-    let title = escaped(title);
+/// Writes data with the program that draws them; which page it is the program sees from the data. The answer in words comes before the
+/// data: it is painted while they are read, which takes a second of a large pipeline.
+pub(crate) fn write_page(
+    out: &mut dyn Write,
+    title: &str,
+    answer: &str,
+    data: &impl Serialize,
+) -> io::Result<()> {
+    let (title, answer) = (escaped(title), escaped(answer));
     write!(
         out,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -27,6 +34,7 @@ pub(crate) fn write_page(out: &mut dyn Write, title: &str, data: &impl Serialize
          script-src 'unsafe-inline'; img-src data:\">\n\
          <title>{title} - Shardwright</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
          <noscript>This report is drawn by a program inside it: allow scripts to see it.</noscript>\n\
+         <main id=\"first\"><h1>{title}</h1>\n<p class=\"sentence\">{answer}</p></main>\n\
          <script type=\"application/json\" id=\"data\">"
     )?;
     serde_json::to_writer(Harmless(&mut *out), data)?;
@@ -61,6 +69,15 @@ impl Write for Harmless<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_answer_is_there_before_the_data() {
+        let mut out = Vec::new();
+        write_page(&mut out, "a <b>", "within 5% & <i>", &[1, 2]).unwrap();
+        let page = String::from_utf8(out).unwrap();
+        let answer = page.find("<p class=\"sentence\">within 5% &amp; &lt;i&gt;</p>").unwrap();
+        assert!(page.find("<h1>a &lt;b&gt;</h1>").unwrap() < answer && answer < page.find("[1,2]").unwrap());
+    }
 
     #[test]
     fn nothing_ends_the_script_element() {

@@ -50,6 +50,8 @@ pub struct Page<'p> {
     pub plan: &'p Plan,
     /// What a device's memory holds.
     pub device_memory_bytes: u64,
+    /// What a plan may fill of it; none where the machine states no memory.
+    pub usable_memory_bytes: Option<u64>,
     /// The rates of a device's data sheet.
     pub device: DeviceRates,
     /// Names of the machine's levels, outermost first.
@@ -140,6 +142,7 @@ impl<'p> Page<'p> {
         Ok(Self {
             plan,
             device_memory_bytes: context.machine.slowest().memory.0,
+            usable_memory_bytes: context.machine.memory_limit().map(|usable| usable.0),
             device: DeviceRates::of(context),
             levels: context.machine.levels().iter().map(|level| level.name.clone()).collect(),
             ops: OpFacts::all(context, assignment)?,

@@ -45,4 +45,4 @@ pub use request::{
 };
 pub use shardwright_machine::show_bytes;
 pub use stablehlo::Program;
-pub use summary::{Detail, grouped, headline, show_seconds, summarise};
+pub use summary::{Detail, grouped, headline, show_seconds, stem, summarise};

@@ -31,13 +31,34 @@ impl<'p> Line<'p> {
     }
 }
 
+/// What blocks are called whose number is part of their name.
+const NAMED_BLOCKS: [&str; 5] = ["block", "cell", "layer", "stage", "unit"];
+
+/// A layer's name without the number of its block: `blocks.*.ln1`, `layer3.block*.conv1`. The report folds the same names
+/// (`report/src/fold.ts`).
+pub fn stem(name: &str) -> String {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let mut parts: Vec<String> = name.split('.').map(String::from).collect();
+    if parts.iter().any(|part| number(part)) {
+        parts.iter_mut().filter(|part| number(part)).for_each(|part| "*".clone_into(part));
+        return parts.join(".");
+    }
+    // The innermost of such modules is the one that is repeated.
+    let modules = parts.len().saturating_sub(1);
+    let block = parts[..modules].iter_mut().rev().find_map(|part| {
+        let word = part.trim_end_matches(|digit: char| digit.is_ascii_digit());
+        let is_block = word.len() < part.len() && NAMED_BLOCKS.contains(&word.trim_end_matches('_'));
+        is_block.then(|| word.len()).map(|length| (part, length))
+    });
+    if let Some((part, length)) = block {
+        part.truncate(length);
+        part.push('*');
+    }
+    parts.join(".")
+}
+
 /// One row for all layers with equal configs whose names differ only in the number of the block (`blocks.3.ln1`).
 fn repeated(layers: &[PlanLayer]) -> Vec<Line<'_>> {
-    let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
-    let stem = |name: &str| {
-        let parts: Vec<&str> = name.split('.').map(|part| if number(part) { "*" } else { part }).collect();
-        parts.join(".")
-    };
     let mut lines: Vec<Line<'_>> = Vec::new();
     let mut known: BTreeMap<(String, &str, &str), usize> = BTreeMap::new();
     for layer in layers {
@@ -83,11 +104,7 @@ pub fn summarise(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Resul
     print_baselines(out, plan)?;
     print_placements(out, plan)?;
     let search = plan.search_notes.iter().filter(|_| detail == Detail::All);
-    plan.warnings
-        .iter()
-        .chain(search)
-        .flat_map(|warning| wrapped(&format!("note: {warning}"), WIDTH))
-        .try_for_each(|line| writeln!(out, "{line}"))
+    plan.warnings.iter().chain(search).try_for_each(|warning| writeln!(out, "{}", hanging("note: ", warning)))
 }
 
 fn print_layers(out: &mut impl Write, plan: &Plan, all: bool) -> io::Result<()> {
@@ -155,7 +172,8 @@ fn print_step(out: &mut impl Write, plan: &Plan, detail: Detail) -> io::Result<(
         fact(out, "without overlap", &show_seconds(plan.objective as f64 / 1e12))?;
     }
     print_throughput(out, plan)?;
-    fact(out, "memory", &format!("{} per device at most", memory(plan)))?;
+    let verdict = if plan.fits { "" } else { ": does not fit" };
+    fact(out, "memory", &format!("{} per device at most{verdict}", held(plan)))?;
     if plan.micro_batches > 1 {
         fact(out, "micro-batches", &format!("{} per step", plan.micro_batches))?;
     }
@@ -237,11 +255,9 @@ fn print_groups(out: &mut impl Write, pipeline: &PlanPipeline) -> io::Result<()>
 }
 
 /// Memory in use, and the limit where there is one.
-fn memory(plan: &Plan) -> String {
-    let held = show_bytes(plan.peak_memory_bytes);
+fn held(plan: &Plan) -> String {
     let of = plan.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", show_bytes(limit)));
-    let verdict = if plan.fits { "" } else { " (does not fit the device)" };
-    format!("{held}{of}{verdict}")
+    format!("{}{of}", show_bytes(plan.peak_memory_bytes))
 }
 
 /// Rates in the user's units, and their cost where a price is given.
@@ -318,7 +334,7 @@ pub fn headline(plan: &Plan) -> String {
         let name = if name == EXPERT { "the best uniform plan" } else { name.as_str() };
         facts.push(format!("{ratio} {name}{variant}"));
     }
-    facts.push(memory(plan));
+    facts.push(held(plan) + if plan.fits { "" } else { " (does not fit the device)" });
     if let Some(gap) = plan.overlap.and_then(|bound| bound.gap) {
         facts.push(within(gap));
     }
@@ -470,6 +486,22 @@ mod tests {
         assert_eq!(within(0.0004), "proved within 0.1% of the best step");
         assert_eq!(within(0.1604), "proved within 16.1% of the best step");
         assert_eq!(within(1.4568), "at most 2.5 times the best step");
+    }
+
+    #[test]
+    fn layers_of_equal_blocks_share_a_name() {
+        for (name, shared) in [
+            ("blocks.3.mlp.up", "blocks.*.mlp.up"),
+            ("blocks.3.experts.5.up", "blocks.*.experts.*.up"),
+            ("layer3.block6.conv1", "layer3.block*.conv1"),
+            ("block4.layer12.norm2.mean", "block4.layer*.norm2.mean"),
+            ("conv1.grad", "conv1.grad"),
+            ("layer1", "layer1"),
+            ("unblock3.x", "unblock3.x"),
+            ("", ""),
+        ] {
+            assert_eq!(stem(name), shared);
+        }
     }
 
     #[test]

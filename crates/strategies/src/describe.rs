@@ -223,14 +223,19 @@ pub(crate) fn describe((name, about): (&str, &str), solution: &Solution<'_>, see
     }
 }
 
+/// The most that a device of every group holds; nothing where the program cannot be made.
+pub(crate) fn peak_by_group(context: &Context<'_>, assignment: &Assignment) -> BTreeMap<u32, u64> {
+    let program = lower(context.graph, &context.resharder, assignment).ok();
+    program.map_or_else(BTreeMap::new, |program| program.peak_by_group())
+}
+
 /// The pipeline as it is written down, without its bubble.
 fn pipeline(solution: &Solution<'_>) -> Option<PlanPipeline> {
     let Solution { context, assignment, costs, .. } = solution;
     let pipeline = assignment.pipeline.as_ref()?;
     let (graph, mesh) = (context.graph, context.mesh());
     let groups = pipeline.groups(mesh);
-    let program = lower(graph, &context.resharder, assignment).ok();
-    let peaks = program.map_or(BTreeMap::new(), |program| program.peak_by_group());
+    let peaks = peak_by_group(context, assignment);
     let stages = (0..pipeline.stage_count(mesh)).map(|stage| {
         let own = costs.layers.iter().zip(&pipeline.stages).filter(|(_, own)| **own == stage);
         let group = pipeline.schedule.place(groups, stage).0;

@@ -106,6 +106,11 @@ pub trait Strategy: Sync {
         false
     }
 
+    /// Whether it searches until its time is over, or its proposals are used up.
+    fn takes_all_time(&self) -> bool {
+        false
+    }
+
     /// Whether a limit of proposals ends its walks.
     fn takes_proposals(&self) -> bool {
         false

@@ -47,6 +47,10 @@ impl Strategy for Mcmc {
         true
     }
 
+    fn takes_all_time(&self) -> bool {
+        true
+    }
+
     fn takes_proposals(&self) -> bool {
         true
     }

@@ -132,6 +132,24 @@ fn equal_stages_take_the_closed_form() {
 }
 
 #[test]
+fn a_written_plan_has_one_peak() {
+    let machine = builtin("8xa100").unwrap();
+    let graph = gpt(8, 16);
+    let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
+    for degrees in ["pp=4,dp=2,mbs=1", "tp=2,pp=2,vp=2,dp=2,mbs=1,zero=1,sp,recompute=selective"] {
+        let priced = pricer.price(&plan(degrees, &pricer)).unwrap();
+        let written = write_down(&pricer, &priced, ("as", "test"), None, &Control::new()).unwrap();
+        let plan = &written.answer.plan;
+        let stages = &plan.pipeline.as_ref().unwrap().stages;
+        let most = stages.iter().map(|stage| stage.peak_memory_bytes).max();
+        assert_eq!(most, Some(plan.peak_memory_bytes), "{degrees}");
+        // A group's devices hold all of its chunks at once.
+        let of = |group: u32| stages.iter().filter(move |stage| stage.group == group);
+        assert!(of(0).all(|stage| stage.peak_memory_bytes == stages[0].peak_memory_bytes), "{degrees}");
+    }
+}
+
+#[test]
 fn degrees_that_do_not_suit_are_named_one_by_one() {
     let machine = builtin("8xa100").unwrap();
     let graph = gpt(8, 64);

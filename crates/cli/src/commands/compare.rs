@@ -77,11 +77,13 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         inputs.machine.restrict(u64::from(devices))?;
     }
     let strategies = if named.is_empty() { STRATEGIES.to_vec() } else { named.clone() };
-    let searches = strategies.iter().filter(|own| own.optimises() != Optimised::Nothing).count();
-    let most = whole.time.as_secs_f64() * searches as f64;
-    if searches > 0 && !args.json && !args.quiet {
-        let all = if searches == 1 { "one search" } else { &format!("{searches} searches") };
-        complain(&format_args!("{all}, {most:.0} s at most; rows come as they are found"));
+    if !args.json && !args.quiet {
+        let named = (!named.is_empty()).then_some(&named[..]);
+        // The number of micro-batches is searched before the strategies run.
+        let chosen = usize::from(variants.iter().any(|own| own.micro_batches != variants[0].micro_batches));
+        if let Some(told) = args.announcement(&strategies, named.unwrap_or(&cheap()), all, chosen, &whole) {
+            complain(&told);
+        }
     }
     let line = ProgressLine::new("pricing every choice");
     if !silent {
@@ -178,6 +180,45 @@ fn cheap() -> Vec<&'static dyn Strategy> {
 }
 
 impl Args {
+    /// How many searches there are and how long they take: some use all of their time, the others end when they are done. None where
+    /// nothing is searched.
+    fn announcement(
+        &self,
+        strategies: &[&dyn Strategy],
+        curves: &[&dyn Strategy],
+        devices: u32,
+        chosen: usize,
+        request: &Request,
+    ) -> Option<String> {
+        let searching = |own: &&&dyn Strategy| own.optimises() != Optimised::Nothing;
+        let counts = self.devices.iter().filter(|&&count| count != devices).count();
+        // `--pareto` also plans without a limit, and looks for the least memory.
+        let limits = if self.pareto > 0 { self.pareto as usize + 2 } else { 0 };
+        let searches = chosen
+            + strategies.iter().filter(searching).count()
+            + counts * curves.iter().filter(searching).count()
+            + limits;
+        if searches == 0 {
+            return None;
+        }
+        let walking = |own: &&&dyn Strategy| own.takes_all_time() && request.proposals.is_none();
+        let walks =
+            strategies.iter().filter(walking).count() + counts * curves.iter().filter(walking).count();
+        let time = request.time.as_secs_f64();
+        let least = match strategies.iter().find(walking) {
+            Some(walk) => {
+                format!("at least {:.0} s, since {} uses its time up, and ", walks as f64 * time, walk.name())
+            }
+            None => String::new(),
+        };
+        let count = if searches == 1 { "one search".into() } else { format!("{searches} searches") };
+        let most = searches as f64 * time;
+        Some(hanging(
+            "",
+            &format!("{count}: {least}at most {most:.0} s (--time); rows come as they are found"),
+        ))
+    }
+
     /// The arguments for the machine's first devices, or for all of them.
     fn on(&self, devices: Option<u32>) -> anyhow::Result<Request> {
         let mut request = self.request.clone();

@@ -5,9 +5,12 @@ use crate::commands::report;
 use crate::files::{check_outputs, is_standard, write_atomically};
 use anyhow::{Context as _, ensure};
 use shardwright_plan::Plan;
-use shardwright_report::{Difference, Page};
-use shardwright_request::{OpenedPlan, Request, read_known_plan, show_bytes, show_seconds};
+use shardwright_report::{Change, Difference, Page};
+use shardwright_request::{
+    OpenedPlan, Request, hanging, read_known_plan, shortened, show_bytes, show_seconds, stem,
+};
 use shardwright_space::{common_axes, on_finer_axes};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -118,28 +121,73 @@ fn print(out: &mut impl Write, answer: &Difference) -> io::Result<()> {
     }
     writeln!(
         out,
-        "\n{:<32} {:<14} {:<14} {:>4} {:>14} {:>14}",
+        "\n{:<25} {:<13} {:<13} {:>4} {:>10} {:>10}",
         "op", "before", "after", "ops", "alone", "undone"
     )?;
-    for change in &answer.changes {
+    for row in rows(&answer.changes) {
+        let times = if row.layers > 1 { format!(" ({}x)", row.layers) } else { String::new() };
         writeln!(
             out,
-            "{:<32} {:<14} {:<14} {:>4} {:>14} {:>14}",
-            change.op,
-            change.before,
-            change.after,
-            change.ops,
-            change.alone_seconds.map_or_else(|| "-".into(), signed),
-            change.undone_seconds.map_or_else(|| "-".into(), signed)
+            "{:<25} {:<13} {:<13} {:>4} {:>10} {:>10}",
+            shortened(&row.op, 25_usize.saturating_sub(times.len())) + &times,
+            shortened(row.before, 13),
+            shortened(row.after, 13),
+            row.ops,
+            row.alone.map_or_else(|| "-".into(), signed),
+            row.undone.map_or_else(|| "-".into(), signed)
         )?;
     }
     let alone: f64 = answer.changes.iter().filter_map(|change| change.alone_seconds).sum();
-    writeln!(
-        out,
-        "note: `alone`: change of the first plan's time without overlap by this change alone\n\
-         note: `undone`: change of the second plan's time without overlap if this change is taken back\n\
-         note: all changes together: {:+.3} ms; sum of `alone`: {:+.3} ms; neighbours cause the difference",
-        (sums[1] - sums[0]) * 1e3,
-        alone * 1e3
-    )
+    let together = format!(
+        "all changes together: {}; sum of `alone`: {}; neighbours cause the difference",
+        signed(sums[1] - sums[0]),
+        signed(alone)
+    );
+    [
+        "`alone`: change of the first plan's time without overlap by this change alone",
+        "`undone`: change of the second plan's time without overlap if this change is taken back",
+        &together,
+    ]
+    .iter()
+    .try_for_each(|note| writeln!(out, "{}", hanging("note: ", note)))
+}
+
+/// A row of the table: a layer, or the equal changes of several blocks with the sums of their times.
+struct Row<'d> {
+    op: String,
+    before: &'d str,
+    after: &'d str,
+    layers: usize,
+    ops: usize,
+    alone: Option<f64>,
+    undone: Option<f64>,
+}
+
+/// One row for all layers that change equally and whose names differ only in the number of the block.
+fn rows(changes: &[Change]) -> Vec<Row<'_>> {
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    let mut known: BTreeMap<(String, &str, &str), usize> = BTreeMap::new();
+    for change in changes {
+        let key = (stem(&change.op), change.before.as_str(), change.after.as_str());
+        if let Some(&at) = known.get(&key) {
+            let row = &mut rows[at];
+            row.op = key.0;
+            (row.layers, row.ops) = (row.layers + 1, row.ops + change.ops);
+            let sum = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
+            row.alone = sum(row.alone, change.alone_seconds);
+            row.undone = sum(row.undone, change.undone_seconds);
+            continue;
+        }
+        known.insert(key, rows.len());
+        rows.push(Row {
+            op: change.op.clone(),
+            before: &change.before,
+            after: &change.after,
+            layers: 1,
+            ops: change.ops,
+            alone: change.alone_seconds,
+            undone: change.undone_seconds,
+        });
+    }
+    rows
 }

@@ -61,12 +61,9 @@ impl FileRow {
 
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let Row { name, parameters, ops, flops_per_step, .. } = &self.row;
-        writeln!(
-            out,
-            "{name}: {} parameters, {ops} ops, {}FLOP per step",
-            grouped(*parameters as f64),
-            si(*flops_per_step as f64)
-        )?;
+        let (parameters, flops) = (grouped(*parameters as f64), si(*flops_per_step as f64));
+        let facts = format!("{name}: {parameters} parameters, {ops} ops, {flops}FLOP per step");
+        writeln!(out, "{}", hanging("", &facts))?;
         writeln!(out, "{}", hanging("inputs: ", &self.inputs.join(", ")))?;
         self.notes.iter().try_for_each(|note| writeln!(out, "{}", hanging("note: ", note)))
     }
@@ -202,7 +199,7 @@ fn describe(spec: &str, args: &Args) -> anyhow::Result<Description> {
 
 fn write_description(out: &mut impl Write, description: &Description) -> anyhow::Result<()> {
     let row = &description.row;
-    writeln!(out, "{}: {}", row.name, row.summary)?;
+    writeln!(out, "{}", hanging("", &format!("{}: {}", row.name, row.summary)))?;
     writeln!(
         out,
         "{} parameters, {} ops, {}FLOP per step\n",

@@ -9,7 +9,7 @@ use crate::progress::ProgressLine;
 use crate::{Verdict, complain};
 use anyhow::Context as _;
 use shardwright_plan::PlanError;
-use shardwright_request::{Detail, Event, OpenedPlan, Request, summarise};
+use shardwright_request::{Detail, Event, OpenedPlan, Request, hanging, summarise};
 use shardwright_search::LogEntry;
 use shardwright_strategies::{SoyBeanError, StrategyError, find};
 use std::fs::File;
@@ -153,11 +153,9 @@ pub fn demonstrate() -> anyhow::Result<Verdict> {
         // The summary is useful without the report, so a read-only folder is no error.
         Err(error) => writeln!(out, "\nThere is no report: {error:#}.")?,
     }
-    writeln!(
-        out,
-        "Next: `shardwright plan MODEL --machine NAME --report plan.html`, `shardwright compare MODEL`,\n\
-         `shardwright models` and `shardwright machines` list what is built in."
-    )?;
+    let next = "`shardwright plan MODEL --machine NAME --report plan.html`, `shardwright compare MODEL`; `shardwright models` \
+                and `shardwright machines` list what is built in.";
+    writeln!(out, "{}", hanging("Next: ", next))?;
     Ok(Verdict::Done)
 }
 

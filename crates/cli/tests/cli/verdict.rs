@@ -27,8 +27,21 @@ fn lines_fit_eighty_columns() {
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.json").to_str().unwrap().to_string();
     narrow(&text(&["plan", long, "--machine", "p100x16", "--solver", "megatron", "-o", &plan, "-q"]));
-    let listed =
-        "models|models gpt|models llama3-8b|machines|solvers|ops|--help|plan --help|run --help|stages --help";
+    let other = folder.path().join("other.json").to_str().unwrap().to_string();
+    narrow(&text(&["plan", long, "--machine", "p100x16", "--solver", "fsdp", "-o", &other, "-q"]));
+    narrow(&text(&["diff", &plan, &other]));
+    narrow(&text(&[
+        "plan",
+        "densenet121",
+        "--machine",
+        "p100x16:4",
+        "--solver",
+        "owt",
+        "--memory",
+        "1GB",
+        "-q",
+    ]));
+    let listed = "models|models gpt|models gpt:layers=96,hidden=1536,heads=16,seq=512|models llama3-8b|machines|solvers|ops|--help|plan --help|run --help|stages --help";
     listed.split('|').for_each(|line| narrow(&text(&line.split(' ').collect::<Vec<_>>())));
     let counts = ["--devices", "1,2,4,8", "--pareto", "2", "--time", "1", "-v"];
     let compared =
@@ -37,6 +50,44 @@ fn lines_fit_eighty_columns() {
     narrow(&text(&["simulate", &plan, "--delta"]));
     narrow(&text(&["explain", &plan, "--time", "1"]));
     narrow(&text(&["explain", &plan, "blocks.0.mlp.fc1", "--time", "1"]));
+}
+
+#[test]
+fn equal_changes_of_equal_blocks_are_one_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = "gpt:layers=6,hidden=64,heads=4,vocab=128,seq=16,batch=8";
+    let plan = |solver: &str| {
+        let path = folder.path().join(solver).to_str().unwrap().to_string();
+        text(&["plan", model, "--machine", "flat:4", "--solver", solver, "-q", "-o", &path]);
+        path
+    };
+    let (data, megatron) = (plan("data"), plan("megatron"));
+    let shown = text(&["diff", &data, &megatron]);
+    let changes = json(&["diff", &data, &megatron, "--json"])["changes"].as_array().unwrap().clone();
+    let row = shown.lines().find(|line| line.starts_with("blocks.*.mlp.fc1 (6x)")).expect(&shown);
+    let own = changes.iter().filter(|change| change["op"].as_str().unwrap().ends_with("mlp.fc1"));
+    let ops: u64 = own.map(|change| change["ops"].as_u64().unwrap()).sum();
+    assert_eq!(row.split_whitespace().nth(4).unwrap(), ops.to_string(), "{row}");
+    assert!(shown.lines().count() < changes.len(), "{shown}");
+}
+
+#[test]
+fn a_comparison_announces_all_of_its_searches() {
+    let told = |args: &[&str]| {
+        let all = [&["compare", MODEL, "--machine", "flat:4", "--time", "1", "--solver"], args].concat();
+        let output = shardwright(&all);
+        assert!(output.status.success());
+        let told = String::from_utf8(output.stderr).unwrap();
+        told.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(told(&["data,exact"]).starts_with("one search: at most 1 s (--time)"));
+    let all = told(&["exact,data,mcmc", "--devices", "1,2,4", "--pareto", "1"]);
+    let expected =
+        "9 searches: at least 3 s, since mcmc uses its time up, and at most 9 s (--time); rows come";
+    assert!(all.starts_with(expected), "{all}");
+    let walks = told(&["data,mcmc", "--proposals", "10"]);
+    assert!(walks.starts_with("one search: at most 1 s"), "{walks}");
+    assert_eq!(told(&["data,owt"]), "");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use super::{
     stage_mesh::AxisRole,
     uniform_configs::{UniformRules, uniform_assignment},
 };
-use crate::{PlanAnswer, describe::describe, error::StrategyError, solution::Solution};
+use crate::describe::{describe, peak_by_group};
+use crate::{PlanAnswer, error::StrategyError, solution::Solution};
 use shardwright_graph::Graph;
 use shardwright_machine::Bytes;
 use shardwright_plan::{
@@ -90,6 +91,13 @@ pub fn write_down(
     }
     let mut written = describe(solver, &solution, control.seed);
     written.pipeline = pipeline(priced, &context, &solution.assignment, bubble);
+    if let Some(own) = written.pipeline.as_mut().filter(|_| is_simulated) {
+        // The plan's memory is that of the whole program, and so is that of its stages.
+        let peaks = peak_by_group(&context, &solution.assignment);
+        for stage in &mut own.stages {
+            stage.peak_memory_bytes = peaks.get(&stage.group).copied().unwrap_or(stage.peak_memory_bytes);
+        }
+    }
     written.uniform = Some(degrees(priced));
     written.recompute.policy = plan.recompute.name().to_string();
     written.memory_limit_bytes = limit.map(|limit| limit.0);
