@@ -68,6 +68,9 @@ async function openPage(name, args, options = {}) {
     look();
   }));
   await page.locator("main:not([aria-busy])").waitFor();
+  // The answer is in the file before the data, and gives way to the page.
+  assert.match(readFileSync(path, "utf8").slice(0, 60000), /<main id="first"><h1>/);
+  assert.equal(await page.locator("#first").count(), 0);
   const data = JSON.parse(await page.locator("#data").textContent());
   return { page, json, data, paint, path, close: async () => { await context.close(); assert.deepEqual(complaints, []); } };
 }
@@ -377,6 +380,8 @@ describe("reports", () => {
     await everyPanelIsThere(page, ["pipeline", ...PANELS]);
     assert.equal(await page.locator("#pipeline .chart rect").count(), json.pipeline.stages.length + data.steps[0].passes.start.length);
     assert.deepEqual(await page.locator("#pipeline .bars .value").allTextContents(), json.pipeline.stages.map((stage) => bytes(stage.peak_memory_bytes)));
+    assert.equal(Math.max(...json.pipeline.stages.map((stage) => stage.peak_memory_bytes)), json.peak_memory_bytes, "one peak");
+    assert.ok(!(await page.locator("#summary").textContent()).includes("without overlap:"), "stages run at the same time: their sum is no time");
     await checkAxe(page);
     // The same page of a plan that its device could not hold.
     const path = join(folder, "full.html");
@@ -387,6 +392,49 @@ describe("reports", () => {
     await checkAxe(page);
     await close();
   });
+
+  // What the pages of different plans look like, at two widths and in both themes.
+  const CHAIN = "gpt:layers=8,hidden=256,heads=4,vocab=512,seq=64";
+  const looks = {
+    "resnet": ["plan", "resnet101", "--machine", "8xa100", "--batch", "64", "--solver", "data"],
+    "uniform": ["plan", CHAIN, "--machine", "8xa100", "--batch", "32", "--as", "tp=2,pp=2,vp=2,dp=2,mbs=2"],
+    "too-large": ["plan", "gpt:layers=2,hidden=8192,heads=64,vocab=512,seq=64", "--machine", "p100x16:2", "--batch", "4", "--solver", "data", "--memory", "none"],
+    "compared": ["compare", CHAIN, "--machine", "flat:4", "--batch", "16", "--solver", "auto,exact,data,fsdp", "--devices", "1,2,4", "--pareto", "2", "--time", "1"],
+  };
+  for (const [name, args] of Object.entries(looks)) {
+    test(`looks of ${name}: nothing cut off, accessible, at two widths and in both themes`, async () => {
+      const { page, json, paint, close } = await openPage(`look-${name}`, args);
+      console.log(`first paint of ${name} after ${Math.round(paint)} ms`);
+      for (const width of [1440, 800]) {
+        await page.setViewportSize({ width, height: 900 });
+        // Charts are drawn for the width at which a page is opened.
+        await page.reload();
+        await page.locator("main:not([aria-busy])").waitFor();
+        for (const colorScheme of ["light", "dark"]) {
+          await page.emulateMedia({ colorScheme });
+          await fits(page);
+          const cut = await page.locator(".columns .wide, #pipeline .wide").evaluateAll((all) => all.filter((own) => own.scrollWidth > own.clientWidth + 1).map((own) => own.ariaLabel));
+          assert.deepEqual(width === 1440 ? cut : [], [], "tables are whole");
+          const small = await page.locator("svg.chart:not(.plot) text").evaluateAll((all) => all.filter((own) => own.textContent && own.getBoundingClientRect().height < 11).length);
+          assert.equal(small, 0, `small texts at ${width} pixels`);
+          await picture(page, `look-${name}-${width}-${colorScheme}`);
+          await checkAxe(page);
+        }
+      }
+      if (name === "resnet") assert.match(await page.locator("#timeline .critical").first().textContent(), /23 × layer3\.block\*\.conv2/, "equal blocks are summed");
+      if (name === "too-large") {
+        assert.ok(!json.fits);
+        const usable = json.warnings.map((text) => text.match(/and (\S+ \S+) are usable/)?.[1]).find(Boolean);
+        assert.ok((await page.locator(".alarm").textContent()).includes(`would hold ${bytes(json.peak_memory_bytes)} and ${usable} are usable`));
+      }
+      if (name === "uniform") {
+        const groups = [...new Map(json.pipeline.stages.map((stage) => [stage.group, stage.peak_memory_bytes])).values()];
+        assert.deepEqual(await page.locator("#pipeline .bars .value").allTextContents(), groups.map(bytes));
+        assert.equal(Math.max(...groups), json.peak_memory_bytes, "one peak");
+      }
+      await close();
+    });
+  }
 
   test("ten thousand ops: folded, and only what is in sight is in the page", async () => {
     const { page, json, data, paint, close } = await open("large", ["gpt:layers=160,hidden=768", "--machine", "flat:2", "--solver", "data"]);

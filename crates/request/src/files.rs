@@ -3,7 +3,7 @@
 use anyhow::Context;
 use shardwright_cost::CostFile;
 use shardwright_machine as machine;
-use shardwright_suggest::unknown;
+use shardwright_suggest::{did_you_mean, unknown};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,40 @@ use std::path::{Path, PathBuf};
 /// The most bytes of a model or cost file that are read.
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
 
+/// So many names of a folder are compared with that of a missing file.
+const MOST_NAMES: usize = 10_000;
+
 /// Reads a file.
 ///
 /// # Errors
 /// Where it cannot be read, or is larger than 1 GiB.
 pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let context = || format!("cannot read {}", path.display());
-    let file = File::open(path).with_context(context)?;
+    let file = File::open(path).with_context(|| format!("{}{}", context(), nearest_file(path)))?;
     let mut bytes = Vec::new();
     file.take(MOST_BYTES + 1).read_to_end(&mut bytes).with_context(context)?;
     anyhow::ensure!(bytes.len() as u64 <= MOST_BYTES, "{} is larger than 1 GiB", path.display());
     Ok(bytes)
+}
+
+/// Of a file that does not exist: the file beside it with the nearest name, as a message appends it.
+fn nearest_file(path: &Path) -> String {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let (Some(name), false, Ok(entries)) = (path.file_name(), path.exists(), std::fs::read_dir(folder))
+    else {
+        return String::new();
+    };
+    // Sorted, since folders are not.
+    let mut known: Vec<String> = entries
+        .flatten()
+        .take(MOST_NAMES)
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    known.sort_unstable();
+    did_you_mean(&name.to_string_lossy(), known.iter().map(String::as_str))
 }
 
 /// Opens a machine by built-in name or path.

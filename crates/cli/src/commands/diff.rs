@@ -144,7 +144,7 @@ fn print(out: &mut impl Write, answer: &Difference) -> io::Result<()> {
         signed(alone)
     );
     [
-        "`alone`: change of the first plan's time without overlap by this change alone",
+        "`alone`: change of the first plan's time without overlap by this change alone; rows of several layers have their sums",
         "`undone`: change of the second plan's time without overlap if this change is taken back",
         &together,
     ]

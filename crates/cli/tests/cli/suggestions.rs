@@ -62,3 +62,19 @@ fn the_nearest_op_is_named_and_a_missing_plan_is_no_wrong_plan() {
     refused(&["diff", &plan, &missing], "cannot read ");
     refused(&["export", &missing, "--to", "megatron"], "cannot read ");
 }
+
+#[test]
+fn a_missing_file_is_answered_with_the_nearest_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let made = ["plan", MODEL, "--machine", "flat:2", "--solver", "data", "-q", "-o", &path("plan.json")];
+    assert!(shardwright(&made).status.success());
+    for command in ["simulate", "explain", "run"] {
+        refused(&[command, &path("plam.json")], "did you mean `plan.json`?");
+    }
+    refused(&["plan", &path("plan.jsn.onnx")], "cannot read");
+    refused(
+        &["plan", MODEL, "--machine", "flat:2", "--costs", &path("plann.json")],
+        "did you mean `plan.json`?",
+    );
+}
