@@ -12,7 +12,7 @@ use race::Race;
 use shardwright_plan::Optimised;
 use shardwright_report::{Comparison, MemoryLimitRow, Row, Scale};
 use shardwright_request::{Inputs, PipelineChoice, Request, hanging, show_bytes, show_seconds};
-use shardwright_strategies::{STRATEGIES, Strategy, Variant, VariantGraph, find, plan_variants};
+use shardwright_strategies::{EXPERT, STRATEGIES, Strategy, Variant, VariantGraph, find, plan_variants};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -104,7 +104,10 @@ pub fn run(args: &Args) -> anyhow::Result<Verdict> {
         for &devices in &args.devices {
             let part = args.on(Some(devices))?;
             let rows = if devices == all {
-                rows.iter().filter(|row| curves.iter().any(|own| own.name() == row.solver)).cloned().collect()
+                // The best uniform plan is a row of every count.
+                let is_shown =
+                    |row: &&Row| row.solver == EXPERT || curves.iter().any(|own| own.name() == row.solver);
+                rows.iter().filter(is_shown).cloned().collect()
             } else {
                 let part = part.open()?;
                 let step = compared(&part, &part.variants()?, &line)?;
@@ -293,9 +296,16 @@ fn print_scaling(out: &mut impl Write, scaling: &[Scale]) -> io::Result<()> {
         writeln!(out)?;
         line(out, "devices", &|scale| scale.devices.to_string())?;
         line(out, "batch", &|scale| scale.batch.map_or_else(|| "-".into(), |batch| batch.to_string()))?;
-        for (at, row) in scales[0].rows.iter().enumerate() {
-            line(out, row.solver, &|scale| {
-                let step = scale.rows.get(at).and_then(|row| row.step_seconds);
+        // Not every count has every row: one device has no uniform plans.
+        let mut names: Vec<&str> = Vec::new();
+        for row in scales.iter().flat_map(|scale| &scale.rows) {
+            if !names.contains(&row.solver) {
+                names.push(row.solver);
+            }
+        }
+        for name in names {
+            line(out, name, &|scale| {
+                let step = scale.rows.iter().find(|row| row.solver == name).and_then(|row| row.step_seconds);
                 step.map_or_else(|| "-".into(), show_seconds)
             })?;
         }

@@ -72,6 +72,24 @@ fn equal_changes_of_equal_blocks_are_one_row() {
 }
 
 #[test]
+fn the_best_uniform_plan_is_a_row_of_every_count_that_has_one() {
+    let model = "gpt:layers=4,hidden=64,heads=4,vocab=128,seq=16,batch=8";
+    let counts = ["--solver", "data,fsdp", "--devices", "1,2,4", "--time", "5", "-q"];
+    let shown = text(&[&["compare", model, "--machine", "flat:4"][..], &counts].concat());
+    let rows = |name: &str| -> Vec<Vec<&str>> {
+        let own = shown
+            .lines()
+            .map(|line| line.split("  ").map(str::trim).filter(|word| !word.is_empty()).collect());
+        own.filter(|words: &Vec<&str>| words.first() == Some(&name)).collect()
+    };
+    // In the table, and in that of counts, where both end with the step on all devices.
+    let [table, counts] = &rows("expert")[..] else { panic!("{shown}") };
+    assert_eq!((counts[1], counts.last()), ("-", Some(&table[1])), "{shown}");
+    let [table, counts] = &rows("fsdp")[..] else { panic!("{shown}") };
+    assert_eq!(counts.last(), Some(&table[1]), "{shown}");
+}
+
+#[test]
 fn a_comparison_announces_all_of_its_searches() {
     let told = |args: &[&str]| {
         let all = [&["compare", MODEL, "--machine", "flat:4", "--time", "1", "--solver"], args].concat();
