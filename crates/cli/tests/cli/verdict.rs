@@ -57,7 +57,7 @@ fn equal_changes_of_equal_blocks_are_one_row() {
     let folder = tempfile::tempdir().unwrap();
     let model = "gpt:layers=6,hidden=64,heads=4,vocab=128,seq=16,batch=8";
     let plan = |solver: &str| {
-        let path = folder.path().join(solver).to_str().unwrap().to_string();
+        let path = folder.path().join(format!("{solver}.json")).to_str().unwrap().to_string();
         text(&["plan", model, "--machine", "flat:4", "--solver", solver, "-q", "-o", &path]);
         path
     };
@@ -74,7 +74,7 @@ fn equal_changes_of_equal_blocks_are_one_row() {
 #[test]
 fn the_best_uniform_plan_is_a_row_of_every_count_that_has_one() {
     let model = "gpt:layers=4,hidden=64,heads=4,vocab=128,seq=16,batch=8";
-    let counts = ["--solver", "data,fsdp", "--devices", "1,2,4", "--time", "5", "-q"];
+    let counts = ["--solver", "auto,data,fsdp", "--devices", "1,2,4", "--time", "5", "-q"];
     let shown = text(&[&["compare", model, "--machine", "flat:4"][..], &counts].concat());
     let rows = |name: &str| -> Vec<Vec<&str>> {
         let own = shown
