@@ -48,7 +48,7 @@ pub fn stem(name: &str) -> String {
     let block = parts[..modules].iter_mut().rev().find_map(|part| {
         let word = part.trim_end_matches(|digit: char| digit.is_ascii_digit());
         let is_block = word.len() < part.len() && NAMED_BLOCKS.contains(&word.trim_end_matches('_'));
-        is_block.then(|| word.len()).map(|length| (part, length))
+        is_block.then_some(word.len()).map(|length| (part, length))
     });
     if let Some((part, length)) = block {
         part.truncate(length);
