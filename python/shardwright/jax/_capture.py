@@ -26,6 +26,7 @@ from ._arguments import Call, LeafType, Structure, fold, is_key, show_type, unfo
 from ._pallas import unread_results
 from ._pins import Pin, pinned
 from ._references import refuse_references, without_references
+from ._refusals import refusals_at
 from ._stand_in import PREFIX, PlannedProgram, planned_type
 from ._walk import Visit, large_constants, walk
 
@@ -119,11 +120,13 @@ def capture(function: Callable[..., Any], call: Call, donated: tuple[bool, ...])
     with _meshes(call.leaves) as keeps_shardings:
         leaves = call.leaves if keeps_shardings else [None] * len(types)
         try:
-            jaxpr = jax.make_jaxpr(flat)(*map(_traced_type, types, leaves))
+            with refusals_at(function):
+                jaxpr = jax.make_jaxpr(flat)(*map(_traced_type, types, leaves))
         except Exception as error:
             _note_place(error, structure)
             raise
-    jaxpr = without_references(jaxpr)
+    with refusals_at(function):
+        jaxpr = without_references(jaxpr)
     constants = tuple(large_constants(jaxpr, LARGEST_CONSTANT_BYTES))
     return StepCapture(
         function, structure, types, donated, jaxpr, flat.out_tree, tuple(flat.out_keys), tuple(flat.changed), constants

@@ -229,7 +229,10 @@ def divided(
     try:
         part = capture(function, dataclasses.replace(call, leaves=smaller), step.donated)
     except Exception as error:
-        raise PlanError(f"the step cannot be traced with {batch // count} of {batch} samples: {error}") from error
+        places = "; ".join(getattr(error, "__notes__", []))
+        raise PlanError(
+            f"the step cannot be traced with {batch // count} of {batch} samples: {error}{' ' + places if places else ''}"
+        ) from error
     flow = _Flow()
     inputs = [flow.value(a, b) for a, b in zip(step.jaxpr.jaxpr.invars, part.jaxpr.jaxpr.invars, strict=True)]
     results = flow.inline(step.jaxpr, part.jaxpr, inputs)

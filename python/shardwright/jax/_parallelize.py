@@ -22,9 +22,11 @@ from ._capture import Donations
 from ._measure import seconds_of
 from ._memory import fitted
 from ._pins import in_shardings_of
-from ._planning import StepPlanner, stand_in_lines
+from ._planning import StepPlanner
 from ._processes import text_of
+from ._refusals import placed
 from ._sharded_step import ShardedStep
+from ._text_places import stand_in_lines
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,6 +81,7 @@ class Parallelized:
         """The original step."""
         return self._first.step.function
 
+    @placed
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, ShardedStep]:
         call = self._form.call(args, kwargs)
         key = call.structure, call.types()
@@ -131,6 +134,7 @@ class Parallelized:
         return f"<{getattr(self.function, '__name__', 'step')} parallelized: {self.plan!r}>"
 
 
+@placed
 def parallelize(
     step_fn: Callable[..., Any],
     *example_args: Any,
@@ -260,6 +264,7 @@ def parallelize(
     return result
 
 
+@placed
 def plan(
     step_fn: Callable[..., Any],
     *example_args: Any,

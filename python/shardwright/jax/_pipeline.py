@@ -18,6 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._native import PlanError
+from ._refusals import placed, refusals_at
 from ._sample_flow import Kind, Refused, SampleFlow, dims_of
 from ._walk import INLINED, Path, equation, parts, scan_counts, source_line, walk
 
@@ -35,6 +36,7 @@ class _Blocks:
     has_samples: tuple[bool, ...]
 
 
+@placed
 def pipelined(
     loss: Callable[..., Any],
     params: Any,
@@ -81,7 +83,8 @@ def pipelined(
     full = traced(samples)
     # Samples are followed with as many as possible: a dimension of one sample looks like any other of size one.
     divisor = next(n for n in range(2, samples + 1) if samples % n == 0) if samples > 1 else 1
-    path = _find(full, traced(samples // divisor), samples, stages)
+    with refusals_at(loss):
+        path = _find(full, traced(samples // divisor), samples, stages)
     blocks = _blocks(path, full, traced(samples // (micro_batches * replicas)))
     mesh = Mesh(np.asarray(chosen).reshape(stages, replicas), _AXES)
 
@@ -90,6 +93,7 @@ def pipelined(
             return bind(operands)
         return [_run(blocks, operands, mesh, micro_batches)]
 
+    @placed
     def run(params: Any, *batch: Any) -> Any:
         values, structure = jax.tree.flatten((params, batch))
         if str(structure) != str(tree) or [np.shape(x) for x in values] != [np.shape(x) for x in leaves]:

@@ -11,23 +11,22 @@ from typing import Any
 from .._native import DoesNotFit, PlanError
 from .._plan import Plan, SearchOptions, _pairs, plan
 from ._arguments import Call, CallForm
-from ._capture import Donations, PlannedText, StepCapture, capture, lower, path_of
+from ._capture import Donations, PlannedText, StepCapture, capture, lower
 from ._micro_batches import batch_leaves, divided
 from ._pins import constraints, pins_of
 from ._processes import planned_once
 from ._recompute import recomputing
-from ._stand_in import PREFIX
 from ._references import refuse_ordered_effects
-from ._walk import equation, has_line, source_line
+from ._refusals import refusals_at
+from ._stand_in import PREFIX
+from ._text_places import TEXT_PLACE, path_of_error, source_of
 
 # The most equations of a step that are replaced one after the other.
 _MOST_REPLACED = 64
-_PLACE = re.compile(r"program\.mlir:(\d+):(\d+): ")
-_LOCATION = re.compile(r'loc\((?:#(loc\d*)|"([^"]*)"[^)]*)\)\s*$')
 # Limits of the planner that a stand-in does not lift.
 _LIMITS = re.compile(r"walks more than|more than \d+ ops|nested more than")
 # Rules that the user gives. A stand-in would ignore them.
-_USERS_RULES = re.compile(rf"rule of `(?!{re.escape(PREFIX)})")
+_USERS_RULES = re.compile(rf"the rule `|rule of `(?!{re.escape(PREFIX)})")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,8 @@ class StepPlanner:
         if math.prod(self.axes.values()) > 1:
             refuse_ordered_effects(step.jaxpr)
         if micro_batches != 1:
-            step = divided(step, function, call, micro_batches, self.batch_argnums)
+            with refusals_at(self.function):
+                step = divided(step, function, call, micro_batches, self.batch_argnums)
         if self.in_shardings is None:
             return step
         pins = pins_of(self.in_shardings, call.structure, call.leaves, self.axes, self.devices)
@@ -134,80 +134,10 @@ def plan_captured(
         except DoesNotFit:
             raise
         except PlanError as error:
-            path = _path(planned.text, str(error))
+            path = path_of_error(planned.text, str(error))
             if path is None:
                 raise
             if _USERS_RULES.search(str(error)) or path in replaced or len(replaced) >= _MOST_REPLACED or _LIMITS.search(str(error)):
-                raise PlanError(_PLACE.sub(f"{source_of(step, path)}: ", str(error))) from None
+                raise PlanError(TEXT_PLACE.sub(f"{source_of(step, path)}: ", str(error))) from None
             replaced |= {path}
             planned = None
-
-
-def source_of(step: StepCapture, path: str) -> str:
-    """The line of the user's code that an equation comes from, `train.py:12 (loss)`. Bodies of JAX's own functions have none: then
-    it is the line of the loop or call around them."""
-    numbers = tuple(map(int, path.split(".")))
-    around = (equation(step.jaxpr, numbers[:length]) for length in range(len(numbers), 0, -1))
-    found = [eqn for eqn in around if eqn is not None]
-    return source_line(next(filter(has_line, found), found[0]), f"equation {path}") if found else f"equation {path}"
-
-
-def stand_in_lines(step: StepCapture, planned: PlannedText) -> list[str]:
-    """The equations that were planned as calls, with the lines of the user's code."""
-    paths = sorted(planned.stand_ins, key=lambda path: tuple(map(int, path.split("."))))
-    return list(dict.fromkeys(source_of(step, path) for path in paths))
-
-
-def _path(text: str, error: str) -> str | None:
-    """The path of the equation that an error is about."""
-    place = _PLACE.search(error)
-    if place is None:
-        return None
-    lines = text.splitlines()
-    at: int | None = int(place[1]) - 1
-    # Functions of the text are lowered once for several calls: then the first call is the place.
-    for _ in range(8):
-        if at is None or at >= len(lines):
-            return None
-        path = _path_at(text, lines, at)
-        if path is not None:
-            return path
-        at = _first_call(lines, at)
-    return None
-
-
-def _first_call(lines: list[str], at: int) -> int | None:
-    """The first line that calls the function around a line."""
-    around = (found[1] for line in reversed(lines[: at + 1]) if (found := re.match(r"\s*func\.func .*?@([\w.$-]+)\(", line)))
-    name = next(around, None)
-    if name is None:
-        return None
-    return next((i for i, line in enumerate(lines) if re.search(rf"call @{re.escape(name)}\(", line)), None)
-
-
-def _path_at(text: str, lines: list[str], at: int) -> str | None:
-    found = _LOCATION.search(lines[at])
-    if found is None or lines[at].rstrip().endswith("{"):
-        # The location of an operation with regions follows its last brace.
-        indent = len(lines[at]) - len(lines[at].lstrip())
-        rest = (line for line in lines[at + 1 :] if line.startswith(" " * indent + "}"))
-        found = next((match for line in rest if (match := _LOCATION.search(line))), None)
-    if found is None:
-        return None
-    return path_of(found[2] if found[1] is None else _alias(text, found[1]))
-
-
-def _alias(text: str, name: str) -> str | None:
-    """The name in the location that an alias stands for."""
-    for _ in range(8):
-        meaning: Any = re.search(rf"^#{name} = loc\((.*)\)$", text, re.MULTILINE)
-        if meaning is None:
-            return None
-        quoted = re.match(r'"([^"]*)"', meaning[1])
-        if quoted is not None:
-            return str(quoted[1])
-        inner = re.match(r"#(loc\d*)", meaning[1])
-        if inner is None:
-            return None
-        name = inner[1]
-    return None

@@ -16,6 +16,7 @@ import numpy as np
 from .._native import DoesNotFit, PlanError
 from .._plan import Plan
 from ._capture import PlannedText, StepCapture, lower, stand_in_paths, without_locations
+from ._text_places import path_of_line, source_of
 
 
 def agreed_seconds(seconds: float) -> float:
@@ -61,16 +62,23 @@ def text_of(step: StepCapture, plan: Plan) -> PlannedText:
         raise PlanError(f"the plan is of the model {plan.model}, not of a JAX step; use `shardwright.jax.plan`")
     planned = lower(step, stand_in_paths(given))
     mine, other = map(_program, (planned.text, given))
-    for here, there in zip(mine, other, strict=False):
+    for at, (here, there) in enumerate(zip(mine, other, strict=False)):
         if here != there:
+            path = path_of_line(planned.text, _program_lines(planned.text)[at])
+            place = "" if path is None else f"{source_of(step, path)}: "
             raise PlanError(
-                f"the plan is of another step: it has `{there.strip()[:120]}` where this step has `{here.strip()[:120]}`; "
+                f"{place}the plan is of another step: it has `{there.strip()[:120]}` where this step has `{here.strip()[:120]}`; "
                 "plan again, with the same code, shapes and version of JAX"
             )
     if len(mine) != len(other):
         raise PlanError("the plan is of another step, of another length; plan again")
     # Paths of equations are equal in both; the plan's own text has the operations that its shardings refer to.
     return PlannedText(given, planned.stand_ins)
+
+
+def _program_lines(text: str) -> list[int]:
+    """The positions of the lines of `_program` in the text."""
+    return [at for at, line in enumerate(text.splitlines()) if not line.startswith("#loc")]
 
 
 def _program(text: str) -> list[str]:

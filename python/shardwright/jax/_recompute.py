@@ -7,7 +7,6 @@ the loss can be put under `jax.checkpoint`: the bodies of loops, and runs of equ
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from jax.extend import core
 
 from .._native import PlanError
 from ._batch_rules import PRODUCTS
+from ._refusals import defined_at
 from ._walk import INLINED, bind, parts, scan_counts, scope
 
 # Policies of our own, and their names under JAX. `selective` keeps products with weights, and computes attention scores and
@@ -68,7 +68,7 @@ def recomputing(function: Callable[..., Any], policy: str | None) -> Callable[..
     policy_of(policy)
     if not isinstance(function, TrainStep):
         raise PlanError(
-            f"{_place(function)}: recompute={policy!r} needs the loss of the step, which has taken its gradient already; give the "
+            f"{defined_at(function)}: recompute={policy!r} needs the loss of the step, which has taken its gradient already; give the "
             "step as `shardwright.jax.train_step(loss, optimizer)`, or put `jax.checkpoint` around blocks of its loss"
         )
     return TrainStep(function.loss, function.optimizer, function.has_aux, policy)
@@ -93,7 +93,7 @@ def checkpointed(loss: Callable[..., Any], name: str) -> Callable[..., Any]:
         results = blocks.run(jax.tree.leaves((args, kwargs)))
         if not blocks.found:
             raise PlanError(
-                f"{_place(loss)}: recompute={name!r} finds neither a loop nor equal blocks in the loss; put `jax.checkpoint` around "
+                f"{defined_at(loss)}: recompute={name!r} finds neither a loop nor equal blocks in the loss; put `jax.checkpoint` around "
                 "the blocks of the model"
             )
         return jax.tree.unflatten(jax.tree.structure(shape), results)
@@ -251,11 +251,3 @@ def _crossing(jaxpr: Any, at: int) -> int:
     made = {var for eqn in jaxpr.eqns[:at] for var in eqn.outvars}
     read = {atom for eqn in jaxpr.eqns[at:] for atom in eqn.invars if not isinstance(atom, core.Literal)}
     return sum(var.aval.size * var.aval.dtype.itemsize for var in made & read)
-
-
-def _place(function: Callable[..., Any]) -> str:
-    """File, line and name of a function."""
-    plain = inspect.unwrap(function)
-    code = getattr(getattr(plain, "func", plain), "__code__", None)
-    name = getattr(plain, "__name__", "step")
-    return name if code is None else f"{code.co_filename}:{code.co_firstlineno} ({name})"
