@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -100,12 +102,17 @@ def less_memory_than_any_plan_needs():
 
 
 @refused
+def less_memory_than_plans_of_a_recipe_need():
+    parallelize(product, *given(), machine="cpu:8", memory="70kB", solver="megatron", roles={"x": "parameter"}, fix=None)  # here
+
+
+@refused
 def less_memory_than_xla_needs():
     def loss(params, x):
         return jnp.mean(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)[0] ** 2)
 
     args = steps.normal(4, 64, 64), None, steps.normal(512, 64)
-    parallelize(sgd(loss), *args, machine="cpu:8", solver="data", memory="150kB")  # here
+    parallelize(sgd(loss), *args, machine="cpu:8", memory="200kB")  # here
 
 
 @refused
@@ -452,10 +459,42 @@ def samples_that_are_merged_with_a_dimension():
 @refused
 def a_sum_that_is_added_to_another_value():
     def loss(params, x):
-        total = lax.fori_loop(0, 2, lambda _, t: t + jnp.sum(x @ params["w"], 0), jnp.ones(16))  # here
+        rows = params["w"].reshape(4, 8, 16)
+        total = lax.scan(lambda _, w: (jnp.sum(x[:, :8] @ w, 0), None), jnp.ones(16), rows)[0]  # here
         return jnp.sum(total)
 
     divided(loss)
+
+
+@refused
+def a_sum_that_is_rounded_in_a_loop():
+    def step(params, x):
+        add = lambda t, w: (t + jnp.sum(x * w).astype(jnp.int32), None)  # noqa: E731  # here
+        return params, lax.scan(add, jnp.int32(0), params["w"].T)[0]
+
+    parallelize(step, {"w": steps.normal(32, 16)}, steps.normal(16, 32), machine="cpu:8", micro_batches=2)
+
+
+@refused
+def a_body_that_grows_with_the_batch():
+    def loss(params, x):
+        def body(h, _):
+            for _ in range(len(x) // 8):
+                h = jnp.sin(h)  # here
+            return h, None
+
+        return jnp.sum(lax.scan(body, x @ params["w"], None, length=2)[0])  # here
+
+    divided(loss)
+
+
+@refused
+def random_numbers_of_the_batch_with_another_dimension():
+    def loss(params, x, key):  # here
+        noise = jax.random.normal(key, (len(x) * 16,)).reshape(len(x), 16)
+        return jnp.sum(jnp.tanh(x @ params["w"] + noise))
+
+    divided(loss, steps.normal(16, 32), jax.random.key(0))
 
 
 @refused
@@ -607,28 +646,26 @@ def trials_of_which_none_fits():
     parallelize(product, *given(), machine="cpu:8", memory="70kB", measure=True, solver="data", fix={"*": "whole"})  # here
 
 
-def outcome(function):
-    """The error of a case; none if nothing was refused."""
+PACKAGE = pathlib.Path(shardwright.__file__).parent / "jax"
+
+
+def outcome(function, seen=None):
+    """The error of a case; none if nothing was refused. `seen` collects the lines of the package that were run."""
+
+    def trace(frame, event, _):
+        if os.path.dirname(frame.f_code.co_filename) != str(PACKAGE):
+            return None
+        if event == "line":
+            seen.add((os.path.basename(frame.f_code.co_filename), frame.f_lineno))
+        return trace
+
+    before = sys.gettrace()
+    if seen is not None:
+        sys.settrace(trace)
     try:
         function()
     except Exception as error:
         return error
+    finally:
+        sys.settrace(before)
     return None
-
-
-PACKAGE = pathlib.Path(shardwright.__file__).parent / "jax"
-
-
-def reached(error):
-    """The lines of the package at which an error, or one that caused it, was raised."""
-    found, at = set(), error
-    while at is not None:
-        trace = at.__traceback__
-        while trace is not None:
-            path = pathlib.Path(trace.tb_frame.f_code.co_filename)
-            if path.parent in (PACKAGE, PACKAGE.parent):
-                found.add((path.name, trace.tb_lineno))
-            trace = trace.tb_next
-        at = at.__cause__ or at.__context__
-    return found
-

@@ -122,20 +122,33 @@ impl Shardings {
         };
         // Operations that only show a tensor in another way come after the one that makes it, and must not undo its split.
         let mut there = vec![false; graph.tensors.len()];
-        let mut made = |place: &Option<TensorView>| {
+        let mut made = |(place, after): (&Option<TensorView>, &Vec<OperandUse>)| {
             let place = place.as_ref()?;
-            let stops: Vec<Layout> = known.paths[place.tensor.index()].made()?.collect();
+            let layouts: Vec<Layout> = known.paths[place.tensor.index()].made()?.collect();
             let shown = std::mem::replace(&mut there[place.tensor.index()], true);
-            let stops = if shown { &stops[stops.len() - 1..] } else { &stops[..] };
-            Some(stops.iter().map(|layout| spec(place, &Arrangement::canonical(layout), mesh)).collect())
+            let mut stops: Vec<Spec> =
+                layouts.iter().map(|layout| spec(place, &Arrangement::canonical(layout), mesh)).collect();
+            stops.extend(after.iter().filter_map(operand).flatten());
+            stops.dedup();
+            if shown {
+                stops.drain(..stops.len() - 1);
+            }
+            Some(stops)
         };
         let sites = program.sites.iter().map(|site| {
             let (at, name) = (site.at, site.name.clone());
             if let Some(stops) = looked_at(&site.view_readers) {
                 return SiteSpecs { at, name, operands: vec![Some(stops)], results: vec![None] };
             }
-            let operands = site.operands.iter().map(|reader| operand(reader.as_ref()?)).collect();
-            SiteSpecs { at, name, operands, results: site.results.iter().map(&mut made).collect() }
+            let read = |(reader, views): (&Option<OperandUse>, &Vec<OperandUse>)| {
+                let own = operand(reader.as_ref()?)?;
+                let mut stops: Vec<Spec> = views.iter().filter_map(operand).flatten().chain(own).collect();
+                stops.dedup();
+                Some(stops)
+            };
+            let operands = site.operands.iter().zip(&site.operand_views).map(read).collect();
+            let results = site.results.iter().zip(&site.result_views).map(&mut made).collect();
+            SiteSpecs { at, name, operands, results }
         });
         let sites: Vec<SiteSpecs> = sites.collect();
         let batch = batch_dims(graph);

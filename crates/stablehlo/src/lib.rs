@@ -83,8 +83,12 @@ pub struct Site {
     pub name: Option<String>,
     /// Per operand: the op that reads it, if any.
     pub operands: Vec<Option<OperandUse>>,
+    /// Per operand: the transposes, reshapes and element-wise functions on its way to that op, in this order.
+    pub operand_views: Vec<Vec<OperandUse>>,
     /// Per result: its tensor in the graph, if any.
     pub results: Vec<Option<TensorView>>,
+    /// Per result: the transposes after its tensor, in this order, where nothing else reads what they transpose.
+    pub result_views: Vec<Vec<OperandUse>>,
     /// For a pure view (reshape, transpose): the ops that read the view, if all are known, with the operand as the tensor.
     pub view_readers: Vec<OperandUse>,
 }

@@ -39,6 +39,8 @@ class Constraints:
         # Values by id, with their specs, and their reshards so far. The reference keeps the id from being reused.
         self.specs: dict[int, tuple[Any, Spec]] = {}
         self.resharded: dict[tuple[int, str], tuple[Any, Any]] = {}
+        # Broadcasts, and slices of them, by the ids of their results: the equation and its operand.
+        self.broadcasts: dict[int, tuple[Any, Any, Any]] = {}
         # Per body of a loop: the specs of its arguments, and of its results.
         self.entered: dict[Path, list[Spec | None]] = {}
         self.left: dict[Path, list[Spec | None]] = {}
@@ -52,6 +54,16 @@ class Constraints:
             return bind(operands)
         if eqn.primitive.name == "scan":
             return self.scan(eqn, path, operands, bind)
+        results = self.equation(eqn, path, operands, bind)
+        name, x = eqn.primitive.name, operands[0] if operands else None
+        if (name == "broadcast_in_dim" and len(operands) == 1 and jnp.ndim(x)) or (name == "slice" and id(x) in self.broadcasts):
+            self.broadcasts[id(results[0])] = (results[0], eqn, x)
+        return results
+
+    def equation(
+        self, eqn: Any, path: Path, operands: list[Any], bind: Callable[[list[Any]], list[Any]]
+    ) -> list[Any]:
+        """An equation between the constraints on its operands and on its results."""
         sites = self.sites.get(show(path), [])
         if not sites or eqn.primitive.name in _OWN_SPECS:
             return bind(operands)
@@ -63,16 +75,18 @@ class Constraints:
         # Those of the equation's own name come first. The first one that reads as many tensors reads the operands, and the last one with
         # a layout produces the results.
         sites = [site for site in sites if site["name"].rsplit("/", 1)[-1] == eqn.primitive.name] or sites[-1:]
-        for site in sites:
-            if len(site["operands"]) in counts and any(site["operands"]):
-                wanted = _with_indices(eqn, site)
-                operands = [self.operand(x, spec) for x, spec in zip(operands, wanted, strict=False)]
-                break
+        given = [site for site in sites if len(site["operands"]) in counts and any(site["operands"])]
+        wanted = _with_indices(eqn, given[0]) if given else []
+        if not _of_ranks(wanted, operands):
+            # As many operations each read one operand: those of a stack, before it concatenates.
+            wanted = _one_each(sites, "operands", operands)
+        if wanted:
+            operands = [self.operand(x, spec) for x, spec in zip(operands, wanted, strict=False)] + operands[len(wanted) :]
         results = bind(operands)
-        for site in reversed(sites):
-            if len(site["results"]) == len(results) and any(site["results"]):
-                return [self.result(x, spec) for x, spec in zip(results, site["results"], strict=True)]
-        return results
+        made = [site["results"] for site in reversed(sites) if len(site["results"]) == len(results) and any(site["results"])]
+        # The parts of a split are operations of their own.
+        specs = made[0] if made else _one_each(sites, "results", results)
+        return [self.result(x, spec) for x, spec in zip(results, specs, strict=True)] if specs else results
 
     def rows(
         self, eqn: Any, operands: list[Any], site: dict[str, Any], whole: int, bind: Callable[[list[Any]], list[Any]]
@@ -108,7 +122,7 @@ class Constraints:
         them, and would split it as any of its readers: it gets the layout of its slices, inside and outside of the loop."""
         fixed, carried = scan_counts(eqn)
         body = (*path, 0, 0)
-        specs = [known[1] if (known := self.specs.get(id(x))) is not None else None for x in operands]
+        specs = self.known(operands)
         sliced = [None if spec is None else spec[1:] for spec in specs[fixed + carried :]]
         self.entered[body] = [*specs[:fixed], *([None] * carried), *sliced]
         results = bind(operands)
@@ -125,7 +139,11 @@ class Constraints:
 
     def leave_body(self, path: Path, results: Sequence[Any]) -> None:
         """Takes note of the layouts in which a loop's body leaves its results."""
-        self.left[path] = [known[1] if (known := self.specs.get(id(x))) is not None else None for x in results]
+        self.left[path] = self.known(results)
+
+    def known(self, values: Sequence[Any]) -> list[Spec | None]:
+        """The specs of values, where they are known."""
+        return [known[1] if (known := self.specs.get(id(x))) is not None else None for x in values]
 
     def operand(self, x: Any, path: Sequence[Spec] | None) -> Any:
         """The operand in the layout that the operation reads, along its reshard path. Readers share the steps."""
@@ -137,9 +155,26 @@ class Constraints:
         for spec in path:
             key = (id(x), str(spec))
             if key not in self.resharded:
-                self.resharded[key] = (x, self.constrain(x, spec))
+                self.resharded[key] = (x, self.broadcast(x, spec))
             x = self.resharded[key][1]
         return x
+
+    def broadcast(self, x: Any, spec: Spec) -> Any:
+        """The value in a layout. In the plan, readers of a broadcast, and of slices of one, broadcast themselves: its operand is resharded,
+        not its result."""
+        known = self.broadcasts.get(id(x))
+        if known is None or not any(axes is None for axes in spec):
+            return self.constrain(x, spec)
+        _, eqn, operand = known
+        if eqn.primitive.name == "slice":
+            resharded, params = self.broadcast(operand, spec), eqn.params
+        else:
+            own = [spec[dim] for dim in eqn.params["broadcast_dimensions"]]
+            resharded, params = self.constrain(operand, own), {**eqn.params, "sharding": None}
+        (repeated,) = bind_again(eqn, params, [resharded])
+        result = self.constrain(repeated, spec)
+        self.broadcasts[id(result)] = (result, eqn, resharded)
+        return result
 
     def result(self, x: Any, path: Sequence[Spec] | None) -> Any:
         if not path or not isinstance(x, jax.core.Tracer):
@@ -171,6 +206,19 @@ def _whole_dims(eqn: Any) -> int | None:
         last = int(params.get("axis", params.get("reduction_dimension", -1))) % max(rank, 1)
         return 1 if last == rank - 1 else None
     return None
+
+
+def _of_ranks(wanted: Sequence[Sequence[Spec] | None], values: Sequence[Any]) -> bool:
+    """Whether there are layouts, and they have the dimensions of the values."""
+    pairs = zip(wanted, values, strict=False)
+    return bool(wanted) and all(not path or len(path[-1]) == jnp.ndim(x) for path, x in pairs)
+
+
+def _one_each(sites: Sequence[dict[str, Any]], side: str, values: Sequence[Any]) -> list[Any]:
+    """The layouts of several values, where as many operations have one of them each; otherwise none."""
+    found = [site[side][0] for site in sites if len(site[side]) == 1 and site[side][0]]
+    found = [path for path in found if values and len(path[-1]) == jnp.ndim(values[0])]
+    return found if len(found) == len(values) > 1 and _of_ranks(found, values) else []
 
 
 def _with_indices(eqn: Any, site: dict[str, Any]) -> list[list[Spec] | None]:

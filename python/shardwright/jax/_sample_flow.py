@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -136,7 +137,7 @@ class SampleFlow:
         name = eqn.primitive.name
         sums = [kind is Kind.SUM for kind in kinds]
         if name in _LINEAR:
-            return sums[0] and not any(sums[1:])
+            return sums[0] and not any(sums[1:]) and not _rounds(eqn)
         if name in _ADDITIONS:
             numbers = {"dynamic_update_slice": 2, "select_n": len(kinds)}.get(name, len(kinds))
             first = 1 if name == "select_n" else 0
@@ -200,6 +201,14 @@ class SampleFlow:
                 return [*carry, *found[len(carry) :]]
             carry = joined
         raise refuse(full, "a loop mixes samples and sums")
+
+
+def _rounds(eqn: Any) -> bool:
+    """Whether an equation rounds to whole numbers or truth values: rounded parts do not add up to the rounded sum."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    return new == bool or (jnp.issubdtype(old, jnp.inexact) and not jnp.issubdtype(new, jnp.inexact))
 
 
 def _joined(eqn: Any, kinds: Sequence[Kind]) -> Kind:

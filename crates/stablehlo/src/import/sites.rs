@@ -33,11 +33,11 @@ pub(super) struct SiteRecord {
     pub shared: bool,
 }
 
-/// Records of operations, by position in the text. Of a loop's iterations the last one is kept: the first starts from
-/// constants.
+/// Records of operations, by position in the text. Of a loop's iterations the last two are kept: the first starts from
+/// constants, and the last may compute what nothing reads.
 #[derive(Default)]
 pub(super) struct SiteRecorder {
-    records: FxHashMap<usize, SiteRecord>,
+    records: FxHashMap<usize, SmallVec<[SiteRecord; 2]>>,
 }
 
 /// Products with a merged transpose: from the slot before the transpose to the slot that the product computes now, and
@@ -49,10 +49,14 @@ pub(super) type ReplacedSlots = FxHashMap<Slot, OpId>;
 
 impl SiteRecorder {
     pub fn record(&mut self, at: usize, mut record: SiteRecord) {
-        if let Some(before) = self.records.get(&at) {
+        let kept = self.records.entry(at).or_default();
+        if let Some(before) = kept.last() {
             record.shared = before.shared || before.path != record.path;
         }
-        self.records.insert(at, record);
+        if kept.len() == 2 {
+            kept.remove(0);
+        }
+        kept.push(record);
     }
 
     /// The sites in text order, given the tensors of all slots.
@@ -66,9 +70,16 @@ impl SiteRecorder {
     ) -> Vec<Site> {
         let resolver = SiteResolver { draft, absorbed, tensors };
         let mut sites: Vec<Site> = Vec::new();
+        let is_read = |record: &SiteRecord| record.results.iter().any(|value| resolver.view(value).is_some());
+        let chosen = |mut kept: SmallVec<[SiteRecord; 2]>| {
+            let last = kept.pop()?;
+            let before = kept.pop().filter(|before| !is_read(&last) && is_read(before));
+            (!last.shared).then(|| before.unwrap_or(last))
+        };
         let mut records: Vec<(usize, SiteRecord)> =
-            self.records.into_iter().filter(|(_, record)| !record.shared).collect();
+            self.records.into_iter().filter_map(|(at, kept)| Some((at, chosen(kept)?))).collect();
         records.sort_unstable_by_key(|(at, _)| *at);
+        let consumers = graph.consumers();
         let mut reads: FxHashMap<Slot, SmallVec<[(usize, usize); 2]>> = FxHashMap::default();
         for (site, (_, record)) in records.iter().enumerate() {
             for (i, value) in record.operands.iter().enumerate() {
@@ -83,31 +94,46 @@ impl SiteRecorder {
             let made = record.ops.clone().filter_map(|op| resolver.made(op));
             let ops: SmallVec<[_; 4]> =
                 made.chain(results.iter().flatten().map(|view| view.tensor)).collect();
-            // Ops that compute come before transposes, so that an operand's use is where the work is.
+            // Ops that compute come before transposes and functions of one operand, so that an operand's use is where the work is.
             let mut readers: SmallVec<[OpId; 4]> =
                 ops.iter().filter_map(|t| graph.tensor(*t).producer).collect();
             // Operands of a product inside attention are those of the fused op.
             let slots = record.ops.clone().filter_map(|op| draft.ops[op as usize].outputs.first());
             readers.extend(slots.filter_map(|slot| replaced.get(slot).copied()));
-            readers.sort_by_key(|&op| matches!(graph.node(op).op, Op::Transpose(_)));
-            let operand = |value: &SymbolicValue| {
+            readers.sort_by_key(|&op| {
+                matches!(graph.node(op).op, Op::Transpose(_) | Op::Unary(_) | Op::Cast(_))
+            });
+            let operand = |(at, value): (usize, &SymbolicValue)| {
                 let view = resolver.view(value)?;
                 let reads = |&op: &OpId| {
-                    let mut inputs = graph.node(op).inputs.iter().enumerate();
-                    inputs.find_map(|(input, &t)| {
-                        Some(OperandUse { view: transposed_view(graph, t, &view)?, op, input })
+                    let inputs = graph.node(op).inputs.iter().enumerate();
+                    // Two operands may be views of one tensor: the input in the operand's place comes first.
+                    let (own, others): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) =
+                        inputs.partition(|&(input, _)| input == at);
+                    own.into_iter().chain(others).find_map(|(input, &t)| {
+                        let mut through = Vec::new();
+                        let view = transposed_view(graph, t, &view, &mut through)
+                            .or_else(|| before_transpose(graph, t, &view))?;
+                        Some((OperandUse { view, op, input }, through))
                     })
                 };
                 readers.iter().find_map(reads)
             };
-            let operands = record.operands.iter().map(operand).collect();
-            let results =
-                results.iter().map(|view| Some(before_transposes(graph, &ops, view.clone()?))).collect();
+            let (operands, operand_views) =
+                record.operands.iter().enumerate().map(operand).map(split_pair).unzip();
+            let result = |view: &Option<TensorView>| {
+                let (view, after) = before_transposes(graph, &ops, view.clone()?);
+                let read_once = after.iter().all(|used| consumers.of(used.view.tensor).len() == 1);
+                Some((view, if read_once { after } else { Vec::new() }))
+            };
+            let (results, result_views) = results.iter().map(result).map(split_pair).unzip();
             sites.push(Site {
                 at: *at,
                 name: record.name.clone(),
                 operands,
+                operand_views,
                 results,
+                result_views,
                 view_readers: Vec::new(),
             });
         }
@@ -120,7 +146,7 @@ impl SiteRecorder {
             let Some(view) = resolver.aliased_operand(value, *shown) else { continue };
             let look = |reader: &OperandUse| {
                 Some(OperandUse {
-                    view: transposed_view(graph, reader.view.tensor, &view)?,
+                    view: transposed_view(graph, reader.view.tensor, &view, &mut Vec::new())?,
                     ..reader.clone()
                 })
             };
@@ -137,26 +163,42 @@ impl SiteRecorder {
     }
 }
 
-/// The tensor as a view of a value: the value's own view, or a transpose or reshape of it. Dimensions that a reshape merges or
-/// splits are left open.
-fn transposed_view(graph: &Graph, tensor: TensorId, view: &TensorView) -> Option<TensorView> {
+fn split_pair<T, U: Default>(pair: Option<(T, U)>) -> (Option<T>, U) {
+    pair.map_or((None, U::default()), |(first, second)| (Some(first), second))
+}
+
+/// The tensor as a view of a value: the value's own view, or a transpose, reshape or element-wise function of it. Dimensions that a
+/// reshape merges or splits are left open. `through` gets the ops in between.
+fn transposed_view(
+    graph: &Graph,
+    tensor: TensorId,
+    view: &TensorView,
+    through: &mut Vec<OperandUse>,
+) -> Option<TensorView> {
     if tensor == view.tensor {
         return Some(view.clone());
     }
-    let node = graph.node(graph.tensor(tensor).producer?);
-    let inner = |graph| transposed_view(graph, node.inputs[0], view);
-    match &node.op {
-        Op::Transpose(Transpose { perm }) => {
-            let to = |dim: &Option<usize>| dim.and_then(|dim| perm.iter().position(|&from| from == dim));
-            Some(TensorView { tensor, dims: inner(graph)?.dims.iter().map(to).collect() })
-        }
+    let op = graph.tensor(tensor).producer?;
+    let node = graph.node(op);
+    let (Op::Transpose(_) | Op::Reshape(_) | Op::Unary(_) | Op::Cast(_)) = &node.op else { return None };
+    let inner = transposed_view(graph, node.inputs[0], view, through)?;
+    through.push(OperandUse { view: inner.clone(), op, input: 0 });
+    let dims = inner.dims.iter().map(|dim| match &node.op {
+        Op::Transpose(Transpose { perm }) => dim.and_then(|dim| perm.iter().position(|&from| from == dim)),
         Op::Reshape(Reshape { shape }) => {
-            let from = &graph.tensor(node.inputs[0]).ty.shape;
-            let to = |dim: &Option<usize>| dim.and_then(|dim| kept_dim(from, shape, dim));
-            Some(TensorView { tensor, dims: inner(graph)?.dims.iter().map(to).collect() })
+            dim.and_then(|dim| kept_dim(&graph.tensor(node.inputs[0]).ty.shape, shape, dim))
         }
-        _ => None,
-    }
+        _ => *dim,
+    });
+    Some(TensorView { tensor, dims: dims.collect() })
+}
+
+/// The tensor as a view of a value that is its transpose. Products read what a transpose of their operand reads.
+fn before_transpose(graph: &Graph, tensor: TensorId, view: &TensorView) -> Option<TensorView> {
+    let node = graph.node(graph.tensor(view.tensor).producer?);
+    let Op::Transpose(Transpose { perm }) = &node.op else { return None };
+    (node.inputs[0] == tensor)
+        .then(|| TensorView { tensor, dims: view.dims.iter().map(|dim| dim.map(|dim| perm[dim])).collect() })
 }
 
 /// The dimension that a reshape keeps: of equal size, with equally many elements before it.
@@ -166,16 +208,24 @@ fn kept_dim(from: &[u64], to: &[u64], dim: usize) -> Option<usize> {
     (0..to.len()).find(|&at| size > 1 && to[at] == size && to[..at].iter().product::<u64>() == before)
 }
 
-/// The view of a result before trailing transposes, down to a tensor that one of the operation's ops produces.
-fn before_transposes(graph: &Graph, made: &[TensorId], mut view: TensorView) -> TensorView {
-    while let Some(node) = graph.tensor(view.tensor).producer.map(|op| graph.node(op))
-        && let Op::Transpose(Transpose { perm }) = &node.op
-        && made.contains(&node.inputs[0])
+/// The view of a result before trailing transposes, down to a tensor that one of the operation's ops produces, and those transposes.
+fn before_transposes(
+    graph: &Graph,
+    made: &[TensorId],
+    mut view: TensorView,
+) -> (TensorView, Vec<OperandUse>) {
+    let mut after = Vec::new();
+    while let Some(op) = graph.tensor(view.tensor).producer
+        && let Op::Transpose(Transpose { perm }) = &graph.node(op).op
+        && let inner = graph.node(op).inputs[0]
+        && made.contains(&inner)
     {
         let dims = view.dims.iter().map(|dim| dim.and_then(|dim| perm.get(dim).copied())).collect();
-        view = TensorView { tensor: node.inputs[0], dims };
+        view = TensorView { tensor: inner, dims };
+        after.push(OperandUse { view: view.clone(), op, input: 0 });
     }
-    view
+    after.reverse();
+    (view, after)
 }
 
 struct SiteResolver<'f> {
@@ -242,6 +292,12 @@ impl SiteResolver<'_> {
             Op::Reverse(reverse) => {
                 let dims =
                     (0..self.draft.ty(input).rank()).map(|d| (!reverse.axes.contains(&d)).then_some(d));
+                Some(TensorView { tensor, dims: dims.collect() })
+            }
+            // A reshape whose reader reads its operand: two reshapes are one.
+            Op::Reshape(reshape) => {
+                let from = &self.draft.ty(input).shape;
+                let dims = (0..reshape.shape.len()).map(|dim| kept_dim(&reshape.shape, from, dim));
                 Some(TensorView { tensor, dims: dims.collect() })
             }
             _ => None,
