@@ -3,7 +3,7 @@
     python scripts/jax_coverage.py [--write] [NAME ...]
 
 Prints a row per step: result, seconds of planning, megabytes that a device sends, agreement of predicted and compiled
-collectives, and calls of which only types are known. Status 1 if a step fails or differs. `--write` puts the table into
+collectives, and calls of which only types are known. A second table says what differs in the steps that agree to less than 95%. Status 1 if a step fails or differs. `--write` puts the table into
 docs/jax-coverage.md. Needs flax, equinox, optax, dm-haiku and chex.
 """
 
@@ -24,6 +24,7 @@ import foreign_libraries  # noqa: E402, F401
 import foreign_models  # noqa: E402, F401
 import foreign_others  # noqa: E402, F401
 import foreign_programs  # noqa: E402, F401
+import foreign_recent  # noqa: E402, F401
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -56,8 +57,18 @@ def row(name, totals):
     totals["agreed"] += sum(key[2] * count for key, count in found.agreed.items())
     totals["every"] += sum(key[2] * count for key, count in (found.predicted + found.unpredicted).items())
     totals["at least 95%"] += found.agreement >= 0.95
+    if found.agreement < 0.95:
+        totals["differences"] += [difference(name, kind, found, *both) for kind, both in found.differences.items()]
     calls = len(fast.first.planned.stand_ins)
     return f"| {name} | equal | {seconds:.1f} | {sent / 1e6:.3f} | {found.agreement:.0%} | {calls or ''} |"
+
+
+def difference(name, kind, found, predicted, sent):
+    """A row of the second table: bytes of one kind of difference, and the operations of XLA that send most of them."""
+    keys = [key for key in found.unpredicted if kind != "other axes" and found._kind_of_unpredicted(key) == kind]
+    keys.sort(key=lambda key: (-key[2] * found.unpredicted[key], key))
+    largest = [f"{key[0]} by `{'/'.join(sorted(found.sources[key])[0].split('/')[1:])[-70:]}`" for key in keys[:2]]
+    return f"| {name} | {kind} | {predicted} | {sent} | {'; '.join(largest)} |"
 
 
 def is_module(arg):
@@ -87,7 +98,7 @@ def arrays(tree):
 
 def main():
     names = [name for name in sys.argv[1:] if name != "--write"] or list(FOREIGN)
-    totals = {"agreed": 0, "every": 0, "at least 95%": 0}
+    totals = {"agreed": 0, "every": 0, "at least 95%": 0, "differences": []}
     lines = ["| step | result | planning, s | MB sent | bytes agree | calls |", "|---|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
     failures = 0
@@ -106,6 +117,10 @@ def main():
         f"{totals['agreed'] / max(totals['every'], 1):.0%} were both; {totals['at least 95%']} of {worked} steps agree to at "
         "least 95%.",
     ]
+    if totals["differences"]:
+        head = ["| step | difference | bytes predicted | bytes by XLA | largest |", "|---|---|---|---|---|"]
+        lines += ["", "What differs in the others:", "", *head, *totals["differences"]]
+        print("\n".join(["", *head, *totals["differences"]]))
     print("\n".join(lines[-2:]))
     if "--write" in sys.argv:
         text = PAGE.read_text()

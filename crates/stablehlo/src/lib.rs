@@ -83,7 +83,7 @@ pub struct Site {
     pub name: Option<String>,
     /// Per operand: the op that reads it, if any.
     pub operands: Vec<Option<OperandUse>>,
-    /// Per operand: the transposes, reshapes and element-wise functions on its way to that op, in this order.
+    /// Per operand: the ops that show it in another form on its way to that op, in this order.
     pub operand_views: Vec<Vec<OperandUse>>,
     /// Per result: its tensor in the graph, if any.
     pub results: Vec<Option<TensorView>>,

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from ._capture import PlannedText, StepCapture, path_of
-from ._walk import equation, has_line, source_line
+from ._walk import equation, has_line, numbers_of, source_line
 
 #: A place in the text, as the planner's errors name it.
 TEXT_PLACE = re.compile(r"program\.mlir:(\d+):(\d+): ")
@@ -16,7 +16,7 @@ _LOCATION = re.compile(r'loc\((?:#(loc\d*)|"([^"]*)"[^)]*)\)\s*$')
 def source_of(step: StepCapture, path: str) -> str:
     """The line of the user's code that an equation comes from, `train.py:12 (loss)`. Bodies of JAX's own functions have none: then
     it is the line of the loop or call around them."""
-    numbers = tuple(map(int, path.split(".")))
+    numbers = numbers_of(path)
     around = (equation(step.jaxpr, numbers[:length]) for length in range(len(numbers), 0, -1))
     found = [eqn for eqn in around if eqn is not None]
     return source_line(next(filter(has_line, found), found[0]), f"equation {path}") if found else f"equation {path}"
@@ -24,7 +24,7 @@ def source_of(step: StepCapture, path: str) -> str:
 
 def stand_in_lines(step: StepCapture, planned: PlannedText) -> list[str]:
     """The equations that were planned as calls, with the lines of the user's code."""
-    paths = sorted(planned.stand_ins, key=lambda path: tuple(map(int, path.split("."))))
+    paths = sorted(planned.stand_ins, key=numbers_of)
     return list(dict.fromkeys(source_of(step, path) for path in paths))
 
 

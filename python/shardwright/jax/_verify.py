@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
+
+from ._capture import StepCapture, path_of
 from ._hlo import Collective, collectives, predicted
 from ._parallelize import Parallelized
 from ._sharded_step import used_bytes
+from ._walk import equation, numbers_of
 
 # Kind, axes and bytes: collectives are equal if these are.
 Key = tuple[str, tuple[str, ...], int]
@@ -32,6 +36,8 @@ class Verification:
     sources: dict[Key, set[str]] = field(default_factory=dict)
     #: Predicted collectives of 16-bit elements.
     narrow: set[Key] = field(default_factory=set)
+    #: Primitives of the equations that were planned as calls of known types.
+    calls: frozenset[str] = frozenset()
 
     @property
     def matches(self) -> dict[str, Counter[Key]]:
@@ -94,10 +100,11 @@ class Verification:
     def differences(self) -> dict[str, tuple[int, int]]:
         """Bytes that differ, predicted and by XLA, by kind.
 
-        `other axes`: collectives of equal kind and bytes along other axes. `other route`: reshards between the same layouts by other
-        collectives. `divided otherwise`: an operation that XLA divides in another way than its constraints say."""
+        `other axes`: collectives of equal kind and bytes along other axes. `calls`: inside or around equations that were planned as calls
+        of known types. `sent again`: predicted collectives that XLA runs more often. `other route`: reshards between the same layouts by
+        other collectives. `divided otherwise`: an operation that XLA divides in another way than its constraints say."""
         left, spare = self.predicted - self.agreed, self.unpredicted
-        found = {"other axes": [0, 0], "other route": [0, 0], "divided otherwise": [0, 0]}
+        found = {name: [0, 0] for name in ("other axes", "calls", "sent again", "other route", "divided otherwise")}
         for kind, axes, size in sorted(spare):
             alike = [key for key in left if key[0] == kind and key[2] == size and left[key] > 0]
             count = spare[kind, axes, size]
@@ -106,13 +113,20 @@ class Verification:
                 found["other axes"] = [total + both * size for total in found["other axes"]]
                 left[key] -= both
                 count -= both
-            sources = self.sources.get((kind, axes, size), set())
-            reshard = kind not in ("all-reduce", "reduce-scatter") and all(source.endswith("sharding_constraint") for source in sources)
-            found["other route" if reshard else "divided otherwise"][1] += count * size
+            found[self._kind_of_unpredicted((kind, axes, size))][1] += count * size
         for (kind, _, size), count in left.items():
             name = "divided otherwise" if kind in ("all-reduce", "reduce-scatter") else "other route"
             found[name][0] += count * size
         return {name: (totals[0], totals[1]) for name, totals in found.items() if any(totals)}
+
+    def _kind_of_unpredicted(self, key: Key) -> str:
+        sources = self.sources.get(key, set())
+        if any(self.calls.intersection(source.split("/")) for source in sources):
+            return "calls"
+        if self.predicted[key] > 0:
+            return "sent again"
+        reshard = key[0] not in ("all-reduce", "reduce-scatter") and all(source.endswith("sharding_constraint") for source in sources)
+        return "other route" if reshard else "divided otherwise"
 
     @property
     def agreement(self) -> float:
@@ -170,7 +184,7 @@ def verify_plan(step: Parallelized, *args: Any, propagated: bool = True, **kwarg
     compiled = sharded.compiled()
     alone = sharded.lower_propagated().compile() if propagated else None
     lists = [
-        predicted(sharded.plan._native.collectives()),
+        [_own_bytes(sharded.step, entry) for entry in predicted(sharded.plan._native.collectives())],
         collectives(compiled.as_text() or "", sharded.mesh.shape),
         [] if alone is None else collectives(alone.as_text() or "", sharded.mesh.shape),
     ]
@@ -186,7 +200,23 @@ def verify_plan(step: Parallelized, *args: Any, propagated: bool = True, **kwarg
         propagated_peak_bytes=0 if alone is None else used_bytes(alone),
         sources=sources,
         narrow={(entry.kind, entry.axes, entry.bytes) for entry in lists[0] if entry.element_bytes == 2},
+        calls=frozenset(
+            eqn.primitive.name
+            for path in sharded.planned.stand_ins
+            if (eqn := equation(sharded.step.jaxpr, numbers_of(path))) is not None
+        ),
     )
+
+
+def _own_bytes(step: StepCapture, entry: Collective) -> Collective:
+    """A predicted collective with the bytes of the step's own type: narrow integers are planned as 32-bit ones."""
+    path = path_of(entry.source)
+    eqn = None if path is None else equation(step.jaxpr, numbers_of(path))
+    own = {var.aval.dtype.itemsize for var in eqn.outvars if jnp.issubdtype(var.aval.dtype, jnp.integer)} if eqn is not None else set()
+    if entry.element_bytes != 4 or len(own) != 1 or len(eqn.outvars) != 1:
+        return entry
+    (size,) = own
+    return replace(entry, bytes=entry.bytes * size // 4, element_bytes=size) if size < 4 else entry
 
 
 def _count(entries: Iterable[Collective]) -> Counter[Key]:

@@ -51,6 +51,15 @@ def show(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def numbers_of(text: str) -> Path:
+    """The path of a text.
+
+    >>> numbers_of("12.0.3")
+    (12, 0, 3)
+    """
+    return tuple(map(int, text.split(".")))
+
+
 def scan_counts(eqn: Any) -> tuple[int, int]:
     """The number of constant operands of a scan, and the number of carried ones.
 

@@ -94,15 +94,13 @@ impl SiteRecorder {
             let made = record.ops.clone().filter_map(|op| resolver.made(op));
             let ops: SmallVec<[_; 4]> =
                 made.chain(results.iter().flatten().map(|view| view.tensor)).collect();
-            // Ops that compute come before transposes and functions of one operand, so that an operand's use is where the work is.
+            // Ops that compute come before those that show an operand in another form, so that an operand's use is where the work is.
             let mut readers: SmallVec<[OpId; 4]> =
                 ops.iter().filter_map(|t| graph.tensor(*t).producer).collect();
             // Operands of a product inside attention are those of the fused op.
             let slots = record.ops.clone().filter_map(|op| draft.ops[op as usize].outputs.first());
             readers.extend(slots.filter_map(|slot| replaced.get(slot).copied()));
-            readers.sort_by_key(|&op| {
-                matches!(graph.node(op).op, Op::Transpose(_) | Op::Unary(_) | Op::Cast(_))
-            });
+            readers.sort_by_key(|&op| shows_operand(&graph.node(op).op));
             let operand = |(at, value): (usize, &SymbolicValue)| {
                 let view = resolver.view(value)?;
                 let reads = |&op: &OpId| {
@@ -167,8 +165,13 @@ fn split_pair<T, U: Default>(pair: Option<(T, U)>) -> (Option<T>, U) {
     pair.map_or((None, U::default()), |(first, second)| (Some(first), second))
 }
 
-/// The tensor as a view of a value: the value's own view, or a transpose, reshape or element-wise function of it. Dimensions that a
-/// reshape merges or splits are left open. `through` gets the ops in between.
+/// Whether an op shows its operand in another form, dimension by dimension.
+fn shows_operand(op: &Op) -> bool {
+    matches!(op, Op::Transpose(_) | Op::Reshape(_) | Op::Unary(_) | Op::Cast(_) | Op::Pad(_) | Op::Slice(_))
+}
+
+/// The tensor as a view of a value: the value's own view, or another form of it. Dimensions that are merged, divided, padded or sliced
+/// are left open. `through` gets the ops in between.
 fn transposed_view(
     graph: &Graph,
     tensor: TensorId,
@@ -180,15 +183,16 @@ fn transposed_view(
     }
     let op = graph.tensor(tensor).producer?;
     let node = graph.node(op);
-    let (Op::Transpose(_) | Op::Reshape(_) | Op::Unary(_) | Op::Cast(_)) = &node.op else { return None };
+    if !shows_operand(&node.op) {
+        return None;
+    }
     let inner = transposed_view(graph, node.inputs[0], view, through)?;
     through.push(OperandUse { view: inner.clone(), op, input: 0 });
+    let from = &graph.tensor(node.inputs[0]).ty.shape;
     let dims = inner.dims.iter().map(|dim| match &node.op {
         Op::Transpose(Transpose { perm }) => dim.and_then(|dim| perm.iter().position(|&from| from == dim)),
-        Op::Reshape(Reshape { shape }) => {
-            dim.and_then(|dim| kept_dim(&graph.tensor(node.inputs[0]).ty.shape, shape, dim))
-        }
-        _ => *dim,
+        Op::Reshape(Reshape { shape }) => dim.and_then(|dim| kept_dim(from, shape, dim)),
+        _ => dim.filter(|&dim| from.get(dim) == graph.tensor(tensor).ty.shape.get(dim)),
     });
     Some(TensorView { tensor, dims: dims.collect() })
 }
