@@ -102,11 +102,6 @@ def less_memory_than_any_plan_needs():
 
 
 @refused
-def less_memory_than_plans_of_a_recipe_need():
-    parallelize(product, *given(), machine="cpu:8", memory="70kB", solver="megatron", roles={"x": "parameter"}, fix=None)  # here
-
-
-@refused
 def less_memory_than_xla_needs():
     def loss(params, x):
         return jnp.mean(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)[0] ** 2)
@@ -477,22 +472,22 @@ def a_sum_that_is_rounded_in_a_loop():
 
 @refused
 def a_body_that_grows_with_the_batch():
-    def loss(params, x):
+    def step(params, x):
         def body(h, _):
             for _ in range(len(x) // 8):
                 h = jnp.sin(h)  # here
             return h, None
 
-        return jnp.sum(lax.scan(body, x @ params["w"], None, length=2)[0])  # here
+        return params, jnp.sum(lax.scan(body, x @ params["w"], None, length=2)[0])
 
-    divided(loss)
+    parallelize(step, {"w": steps.normal(32, 16)}, steps.normal(16, 32), machine="cpu:8", micro_batches=2)
 
 
 @refused
 def random_numbers_of_the_batch_with_another_dimension():
     def loss(params, x, key):  # here
-        noise = jax.random.normal(key, (len(x) * 16,)).reshape(len(x), 16)
-        return jnp.sum(jnp.tanh(x @ params["w"] + noise))
+        noise = jax.random.normal(key, (len(x) * 16,))
+        return jnp.sum(jnp.tanh((x @ params["w"]).reshape(-1) + noise))
 
     divided(loss, steps.normal(16, 32), jax.random.key(0))
 
@@ -631,6 +626,14 @@ def blocks_that_read_transposed_samples():
 def blocks_in_which_samples_meet():
     def loss(w, x):
         return jnp.mean(lax.scan(lambda x, w: (x @ w - (x @ w).mean(0), None), x, w)[0])  # here
+
+    pipelined(loss, stacked(), steps.normal(16, 16), stages=2, micro_batches=2)
+
+
+@refused
+def blocks_that_drop_the_samples():
+    def loss(w, x):
+        return jnp.mean(lax.scan(lambda x, w: (jnp.broadcast_to(w[0], x.shape), None), x, w)[0])  # here
 
     pipelined(loss, stacked(), steps.normal(16, 16), stages=2, micro_batches=2)
 
