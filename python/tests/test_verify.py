@@ -2,9 +2,15 @@
 
 from collections import Counter
 
+import foreign_calls  # noqa: F401
+import foreign_libraries  # noqa: F401
+import foreign_models  # noqa: F401
+import foreign_others  # noqa: F401
+import foreign_programs  # noqa: F401
 import jax
 import pytest
 import steps
+from foreign_steps import FOREIGN
 
 from shardwright.jax import Verification, parallelize, verify_plan
 from shardwright.jax._hlo import collectives
@@ -65,6 +71,36 @@ def test_xla_sends_the_predicted_bytes(name, solver, least):
     verification = verify_plan(fast, *args)
     assert verification.agreement >= least, verification.table()
     assert "by XLA" in verification.table()
+
+
+# What XLA once divided in another way, or resharded by another route.
+FOLLOWED = {
+    "private_gradients": "a product reads what a transpose of its operand reads",
+    "nnx_convolutions": "transposes around convolutions have layouts of their own",
+    "attention_grouped_causal_window": "two reshapes are one op of the plan",
+    "recommendation": "a stack is several operations",
+    "optax_apply_if_finite": "truth values are reduced as numbers",
+    "integer_products": "8-bit integers are planned as 32-bit ones",
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_xla_follows_plans_of_foreign_steps(name):
+    pytest.importorskip("flax")
+    pytest.importorskip("optax")
+    step, args = FOREIGN[name]()
+    found = verify_plan(parallelize(step, *args, machine="cpu:8", time=10), propagated=False)
+    assert found.compiled and found.agreement >= 0.95, found.table()
+
+
+def test_differences_say_whether_a_call_or_a_repetition_sends_them():
+    inside, again = ("collective-permute", ("a",), 32), ("all-gather", ("a",), 8)
+    found = Verification(
+        Counter({again: 1}), Counter({inside: 1, again: 3}), Counter(), 1, 1, 1,
+        sources={inside: {"jit(f)/shard_map/ppermute"}, again: {"jit(f)/while/body/sharding_constraint"}},
+        calls=frozenset({"shard_map"}),
+    )  # fmt: skip
+    assert found.differences == {"calls": (0, 32), "sent again": (0, 16)}
 
 
 LARGE = {
