@@ -96,18 +96,26 @@ def a_size_of_80_bytes():
     parallelize(product, *given(), machine="cpu:8", memory=80)  # here
 
 
+def loop():
+    def loss(params, x):
+        return jnp.mean(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)[0] ** 2)
+
+    return sgd(loss), steps.normal(4, 64, 64), None, steps.normal(512, 64)
+
+
 @refused
 def less_memory_than_any_plan_needs():
-    parallelize(product, *given(), machine="cpu:8", memory="70kB", solver="data", fix={"*": "whole"})  # here
+    parallelize(*loop(), machine="cpu:8", memory="150kB")  # here
 
 
 @refused
 def less_memory_than_xla_needs():
-    def loss(params, x):
-        return jnp.mean(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)[0] ** 2)
+    parallelize(*loop(), machine="cpu:8", memory="200kB")  # here
 
-    args = steps.normal(4, 64, 64), None, steps.normal(512, 64)
-    parallelize(sgd(loss), *args, machine="cpu:8", memory="200kB")  # here
+
+@refused
+def a_constraint_that_a_recipe_cannot_keep():
+    parallelize(product, *given(), machine="cpu:8", solver="data", fix={"*": "whole"})  # here
 
 
 @refused
@@ -642,11 +650,6 @@ def blocks_that_drop_the_samples():
 def other_shapes_than_the_pipelines():
     loss = pipelined(scanned(block), stacked(), steps.normal(16, 16), stages=2, micro_batches=2)
     loss(stacked(), steps.normal(32, 16))  # here
-
-
-@refused
-def trials_of_which_none_fits():
-    parallelize(product, *given(), machine="cpu:8", memory="70kB", measure=True, solver="data", fix={"*": "whole"})  # here
 
 
 PACKAGE = pathlib.Path(shardwright.__file__).parent / "jax"
