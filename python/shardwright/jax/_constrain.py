@@ -55,9 +55,10 @@ class Constraints:
         if eqn.primitive.name == "scan":
             return self.scan(eqn, path, operands, bind)
         results = self.equation(eqn, path, operands, bind)
-        name, x = eqn.primitive.name, operands[0] if operands else None
-        if (name == "broadcast_in_dim" and len(operands) == 1 and jnp.ndim(x)) or (name == "slice" and id(x) in self.broadcasts):
-            self.broadcasts[id(results[0])] = (results[0], eqn, x)
+        name = eqn.primitive.name
+        repeats = name == "broadcast_in_dim" and len(operands) == 1 and jnp.ndim(operands[0]) > 0
+        if repeats or (name == "slice" and id(operands[0]) in self.broadcasts):
+            self.broadcasts[id(results[0])] = (results[0], eqn, operands[0])
         return results
 
     def equation(

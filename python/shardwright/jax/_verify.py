@@ -212,11 +212,12 @@ def _own_bytes(step: StepCapture, entry: Collective) -> Collective:
     """A predicted collective with the bytes of the step's own type: narrow integers are planned as 32-bit ones."""
     path = path_of(entry.source)
     eqn = None if path is None else equation(step.jaxpr, numbers_of(path))
-    own = {var.aval.dtype.itemsize for var in eqn.outvars if jnp.issubdtype(var.aval.dtype, jnp.integer)} if eqn is not None else set()
-    if entry.element_bytes != 4 or len(own) != 1 or len(eqn.outvars) != 1:
+    if eqn is None or entry.element_bytes != 4 or len(eqn.outvars) != 1:
         return entry
-    (size,) = own
-    return replace(entry, bytes=entry.bytes * size // 4, element_bytes=size) if size < 4 else entry
+    own = getattr(eqn.outvars[0].aval, "dtype", None)
+    if own is None or not jnp.issubdtype(own, jnp.integer) or own.itemsize >= 4:
+        return entry
+    return replace(entry, bytes=entry.bytes * own.itemsize // 4, element_bytes=own.itemsize)
 
 
 def _count(entries: Iterable[Collective]) -> Counter[Key]:
