@@ -58,7 +58,9 @@ def row(name, totals):
     totals["every"] += sum(key[2] * count for key, count in (found.predicted + found.unpredicted).items())
     totals["at least 95%"] += found.agreement >= 0.95
     if found.agreement < 0.95:
-        totals["differences"] += [difference(name, kind, found, *both) for kind, both in found.differences.items()]
+        rows = [difference(name, kind, found, *both) for kind, both in found.differences.items()]
+        totals["differences"] += rows
+        print("\n".join(rows), file=sys.stderr, flush=True)
     calls = len(fast.first.planned.stand_ins)
     return f"| {name} | equal | {seconds:.1f} | {sent / 1e6:.3f} | {found.agreement:.0%} | {calls or ''} |"
 
