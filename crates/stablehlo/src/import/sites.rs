@@ -105,10 +105,11 @@ impl SiteRecorder {
                 let view = resolver.view(value)?;
                 let reads = |&op: &OpId| {
                     let inputs = graph.node(op).inputs.iter().enumerate();
-                    // Two operands may be views of one tensor: the input in the operand's place comes first.
-                    let (own, others): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) =
-                        inputs.partition(|&(input, _)| input == at);
-                    own.into_iter().chain(others).find_map(|(input, &t)| {
+                    // The tensor itself comes before its forms. Two operands may be views of one tensor: then it is the input
+                    // in the operand's place.
+                    let mut inputs: SmallVec<[_; 4]> = inputs.collect();
+                    inputs.sort_by_key(|&(input, &t)| (t != view.tensor, input != at));
+                    inputs.into_iter().find_map(|(input, &t)| {
                         let mut through = Vec::new();
                         let view = transposed_view(graph, t, &view, &mut through)
                             .or_else(|| before_transpose(graph, t, &view))?;
