@@ -8,7 +8,7 @@ PyTorch's DistributedDataParallel (`ddp`), `fully_shard` (`fsdp2`) and `parallel
 
 `kept` is the plan that `parallelize(measure=True)` keeps. Several numbers of processes and sizes share the seconds.
 
-Prints one JSON line per model and plan as soon as it is measured: seconds of the slowest process, and the first one's processor
+Prints one JSON line per model and plan: seconds of the slowest process, and the first one's processor
 time, which other programs disturb less. Needs torch, and the Python package.
 """
 
@@ -24,7 +24,7 @@ import sys
 import time
 import warnings
 
-STEPS, WARM = 9, 3
+WARM = 3
 
 
 def options() -> argparse.Namespace:
@@ -36,6 +36,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--probe", help="plan for the processes as they are: measure them and write a machine file here")
     parser.add_argument("--seconds", type=float, default=140, help="begin nothing new after this long")
     parser.add_argument("--search", type=float, default=10, help="seconds for each search")
+    parser.add_argument("--steps", type=int, default=6, help="of each variant, after three that are not counted")
     parser.add_argument("--sizes", default="large", help="small (for a try), medium (a step takes about a tenth of a second), large")
     return parser.parse_args()
 
@@ -141,21 +142,23 @@ def tensor_parallel(module, world: int):
     return parallelize_module(module, mesh, {str(2 * i): RowwiseParallel() if i % 2 else columns() for i in range(4)})
 
 
-def measure(step) -> tuple[list[float], list[float]]:
-    """Seconds of the slowest process, and processor seconds of this one with all its threads, step by step."""
+def measure(steps, count: int) -> list[tuple[list[float], list[float]]]:
+    """Of each variant: seconds of the slowest process, and processor seconds of this one with all its threads, step by step. The
+    variants take turns, so that other programs disturb all of them alike."""
     import torch
     from torch import distributed
 
-    seconds, busy = [], []
-    for _ in range(STEPS):
-        distributed.barrier()
-        begin, used = time.perf_counter(), time.process_time()
-        step()
-        took = torch.tensor(time.perf_counter() - begin)
-        busy.append(time.process_time() - used)
-        distributed.all_reduce(took, op=distributed.ReduceOp.MAX)
-        seconds.append(float(took))
-    return seconds[WARM:], busy[WARM:]
+    found = [([], []) for _ in steps]
+    for _ in range(WARM + count):
+        for step, (seconds, busy) in zip(steps, found, strict=True):
+            distributed.barrier()
+            begin, used = time.perf_counter(), time.process_time()
+            step()
+            took = torch.tensor(time.perf_counter() - begin)
+            busy.append(time.process_time() - used)
+            distributed.all_reduce(took, op=distributed.ReduceOp.MAX)
+            seconds.append(float(took))
+    return [(seconds[WARM:], busy[WARM:]) for seconds, busy in found]
 
 
 def work(given: argparse.Namespace) -> None:
@@ -179,6 +182,7 @@ def work(given: argparse.Namespace) -> None:
             print(json.dumps({"probed": given.probe, "seconds": round(time.perf_counter() - begin, 1)}), flush=True)
         distributed.barrier()
     for name in given.models.split(","):
+        ready: list = []
         for plan in given.plans.split(","):
             late = torch.tensor(float(time.perf_counter() - begin > given.seconds))
             distributed.all_reduce(late)
@@ -229,18 +233,20 @@ def work(given: argparse.Namespace) -> None:
                 update.zero_grad()
 
             try:
-                seconds, busy = measure(step)
+                step()
             except NotImplementedError as error:
                 # DTensor has no rule for an op (attention on CPUs).
                 if rank == 0:
                     print(json.dumps({**found, "fails": str(error)}), flush=True)
                 continue
+            ready.append((found, step))
+        for (found, _), (seconds, busy) in zip(ready, measure([step for _, step in ready], given.steps), strict=True):
             found["median_seconds"] = statistics.median(seconds)
             found["seconds"] = [round(s, 5) for s in seconds]
             found["median_cpu_seconds"] = statistics.median(busy)
             if rank == 0:
                 print(json.dumps(found), flush=True)
-            del model, module, update
+        del ready
     distributed.destroy_process_group()
 
 

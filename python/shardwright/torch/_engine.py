@@ -73,10 +73,11 @@ class _Mode(TorchFunctionMode):
         self.engine = engine
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_plain(func, args) and (self.engine.weights.dtype is None or getattr(func, "__self__", None) is not _DTYPE):
+        engine = self.engine
+        if is_plain(func, args) and (engine.weights.dtype is None or getattr(func, "__self__", None) is not _DTYPE):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return self.engine.call(func, args, kwargs or {}, self.engine.frames.key(func))
+        return engine.call(func, args, kwargs or {}, engine.frames.key(func))
 
 
 class Engine:

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from ._frames import is_users
 from ._weights import keep_their_type
 
 
@@ -88,6 +89,6 @@ def explain(module: torch.nn.Module, error: Exception) -> str:
 
     lines = str(error).strip().splitlines() or [type(error).__name__]
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/torch/" not in f.filename] or list(frames)
+    own = [f for f in frames if is_users(f.filename)] or list(frames)
     at = f"\n  at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
     return f"{type(module).__name__} does not run on the example inputs: {type(error).__name__}: {lines[0]}{at}"

@@ -6,6 +6,7 @@ recomputed module (activation checkpointing) makes its calls again under the sam
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from typing import Any, Protocol
@@ -113,6 +114,15 @@ def _register() -> None:
         _REGISTERED.append(hooks.register_module_forward_hook(_after, always_call=True))
 
 
+#: Where PyTorch and this package are. A user's own folder may be named `torch` too.
+_NOT_THE_USERS = ("<", *(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, os.path.dirname(__file__))))
+
+
+def is_users(file: str) -> bool:
+    """Whether code belongs neither to PyTorch nor to this package."""
+    return not file.startswith(_NOT_THE_USERS)
+
+
 def line_of_user() -> str:
     """The innermost line that belongs neither to PyTorch nor to this package, with its code."""
     import linecache
@@ -120,7 +130,7 @@ def line_of_user() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/torch/" not in file and not file.startswith("<"):
+        if is_users(file):
             code = linecache.getline(file, frame.f_lineno).strip()
             return f"{file}:{frame.f_lineno}" + (f": {code}" if code else "")
         frame = frame.f_back  # type: ignore[assignment]

@@ -57,6 +57,8 @@ class LocalShapeError(RuntimeError):
 def local_function(call: AtenCall, blocks: Blocks, differentiable: bool = True) -> Callable[[list[Tensor]], Any]:
     """The function that computes a call's local results from the local shards of its inputs."""
     special, target, kwargs = SPECIAL.get(call.target), call.target, dict(call.kwargs)
+    # The overload without the Python around it.
+    bare = getattr(target, "_op", target)
     at = [(i, arg.index) for i, arg in enumerate(call.args) if isinstance(arg, Input)]
     named = [(name, arg.index) for name, arg in kwargs.items() if isinstance(arg, Input)]
     nested = any(_holds_input(arg) for arg in (*call.args, *kwargs.values()) if not isinstance(arg, Input))
@@ -72,7 +74,7 @@ def local_function(call: AtenCall, blocks: Blocks, differentiable: bool = True) 
 
     def run(inputs: list[Tensor]) -> Any:
         args, options = bind(inputs)
-        return target(*args, **options)
+        return bare(*args, **options)
 
     def run_special(inputs: list[Tensor]) -> Any:
         args, options = bind(inputs)
@@ -80,7 +82,7 @@ def local_function(call: AtenCall, blocks: Blocks, differentiable: bool = True) 
         return special.run(target, blocks, *args, **options)
 
     def run_as_given(inputs: list[Tensor]) -> Any:
-        return target(*inputs, *rest, **kwargs)
+        return bare(*inputs, *rest, **kwargs)
 
     rest = call.args[len(at) :]
     in_order = not named and not nested and at == [(i, i) for i in range(len(blocks.inputs))]

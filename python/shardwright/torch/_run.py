@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from ._graph import AtenCall, Input, Op, TensorId
 from ._kernels import Block, Blocks, check_shapes, local_function
 from ._layout import Layout, dual, is_partial
-from ._tensor import ShardTensor, linked, made_of, make, read, sort_of, whole
+from ._tensor import ShardTensor, made_of, make, read, sort_of, version, whole
 from ._translate import Free, Group, Translation, evaluate
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -254,13 +254,15 @@ class Run:
                 x = tensors[i]
                 # `read` for tensors that are there already.
                 kind = type(x)
-                if simple and kind is ShardTensor and x._layout == at and (local := linked(x)) is not None:
-                    given.append(local)
-                    continue
-                if kind is DTensor and (local := weights.read(x, at, gradient, x.requires_grad and torch.is_grad_enabled())) is not None:
-                    given.append(local)
+                if kind is ShardTensor:
+                    local = x._linked if simple and x._layout == at else None
+                    if local is not None and (local.requires_grad != x.requires_grad or version(x) != x._made):
+                        local = None
+                elif kind is DTensor:
+                    local = weights.read(x, at, gradient, x.requires_grad and torch.is_grad_enabled())
                 else:
-                    given.append(read(x, engine, at, gradient))
+                    local = None
+                given.append(read(x, engine, at, gradient) if local is None else local)
             engine.op = name
             local = function(given)
             engine.op = ""
@@ -269,9 +271,10 @@ class Run:
             if is_whole:
                 return local
             made = made_of(local, layout, engine, shape, stride, back)
-            if sort[0] is None:
-                sort[0] = sort_of(made)
-            made._sort = sort[0]
+            if not made.is_inference():
+                if sort[0] is None:
+                    sort[0] = sort_of(made)
+                made._sort = sort[0]
             return made
 
         return run

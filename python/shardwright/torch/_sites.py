@@ -57,7 +57,7 @@ class Site:
 
     def tensors_of(self, engine: Any, given: Sequence[Any], kwargs: Any) -> list[Any] | None:
         """The call's tensors, if its arguments are of the same sorts."""
-        if len(given) != self.count or tuple(kwargs) != self.names:
+        if len(given) != self.count or (kwargs or self.names) and tuple(kwargs) != self.names:
             return None
         for i, value, kind in self.constants:
             arg = given[i]
@@ -65,7 +65,10 @@ class Site:
                 return None
         for i, sort in self.shards:
             arg = given[i]
-            if type(arg) is not ShardTensor or arg._engine is not engine or sort_of(arg) != sort:
+            if type(arg) is not ShardTensor or arg._engine is not engine:
+                return None
+            # `sort_of` for tensors that have their number.
+            if (arg._sort != sort or arg._version != arg._made) and sort_of(arg) != sort:
                 return None
         for i, weight, trained in self.weights:
             arg = given[i]
@@ -76,7 +79,7 @@ class Site:
             if type(arg) is not torch.Tensor or _facts(arg) != facts:
                 return None
         tensors = [given[i] for i in self.tensors]
-        if len(tensors) > 1 and len({id(t) for t in tensors}) != len(tensors):
+        if len(tensors) > 1 and (tensors[0] is tensors[1] or len(tensors) > 2 and len({id(t) for t in tensors}) != len(tensors)):
             return None
         return tensors
 

@@ -8,7 +8,9 @@ ops) come to `__torch_dispatch__`.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,15 +29,15 @@ class ShardTensor(torch.Tensor):
     _layout: Layout
     _engine: Any
     #: Reshards made so far, by layout and layout of the gradient.
-    _reads: dict[Any, Any]
+    _reads: Mapping[Any, Any] = MappingProxyType({})
     #: Whether it is a view of another tensor, or another tensor is a view of it.
-    _shares: bool
+    _shares: bool = False
     #: The shard with its own place in autograd, and the version for which it is valid. Local ops read it directly, so
     #: that a backward pass stays among local ops where no layout changes.
-    _linked: torch.Tensor | None
-    _made: int
+    _linked: torch.Tensor | None = None
+    _made: int = 0
     #: A number for shape, strides, type and layout, while the version is `_made`.
-    _sort: int | None
+    _sort: int | None = None
 
     @staticmethod
     def __new__(
@@ -45,7 +47,6 @@ class ShardTensor(torch.Tensor):
             cls, shape, strides=stride, dtype=local.dtype, device=local.device, requires_grad=False
         )
         self._local, self._layout, self._engine = local, layout, engine
-        self._reads, self._shares, self._linked, self._made, self._sort = {}, False, None, 0, None
         return self
 
     @property
@@ -227,12 +228,16 @@ class _Make(torch.autograd.Function):
     def forward(
         ctx: Any, local: torch.Tensor, layout: Layout, engine: Any, shape: tuple[int, ...], stride: tuple[int, ...], back: Layout
     ) -> ShardTensor:
-        ctx.layout, ctx.engine, ctx.back = layout, engine, back
+        ctx.made = engine, layout, back
         return ShardTensor(local.detach(), layout, engine, shape, stride)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _local_gradient(grad, ctx.engine, ctx.layout, ctx.back), None, None, None, None, None
+        return _local_gradient(grad, *ctx.made), None, None, None, None, None
+
+
+#: `_Make.apply` where no transform of `torch.func` is active.
+_make: Any = super(torch.autograd.Function, _Make).apply
 
 
 def _local_gradient(grad: torch.Tensor, engine: Any, layout: Layout, at: Layout) -> torch.Tensor:
@@ -257,7 +262,8 @@ def made_of(
         made = ShardTensor(local, layout, engine, shape, stride)
         made._linked = local
         return made
-    made = _Make.apply(local, layout, engine, shape, stride, back)
+    apply = _Make.apply if torch._C._are_functorch_transforms_active() else _make
+    made = apply(local, layout, engine, shape, stride, back)
     if made.requires_grad == local.requires_grad:
         made._linked = local
     return made
@@ -297,7 +303,11 @@ def sort_of(x: ShardTensor) -> int:
     """A number for what the run of a call depends on: shape, strides, element type, device and layout."""
     if x._sort is None or version(x) != x._made:
         facts = (x.shape, x.stride(), x.dtype, x.device, x._layout)
-        x._sort = _SORTS.setdefault(facts, len(_SORTS))
+        number = _SORTS.setdefault(facts, len(_SORTS))
+        if x.is_inference():
+            # Writes cannot be noticed.
+            return number
+        x._sort = number
     return x._sort
 
 

@@ -8,7 +8,10 @@ the last of them is there, by one all-reduce or reduce-scatter. `.grad` has the 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,11 +26,18 @@ from ._tensor import dense, resharded
 #: A read of a weight: its name, the layouts of the weight and its gradient, and the type, `None` for that of computing.
 Read = tuple[str, Layout, Layout, "torch.dtype | None"]
 
-#: Bytes of whole weights in one batch: this many at most, and a quarter of all weights where that is more than the least. Batches
-#: of gathered weights are half as large, since whole weights and whole gradients lie beside them.
-TOGETHER, LEAST = 25 << 20, 2 << 20
+#: Bytes of whole weights in one batch. The batch whose gradients come first is small, so that its reduction starts early, as
+#: DistributedDataParallel has it. Batches of gathered weights have a quarter of all weights, where that is more than the least, and
+#: half of it, since whole weights and whole gradients lie beside them.
+TOGETHER, FIRST, LEAST = 25 << 20, 1 << 20, 2 << 20
+
+#: Gradients of at least this many bytes are copied to their batch when they are there. Smaller ones are copied together.
+_ALONE = 1 << 16
 
 aten = torch.ops.aten
+
+#: DTensor's constructor, without what keeps `torch.compile` out of it.
+_new: Any = inspect.unwrap(DTensor.__new__)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,12 @@ class Batch:
     preceding: Batch | None = None
     #: The element type in which weights are read and gradients reduced.
     dtype: torch.dtype | None = None
+    #: Whether the memory of reduced gradients is used again in the next step.
+    keeps: bool = True
+    #: Weights that were fetched in this pass, whether with a gradient, and how many reads are left.
+    fetched: tuple[list[torch.Tensor], bool, int] | None = None
     _started: torch.Tensor | None = None
+    _buffer: torch.Tensor | None = None
 
     def place(self, member: Member) -> Any:
         """What identifies a read of a weight, also when weights were batched again."""
@@ -114,8 +129,7 @@ class Batch:
     def fetch(self, weights: Sequence[Any]) -> list[torch.Tensor]:
         """The local tensors of the weights as they are read."""
         if not self.exchange.gathered:
-            locals_ = [w._local_tensor.to(self.dtype) for w in weights]
-            return [aten._unsafe_view.default(local, local.shape) for local in locals_]
+            return [(w._local_tensor if w.dtype == self.dtype else w._local_tensor.to(self.dtype)).detach() for w in weights]
         self.start(weights)
         assert self._started is not None
         flat = torch.ops._c10d_functional.wait_tensor(self._started).view(self._count, -1)
@@ -126,11 +140,30 @@ class Batch:
             for part, m in zip(parts, self.members, strict=True)
         ]
 
-    def reduce(self, members: Sequence[Member], grads: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Starts the reduction of gradients. The result holds the shards, one after the other."""
+    def buffer(self) -> list[torch.Tensor]:
+        """Memory for the gradients of all weights: that of the step before, unless something still refers to it. The first is all
+        of it."""
+        flat = self._buffer
+        if flat is None or _users(flat) > 1:
+            first = self.members[0].weight._local_tensor
+            flat = torch.empty(sum(math.prod(m.shape) for m in self.members), dtype=self.dtype, device=first.device)
+            self._buffer = flat if self.keeps else None
+        parts = flat.split([math.prod(m.shape) for m in self.members])
+        return [flat, *(part.view(m.shape) for part, m in zip(parts, self.members, strict=True))]
+
+    def reduce(self, members: Sequence[Member], grads: Sequence[torch.Tensor], slots: list[torch.Tensor] | None = None) -> torch.Tensor:
+        """Starts the reduction of gradients. The result holds the shards, one after the other. `slots` has the memory of the batch,
+        where some gradients are already."""
         count = self._count
         # Sums of processes are formed in the type of computing, as they are planned.
-        grads = [dense(g).to(self.dtype) for g in grads]
+        grads = [dense(g) for g in grads]
+        if not self.exchange.gathered and len(members) == len(self.members) and all(map(operator.is_, members, self.members)):
+            flat, *parts = slots or self.buffer()
+            given = [(part, g) for part, g in zip(parts, grads, strict=True) if g.data_ptr() != part.data_ptr()]
+            if given:
+                torch._foreach_copy_([part for part, _ in given], [g for _, g in given])
+            return self._collective("all-reduce", self.exchange.reduced).start_on(flat) if self.exchange.reduced else flat
+        grads = [g.to(self.dtype) for g in grads]
         if not self.exchange.gathered:
             flat = torch.cat([g.reshape(-1) for g in grads])
             return self._collective("all-reduce", self.exchange.reduced).start_on(flat) if self.exchange.reduced else flat
@@ -143,6 +176,68 @@ class Batch:
             flat = torch.ops._c10d_functional.wait_tensor(flat)
             flat = self._collective("all-reduce", self.exchange.reduced).start_on(flat)
         return flat
+
+
+class Filling:
+    """The memory of a batch while a backward pass makes its gradients. Large ones are copied there one by one, while they are in
+    caches, and need no memory of their own until all are there."""
+
+    def __init__(self, owner: Weights, batch: Batch) -> None:
+        self.owner, self.batch = owner, batch
+        self.slots: list[torch.Tensor] | None = None
+
+    def watched(self, fetched: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The weights as calls read them. What they compute to has a place in autograd of its own, so that gradients are seen one by
+        one."""
+        found = []
+        for i, (x, m) in enumerate(zip(fetched, self.batch.members, strict=True)):
+            if math.prod(m.shape) * x.element_size() >= _ALONE:
+                x = aten._unsafe_view.default(x, x.shape)
+                x.register_hook(functools.partial(self.fill, i))
+            found.append(x)
+        return found
+
+    def fill(self, index: int, grad: torch.Tensor) -> torch.Tensor | None:
+        """Takes a gradient. `None` leaves it as it is."""
+        if torch.is_grad_enabled() or self.owner.postponed or type(grad) is not torch.Tensor or grad.layout is not torch.strided:
+            return None
+        if self.slots is None:
+            self.slots = self.batch.buffer()
+        return self.slots[index + 1].copy_(grad)
+
+    def taken(self) -> list[torch.Tensor] | None:
+        """The memory, which the pass no longer fills."""
+        slots, self.slots = self.slots, None
+        return slots
+
+
+def _users(x: torch.Tensor) -> int:
+    """How many tensors use this memory."""
+    return torch._C._storage_Use_Count(x.untyped_storage()._cdata) - 1  # type: ignore[no-any-return]
+
+
+def _divided(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Weights in batches of at most so many bytes, by their sizes in the order of their reads. A larger one is a batch of its own."""
+    made: list[list[int]] = []
+    total = 0
+    for i, size in enumerate(sizes):
+        if not made or total + size > most:
+            made.append([])
+            total = 0
+        made[-1].append(i)
+        total += size
+    return made
+
+
+def _divided_for_sums(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """The same from the last weight on, whose gradient comes first: the last batch is closed as soon as it is large enough."""
+    count, total = 0, 0
+    while count < len(sizes) and total < min(FIRST, most):
+        count += 1
+        total += sizes[-count]
+    rest = _divided(sizes[: len(sizes) - count][::-1], most)
+    last = len(sizes) - count - 1
+    return [*([last - i for i in reversed(group)] for group in reversed(rest)), list(range(last + 1, len(sizes)))]
 
 
 def _shards(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tensor]:
@@ -162,16 +257,16 @@ class _Fetch(torch.autograd.Function):
     """Weights as they are read. Their gradients are reduced together."""
 
     @staticmethod
-    def forward(ctx: Any, owner: Weights, batch: Batch, *weights: Any) -> tuple[torch.Tensor, ...]:
-        ctx.owner, ctx.batch = owner, batch
+    def forward(ctx: Any, owner: Weights, batch: Batch, filling: Filling, *weights: Any) -> tuple[torch.Tensor, ...]:
+        ctx.owner, ctx.batch, ctx.filling = owner, batch, filling
         ctx.set_materialize_grads(False)
         return tuple(batch.fetch(weights))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():
-            return None, None, *ctx.owner.differentiable(ctx.batch, grads)
-        return None, None, *ctx.owner.reduce(ctx.batch, ctx.next_functions, grads)
+            return None, None, None, *ctx.owner.differentiable(ctx.batch, grads)
+        return None, None, None, *ctx.owner.reduce(ctx.batch, ctx.next_functions, grads, ctx.filling.taken())
 
 
 class Weights:
@@ -187,7 +282,8 @@ class Weights:
         self._batch_of: dict[tuple[int, str, Layout, Layout, torch.dtype], tuple[Batch, int]] | None = None
         self._names: dict[int, tuple[int, str]] = {}
         self._seen: list[tuple[torch.nn.Module, str, Any, Any]] = []
-        self._fetched: dict[int, tuple[list[torch.Tensor], bool, int]] = {}
+        #: Whether memory of reduced gradients is kept for the next step.
+        self.keeps = True
         #: Weights that are not gathered, as they are read in this pass, and whether with a gradient.
         self._ready: dict[tuple[int, Layout, Layout], tuple[Any, torch.Tensor, bool]] = {}
         self._kept: dict[Any, tuple[Batch, Member, torch.Tensor]] = {}
@@ -234,11 +330,11 @@ class Weights:
         for read in reads:
             counts[read] = counts.get(read, 0) + 1
         self._batch_of, grid = {}, self.engine.grid
-        last: dict[Any, Batch] = {}
         self.batches, self._names, self._seen, self._wide = [], {}, [], keep_their_type(root)
         own = dict(root.named_parameters())
         total = sum(w.numel() * w.element_size() for w in own.values())
-        for (path, layout, gradient, dtype), count in counts.items():
+        alike: dict[Any, list[tuple[int, Any, Member, int, int]]] = {}
+        for at, ((path, layout, gradient, dtype), count) in enumerate(counts.items()):
             owner, _, name = path.rpartition(".")
             weight = own.get(path)
             if not isinstance(weight, DTensor):
@@ -258,19 +354,24 @@ class Weights:
                 continue
             dtype = dtype or self.type_of(weight)
             key = (exchange, layout, gradient, weight.dtype, dtype, weight.device, weight.requires_grad)
-            size = math.prod(whole) * weight.element_size()
-            most = min(TOGETHER, max(LEAST, total // 4)) // (2 if exchange.gathered else 1)
-            batch = last.get(key)
-            if batch is None or batch.bytes + size > most:
-                batch = Batch(exchange, layout, gradient, grid, dtype=dtype)
-                self.batches.append(batch)
-                # A large weight is a batch of its own.
-                if size <= most:
-                    last[key] = batch
-            self._batch_of[id(module), name, layout, gradient, dtype] = (batch, len(batch.members))
             self._names[id(weight)] = (id(module), name)
-            batch.members.append(Member(weight, tuple(weight._local_tensor.shape), whole, dim))
-            batch.bytes, batch.reads = batch.bytes + size, batch.reads + count
+            place = (id(module), name, layout, gradient, dtype)
+            member = Member(weight, tuple(weight._local_tensor.shape), whole, dim)
+            alike.setdefault(key, []).append((at, place, member, math.prod(whole) * weight.element_size(), count))
+        made: list[tuple[int, Batch]] = []
+        for (exchange, layout, gradient, _, dtype, _, _), found in alike.items():
+            sizes = [size for *_, size, _ in found]
+            few = min(TOGETHER, max(LEAST, total // 4)) // 2
+            for group in _divided(sizes, few) if exchange.gathered else _divided_for_sums(sizes, TOGETHER):
+                batch = Batch(exchange, layout, gradient, grid, dtype=dtype, keeps=self.keeps)
+                made.append((found[group[0]][0], batch))
+                for index, i in enumerate(group):
+                    _, place, member, size, count = found[i]
+                    self._batch_of[place] = (batch, index)
+                    batch.members.append(member)
+                    batch.bytes, batch.reads = batch.bytes + size, batch.reads + count
+        # In the order of their first reads.
+        self.batches = [batch for _, batch in sorted(made, key=lambda found: found[0])]
         gathered = [batch for batch in self.batches if batch.exchange.gathered]
         for batch, following in zip(gathered, gathered[1:], strict=False):
             batch.following, following.preceding = following, batch
@@ -294,8 +395,9 @@ class Weights:
 
     def end(self) -> None:
         """Ends a pass: fetched weights are no longer held."""
-        self._fetched, self._ready = {}, {}
+        self._ready = {}
         for batch in self.batches:
+            batch.fetched = None
             batch.drop()
 
     def read(self, weight: Any, layout: Layout, gradient: Layout, needs: bool) -> torch.Tensor | None:
@@ -313,31 +415,37 @@ class Weights:
         batch, index = found
         if batch.members[index].weight is not weight:
             return None
-        fetched = self._fetched.get(id(batch))
+        fetched = batch.fetched
         if fetched is None or (needs and not fetched[1]):
             weights = [m.weight for m in batch.members]
             if any(type(w) is not type(weight) or not isinstance(w, DTensor) or w.requires_grad != weight.requires_grad for w in weights):
                 return None
             differentiable = needs or (weight.requires_grad and self.engine.differentiable)
             with torch.set_grad_enabled(differentiable):
-                made = list(_Fetch.apply(self, batch, *weights)) if differentiable else batch.fetch(weights)
+                made = self._with_gradients(batch, weights) if differentiable else batch.fetch(weights)
             if batch.exchange.gathered:
                 self.regather.gathered(batch, made)
-            if batch.following is not None and id(batch.following) not in self._fetched:
+            elif dtype == weight.dtype:
+                for m, local in zip(batch.members, made, strict=True):
+                    self._ready[id(m.weight), layout, gradient] = (m.weight, local, differentiable)
+            if batch.following is not None and batch.following.fetched is None:
                 batch.following.start()
             fetched = (made, differentiable, batch.reads)
         local, left = fetched[0][index], fetched[2] - 1
         if not batch.exchange.gathered:
             self._ready[id(given), layout, gradient] = (given, local, fetched[1])
-        if left > 0 or not batch.exchange.gathered:
-            self._fetched[id(batch)] = (fetched[0], fetched[1], left)
-        else:
-            self._fetched.pop(id(batch), None)
+        batch.fetched = (fetched[0], fetched[1], left) if left > 0 or not batch.exchange.gathered else None
         return local
+
+    def _with_gradients(self, batch: Batch, weights: Sequence[Any]) -> list[torch.Tensor]:
+        """Fetches weights with their gradients."""
+        filling = Filling(self, batch)
+        made = _Fetch.apply(self, batch, filling, *weights)
+        return list(made) if batch.exchange.gathered or not batch.exchange.reduced else filling.watched(made)
 
     # Gradients.
 
-    def reduce(self, batch: Batch, nodes: Any, grads: Sequence[Any]) -> list[Any]:
+    def reduce(self, batch: Batch, nodes: Any, grads: Sequence[Any], slots: list[torch.Tensor] | None = None) -> list[Any]:
         """Reduces the gradients of a batch. Those that nothing but `.grad` waits for arrive when the pass ends."""
         at = [i for i, g in enumerate(grads) if g is not None]
         members = [batch.members[i] for i in at]
@@ -352,7 +460,7 @@ class Weights:
             return results
         given = [self._with_kept(batch, m, g) for m, g in zip(members, given, strict=True)]
         with torch.no_grad():
-            flat = batch.reduce(members, given)
+            flat = batch.reduce(members, given, slots)
         if stored and not any(_state(m.weight)[1] for m in members):
             self._sent.append((members, flat))
             self._await()
@@ -391,16 +499,17 @@ class Weights:
 
     def flush(self) -> None:
         """Reduces all gradients that were kept back."""
-        by_batch: dict[int, tuple[Batch, list[Member], list[torch.Tensor]]] = {}
+        by_batch: dict[int, tuple[Batch, list[tuple[Member, torch.Tensor]]]] = {}
         for batch, member, grad in self._kept.values():
-            _, members, grads = by_batch.setdefault(id(batch), (batch, [], []))
-            members.append(member)
-            grads.append(grad)
+            by_batch.setdefault(id(batch), (batch, []))[1].append((member, grad))
         self._kept = {}
         with torch.no_grad():
             # Gradients were kept in the same order on all processes.
-            for batch, members, grads in by_batch.values():
-                self._sent.append((members, batch.reduce(members, grads)))
+            for batch, kept in by_batch.values():
+                order = {id(m): i for i, m in enumerate(batch.members)}
+                kept.sort(key=lambda found: order.get(id(found[0]), len(order)))
+                members = [m for m, _ in kept]
+                self._sent.append((members, batch.reduce(members, [g for _, g in kept])))
         self._finish()
 
     def _finish(self) -> None:
@@ -441,4 +550,4 @@ def _state(weight: Any) -> tuple[bool, bool]:
 
 
 def _gradient(weight: Any, shard: torch.Tensor) -> Any:
-    return DTensor(shard.to(weight.dtype), weight._spec, requires_grad=False)
+    return _new(DTensor, shard if shard.dtype == weight.dtype else shard.to(weight.dtype), weight._spec, requires_grad=False)
