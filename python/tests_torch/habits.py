@@ -717,8 +717,32 @@ def freed() -> Results:
     return {"left": sum(x() is not None for x in left)}
 
 
+class Counted(nn.Module):
+    """Counts its passes, branches on values, and writes into a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.passes, self.seen = nn.Linear(8, 8), 0, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        with torch.no_grad():
+            self.fc.weight.clamp_(-0.3, 0.3)
+        y = self.fc(x)
+        self.seen.append(float(y.detach().sum()))
+        return y * self.passes if self.seen[-1] != 0 else y
+
+
+def counted() -> Results:
+    """What a module keeps in its attributes is untouched by a capture on values."""
+    module = Counted()
+    found = compared(module, (torch.randn(X),), steps=2)
+    return {**found, "passes": module.passes, "seen": len(module.seen)}
+
+
 CASES: dict[str, Callable[[], Results]] = {
     "teacher": teacher,
+    "counted": counted,
     "squared": squared,
     "straight_through": straight_through,
     "schedule": schedule,

@@ -22,6 +22,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     "case",
     [
         "teacher",
+        "counted",
         "squared",
         "straight_through",
         "schedule",
@@ -42,6 +43,12 @@ def test_losses_and_gradients_are_those_of_one_process(found: dict[str, Any], ca
 def test_checkpointed_blocks_run_twice_and_on_shards(found: dict[str, Any], case: str) -> None:
     assert found[case]["runs"] == 2
     assert found[case]["gathered"] == {}
+
+
+def test_a_capture_on_values_leaves_the_modules_attributes_as_they_were(found: dict[str, Any]) -> None:
+    result = found["counted"]
+    assert result["passes"] == 2 and result["seen"] == 2, "the passes of the user"
+    assert any("writes into weights (fc.weight)" in w for w in result["warnings"])
 
 
 def test_autocast_computes_the_loss_in_32_bits(found: dict[str, Any]) -> None:

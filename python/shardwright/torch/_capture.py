@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from .._native import PlanError
 from ._engine import PlannedPass, translation
 from ._follow import PlannedCall
-from ._example import computed_in, copies, explain, untouched, without_data
+from ._example import copied_with_values, copies, explain, untouched, without_data
 from ._frames import Frames, Key, line_of_user
 from ._measure import is_losses
 from ._functions import SHAPE_ONLY, is_plain, writes_first
@@ -380,12 +380,16 @@ def capture(
         first = error
     with untouched(module):
         names = {id(p): (name, p.dtype) for name, p in module.named_parameters()}
-        own = module if dtype is None else computed_in(dtype, module, names)
+        own = copied_with_values(dtype, module, names)
+        versions = {name: p._version for name, p in module.named_parameters()}
         own_args, own_kwargs = copies(args, dtype), copies(dict(kwargs), dtype)
         try:
             found = _record(own, own_args, own_kwargs, loss_fn, names, type(module).__name__, dtype)
         except Exception as error:
             raise PlanError(explain(module, error)) from error
+    written = [name for name, p in module.named_parameters() if p._version != versions[name]]
+    if written:
+        found.warnings.append(f"the forward pass writes into weights ({', '.join(written)}): the capture has done so once, on the example's values")
     reason = (str(first).strip().splitlines() or [type(first).__name__])[0]
     found.warnings.append(
         f"captured on the example's values, not only on shapes ({reason[:160]}): branches are planned as the example takes them"

@@ -53,12 +53,16 @@ def without_data(module: torch.nn.Module, args: Any, kwargs: Any, dtype: torch.d
 
 @contextlib.contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Restores buffers and the random generator."""
+    """Restores buffers, attributes of modules and the random generator. Most modules run as a copy; this one may be none."""
     before = [(b, b.detach().clone()) for b in module.buffers()]
+    attributes = [(m, dict(m.__dict__)) for m in module.modules()]
     with torch.random.fork_rng():
         try:
             yield
         finally:
+            for m, values in attributes:
+                m.__dict__.clear()
+                m.__dict__.update(values)
             with torch.no_grad():
                 for b, value in before:
                     b.copy_(value)
@@ -68,14 +72,21 @@ def _in_type(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return x.to(dtype) if dtype is not None and x.is_floating_point() else x
 
 
-def computed_in(dtype: torch.dtype, module: torch.nn.Module, names: dict[int, tuple[str, torch.dtype]]) -> torch.nn.Module:
-    """A copy of the module whose weights have the type of computing. `names` gets the copies too."""
+def copied_with_values(dtype: torch.dtype | None, module: torch.nn.Module, names: dict[int, tuple[str, torch.dtype]]) -> torch.nn.Module:
+    """A copy of the module, so that what its code keeps in attributes stays as it was. The weights are the same memory, or have the
+    type of computing. `names` gets the copies too. A module that cannot be copied is returned itself."""
     memo: dict[int, Any] = {}
     wide = keep_their_type(module)
     for p in module.parameters():
         copied = torch.nn.Parameter(_in_type(p.detach(), None if id(p) in wide else dtype), requires_grad=p.requires_grad)
         memo[id(p)], names[id(copied)] = copied, names[id(p)]
-    return copy.deepcopy(module, memo)
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception:
+        # Any user's class, and tensors with a gradient among the attributes.
+        if dtype is not None:
+            raise
+        return module
 
 
 def copies(tree: Any, dtype: torch.dtype | None) -> Any:
