@@ -717,6 +717,28 @@ def freed() -> Results:
     return {"left": sum(x() is not None for x in left)}
 
 
+class Mapped(nn.Module):
+    """Maps over the heads of a weight, and takes derivatives of a function of its argument."""
+
+    def __init__(self, around: bool = False) -> None:
+        super().__init__()
+        self.fc, self.heads, self.around = nn.Linear(8, 8), nn.Parameter(torch.randn(3, 8, 8)), around
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        if self.around:
+            return torch.vmap(lambda w: (y @ w).tanh())(self.heads).mean(0)
+        z = torch.vmap(lambda w, v: (v @ w).tanh(), in_dims=(0, None))(self.heads, y).mean(0)
+        return z + torch.func.grad(lambda v: v.pow(3).sum())(y) * 0.1
+
+
+def mapped() -> Results:
+    """Transforms inside of a module run on whole tensors; what they cannot see is refused with the line."""
+    found = compared(Mapped(), (torch.randn(X),))
+    model = planned(Mapped(around=True), (torch.randn(X),))
+    return {**found, "refused": refusal(lambda: model(torch.randn(X)))}
+
+
 class Counted(nn.Module):
     """Counts its passes, branches on values, and writes into a weight."""
 
@@ -743,6 +765,7 @@ def counted() -> Results:
 CASES: dict[str, Callable[[], Results]] = {
     "teacher": teacher,
     "counted": counted,
+    "mapped": mapped,
     "squared": squared,
     "straight_through": straight_through,
     "schedule": schedule,

@@ -23,6 +23,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     [
         "teacher",
         "counted",
+        "mapped",
         "squared",
         "straight_through",
         "schedule",
@@ -43,6 +44,11 @@ def test_losses_and_gradients_are_those_of_one_process(found: dict[str, Any], ca
 def test_checkpointed_blocks_run_twice_and_on_shards(found: dict[str, Any], case: str) -> None:
     assert found[case]["runs"] == 2
     assert found[case]["gathered"] == {}
+
+
+def test_transforms_inside_of_a_module_that_cannot_see_shards_are_refused_with_the_line(found: dict[str, Any]) -> None:
+    message = found["mapped"]["refused"]
+    assert "habits.py" in message and "(y @ w).tanh()" in message and "argument" in message
 
 
 def test_a_capture_on_values_leaves_the_modules_attributes_as_they_were(found: dict[str, Any]) -> None:

@@ -31,3 +31,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 )
 def test_peak_memory_is_predicted_within_a_tenth(found: dict[str, Any], case: str) -> None:
     assert found[case]["predicted"] == pytest.approx(found[case]["measured"], rel=0.1)
+
+
+def test_with_memory_to_spare_batches_of_gradients_are_kept_and_nothing_else(found: dict[str, Any]) -> None:
+    result = found["blocks data, memory to spare"]
+    tight = found["blocks data"]["measured"]
+    assert tight < result["measured"] <= result["predicted"] * 1.1 + result["gradients"]

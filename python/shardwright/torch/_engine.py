@@ -30,6 +30,7 @@ from ._replaced import current
 from ._run import Run
 from ._sites import Site
 from ._tensor import ShardTensor, gradient_of, linked, rewritten, settled, sort_of, version, whole
+from ._transforms import OnWhole, are_active
 from ._trace import Call, autocast_state, program_of
 from ._translate import Translation, Translator
 from ._weights import Read, Weights
@@ -133,11 +134,15 @@ class Engine:
             self.last_mode = self.mode(self)
             self.last_mode.__enter__()
             self._mode.append(self.last_mode)
+            transforms = OnWhole(self)
+            transforms.__enter__()
+            self._mode.append(transforms)
 
     def leave(self, module: torch.nn.Module) -> None:
         self.frames.leave()
         if not self.frames.stack and self._mode:
-            self._mode.pop().__exit__(None, None, None)
+            while self._mode:
+                self._mode.pop().__exit__(None, None, None)
             self._held = {}
             self.weights.end()
 
@@ -195,6 +200,13 @@ class Engine:
         if func is torch.autograd.grad:
             return self._gradients(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
+            if are_active():
+                if any(isinstance(x, (ShardTensor, DTensor)) for x in pytree.tree_leaves((args, kwargs))):
+                    raise PlanError(
+                        f"a function that torch.func transforms (`vmap`, `grad`, ...) reads a split tensor or a weight from around it, at "
+                        f"{line_of_user()}: make it an argument of the function (in_dims=None for vmap), which then gets the whole tensor"
+                    )
+                return func(*args, **kwargs)
             # Calls of a pass were asked before.
             if (key is None or self.weights.dtype is not None) and is_plain(func, args):
                 if self.weights.dtype is not None and getattr(func, "__self__", None) is _DTYPE:

@@ -101,6 +101,7 @@ class Parallelized(torch.nn.Module):
         self._distribute()
         self._engine = Engine(self._root, captured.planned(layouts["ops"] if plan.axes else {}), mesh, module)
         self._engine.weights.dtype = mixed_precision
+        self._engine.weights.keep_within(plan, self.parameters())
         self._recomputation = Recomputation(self._engine, self._root, plan.data["recompute"], captured.calls)
         self._batch, self._mixed_precision = batch, mixed_precision
         self._batches = Batches(self._engine, batch, captured.samples)

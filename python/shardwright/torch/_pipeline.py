@@ -229,6 +229,7 @@ class Pipelined(torch.nn.Module):
         self._engine = Engine(self._root, planned, self.stage_mesh, module)
         stored = {name: self._within(at) for name, at in layouts["stored"].items()}
         self._take_weights(module, stored)
+        self._engine.weights.keep_within(plan, self.parameters())
         self._parts: list[Any] = []
         own: Any = [self._pipeline_stage(number) for number in self.stages]
         several = issubclass(schedule, schedules.PipelineScheduleMulti)

@@ -27,8 +27,8 @@ from ._tensor import dense, resharded
 Read = tuple[str, Layout, Layout, "torch.dtype | None"]
 
 #: Bytes of whole weights in one batch. The batch whose gradients come first is small, so that its reduction starts early, as
-#: DistributedDataParallel has it. Batches of gathered weights have a quarter of all weights, where that is more than the least, and
-#: half of it, since whole weights and whole gradients lie beside them.
+#: DistributedDataParallel has it. Where memory is short, a batch has a quarter of all weights at most, if that is more than the least.
+#: Batches of gathered weights have half of that, since whole weights and whole gradients lie beside them.
 TOGETHER, FIRST, LEAST = 25 << 20, 1 << 20, 2 << 20
 
 #: Gradients of at least this many bytes are copied to their batch when they are there. Smaller ones are copied together.
@@ -149,7 +149,8 @@ class Batch:
             flat = torch.empty(sum(math.prod(m.shape) for m in self.members), dtype=self.dtype, device=first.device)
             self._buffer = flat if self.keeps else None
         parts = flat.split([math.prod(m.shape) for m in self.members])
-        return [flat, *(part.view(m.shape) for part, m in zip(parts, self.members, strict=True))]
+        # A view of all: what a pass has not yet added to `.grad` is in use too.
+        return [flat.view(-1), *(part.view(m.shape) for part, m in zip(parts, self.members, strict=True))]
 
     def reduce(self, members: Sequence[Member], grads: Sequence[torch.Tensor], slots: list[torch.Tensor] | None = None) -> torch.Tensor:
         """Starts the reduction of gradients. The result holds the shards, one after the other. `slots` has the memory of the batch,
@@ -282,7 +283,7 @@ class Weights:
         self._batch_of: dict[tuple[int, str, Layout, Layout, torch.dtype], tuple[Batch, int]] | None = None
         self._names: dict[int, tuple[int, str]] = {}
         self._seen: list[tuple[torch.nn.Module, str, Any, Any]] = []
-        #: Whether memory of reduced gradients is kept for the next step.
+        #: Whether memory of reduced gradients is kept for the next step, which a plan does not count.
         self.keeps = True
         #: Weights that are not gathered, as they are read in this pass, and whether with a gradient.
         self._ready: dict[tuple[int, Layout, Layout], tuple[Any, torch.Tensor, bool]] = {}
@@ -295,6 +296,12 @@ class Weights:
         self.regather = Regather()
         self._sent: list[tuple[list[Member], torch.Tensor]] = []
         self._awaited = False
+
+    def keep_within(self, plan: Any, weights: Iterable[Any]) -> None:
+        """Keeps memory of reduced gradients from step to step if the plan's limit leaves room for it."""
+        more = sum(w.to_local().nbytes for w in weights if w.requires_grad)
+        limit = plan.memory_limit_bytes
+        self.keeps = limit is None or int(plan.peak_memory_bytes) + more <= limit
 
     # Mixed precision.
 
@@ -361,8 +368,12 @@ class Weights:
         made: list[tuple[int, Batch]] = []
         for (exchange, layout, gradient, _, dtype, _, _), found in alike.items():
             sizes = [size for *_, size, _ in found]
-            few = min(TOGETHER, max(LEAST, total // 4)) // 2
-            for group in _divided(sizes, few) if exchange.gathered else _divided_for_sums(sizes, TOGETHER):
+            few = min(TOGETHER, max(LEAST, total // 4))
+            if exchange.gathered:
+                groups = _divided(sizes, few // 2)
+            else:
+                groups = _divided_for_sums(sizes, TOGETHER if self.keeps else few)
+            for group in groups:
                 batch = Batch(exchange, layout, gradient, grid, dtype=dtype, keeps=self.keeps)
                 made.append((found[group[0]][0], batch))
                 for index, i in enumerate(group):
