@@ -717,6 +717,21 @@ def freed() -> Results:
     return {"left": sum(x() is not None for x in left)}
 
 
+def held() -> Results:
+    """Gradients that the user still has are not written by the next step; memory that nobody has is used again."""
+    model = planned(nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 8)), (torch.randn(X),))
+    places, worst = [], 0.0
+    for keeps in (True, False, False):
+        model(torch.randn(X)).square().mean().backward()
+        places.append(next(model.parameters()).grad.to_local().untyped_storage().data_ptr())
+        if keeps:
+            had = [p.grad for p in model.parameters()]
+            copies = [g.to_local().clone() for g in had]
+        model.zero_grad()
+        worst = max(worst, *(float((g.to_local() - c).abs().max()) for g, c in zip(had, copies, strict=True)))
+    return {"changed": worst, "fresh": places[1] != places[0], "again": places[2] == places[1]}
+
+
 class Mapped(nn.Module):
     """Maps over the heads of a weight, and takes derivatives of a function of its argument."""
 
@@ -766,6 +781,7 @@ CASES: dict[str, Callable[[], Results]] = {
     "teacher": teacher,
     "counted": counted,
     "mapped": mapped,
+    "held": held,
     "squared": squared,
     "straight_through": straight_through,
     "schedule": schedule,

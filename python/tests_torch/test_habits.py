@@ -46,6 +46,10 @@ def test_checkpointed_blocks_run_twice_and_on_shards(found: dict[str, Any], case
     assert found[case]["gathered"] == {}
 
 
+def test_memory_of_gradients_is_used_again_unless_the_user_has_them(found: dict[str, Any]) -> None:
+    assert found["held"] == {"case": "held", "changed": 0.0, "fresh": True, "again": True}
+
+
 def test_transforms_inside_of_a_module_that_cannot_see_shards_are_refused_with_the_line(found: dict[str, Any]) -> None:
     message = found["mapped"]["refused"]
     assert "habits.py" in message and "(y @ w).tanh()" in message and "argument" in message
