@@ -8,7 +8,6 @@ ops) come to `__torch_dispatch__`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +28,7 @@ class ShardTensor(torch.Tensor):
     _layout: Layout
     _engine: Any
     #: Reshards made so far, by layout and layout of the gradient.
-    _reads: Mapping[Any, Any] = MappingProxyType({})
+    _reads: Any = MappingProxyType({})
     #: Whether it is a view of another tensor, or another tensor is a view of it.
     _shares: bool = False
     #: The shard with its own place in autograd, and the version for which it is valid. Local ops read it directly, so
