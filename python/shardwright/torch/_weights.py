@@ -150,8 +150,8 @@ class Weights:
             member = Member(weight, tuple(weight._local_tensor.shape), whole, dim)
             alike.setdefault(key, []).append((at, place, member, math.prod(whole) * weight.element_size(), count))
         made: list[tuple[int, Batch]] = []
-        for (exchange, layout, gradient, _, dtype, _, _), found in alike.items():
-            sizes = [size for *_, size, _ in found]
+        for (exchange, layout, gradient, _, dtype, _, _), entries in alike.items():
+            sizes = [size for *_, size, _ in entries]
             few = min(TOGETHER, max(LEAST, total // 4))
             if exchange.gathered:
                 groups = divided(sizes, few // 2)
@@ -159,14 +159,14 @@ class Weights:
                 groups = divided_for_sums(sizes, TOGETHER if self.keeps else few)
             for group in groups:
                 batch = Batch(exchange, layout, gradient, grid, dtype=dtype, keeps=self.keeps)
-                made.append((found[group[0]][0], batch))
+                made.append((entries[group[0]][0], batch))
                 for index, i in enumerate(group):
-                    _, place, member, size, count = found[i]
+                    _, place, member, size, count = entries[i]
                     self._batch_of[place] = (batch, index)
                     batch.members.append(member)
                     batch.bytes, batch.reads = batch.bytes + size, batch.reads + count
         # In the order of their first reads.
-        self.batches = [batch for _, batch in sorted(made, key=lambda found: found[0])]
+        self.batches = [batch for _, batch in sorted(made, key=lambda pair: pair[0])]
         gathered = [batch for batch in self.batches if batch.exchange.gathered]
         for batch, following in zip(gathered, gathered[1:], strict=False):
             batch.following, following.preceding = following, batch
