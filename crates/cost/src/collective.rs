@@ -34,7 +34,7 @@
 //! **Sizes.** The byte count is the larger side on one device: before a reduce-scatter or scatter, after an all-gather
 //! or gather. The other collectives do not change the size.
 
-use crate::rates::Crossings;
+use crate::rates::{Crossings, LevelCrossing};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use shardwright_machine::{
@@ -135,6 +135,9 @@ enum Pattern {
     Halo,
 }
 
+/// A collective over several levels is as slow as the slowest. Links of a level on which it would take less than this share of its time
+/// are free for others: a ring through nodes leaves most of NVLink.
+const OCCUPIES: f64 = 0.5;
 const PATTERNS: usize = 8;
 const CHOICES: usize = 3;
 
@@ -152,6 +155,8 @@ const NEVER: Affine = Affine { alpha: f64::INFINITY, beta: 0.0, algorithm: Algor
 #[derive(Debug)]
 struct Profile {
     members: u32,
+    /// The levels whose links it keeps busy, as bits.
+    occupied: u32,
     rows: [[Affine; CHOICES]; PATTERNS],
     /// Measured times, which replace the model.
     measured: Vec<(Collective, CollectiveMeasurement)>,
@@ -187,6 +192,9 @@ impl Profile {
             single = single.max(c.single);
             outer *= units;
         }
+        let busy = |c: &LevelCrossing| c.ring >= OCCUPIES * ring;
+        let occupied =
+            crossings.levels().filter(|(_, c)| busy(c)).fold(0, |all, (level, _)| all | 1 << level);
         let line = |algorithm, alpha, beta| Affine { alpha, beta, algorithm };
         let scatter = (n - 1.0) / n;
         let mut rows = [[NEVER; CHOICES]; PATTERNS];
@@ -214,7 +222,7 @@ impl Profile {
         let measured = if absent.is_empty() { measured(machine, axes) } else { Vec::new() };
         let slowdown = &machine.spec().slowdown;
         let slowdown = slowdown.iter().map(|(&kind, &factor)| (kind.into(), factor)).collect();
-        Profile { members: crossings.members, rows, measured, slowdown }
+        Profile { members: crossings.members, occupied, rows, measured, slowdown }
     }
 
     /// The measured time, or that of the cheapest algorithm, earlier ones winning ties.
@@ -348,6 +356,11 @@ impl Comm {
             map.insert((axes, absent), profile.clone());
         }
         ask(&profile)
+    }
+
+    /// The levels whose links a collective along these axes keeps busy, as bits: those on which it takes at least half of its time.
+    pub fn occupied_levels(&self, axes: AxisSet) -> u32 {
+        self.with(axes, AxisSet::EMPTY, |profile| profile.occupied)
     }
 
     /// Time of a collective that all groups along the axes run at once.

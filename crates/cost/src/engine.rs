@@ -90,6 +90,12 @@ pub struct Engine {
     /// Whether transfers run beside kernels. Else the engine waits for every collective before its next kernel.
     #[serde(default = "yes")]
     pub overlap: bool,
+    /// Whether collectives of tensor parallelism run in parts beside the products that they belong to.
+    #[serde(default)]
+    pub pipelines_products: bool,
+    /// Whether weights are rounded to 8-bit floats once per step, not for every product of every micro-batch.
+    #[serde(default)]
+    pub rounds_weights_once: bool,
     /// How many times as long each kind of kernel takes beside a collective, which runs on cores of the same device.
     #[serde(default)]
     pub beside_collectives: BTreeMap<WorkKind, f64>,
@@ -204,7 +210,17 @@ pub struct KernelKind {
 
 impl Engine {
     fn parse(text: &str) -> Result<Self, toml::de::Error> {
-        toml::from_str(text)
+        let mut table: toml::Table = toml::from_str(text)?;
+        if let Some(like) = table.remove("like") {
+            let named = |text: &&&str| {
+                let other: Option<toml::Table> = toml::from_str(text).ok();
+                other.is_some_and(|other| other.get("name") == Some(&like))
+            };
+            let other =
+                TABLES.iter().find(named).map_or(Ok(toml::Table::new()), |text| toml::from_str(text))?;
+            table = overridden(other, table);
+        }
+        table.try_into()
     }
 
     /// The table of an engine.
@@ -253,11 +269,29 @@ impl Engine {
     }
 }
 
-const TABLES: [&str; 6] = [
+/// A table with the keys of another one, which override its own; tables inside are merged.
+fn overridden(mut table: toml::Table, other: toml::Table) -> toml::Table {
+    for (key, value) in other {
+        let value = match (table.remove(&key), value) {
+            (Some(toml::Value::Table(own)), toml::Value::Table(value)) => {
+                toml::Value::Table(overridden(own, value))
+            }
+            (_, value) => value,
+        };
+        table.insert(key, value);
+    }
+    table
+}
+
+/// The engines' files. One with the key `like` has what it does not say from the engine of that name.
+const TABLES: [&str; 9] = [
     include_str!("../engines/torch-eager.toml"),
     include_str!("../engines/torch-compile.toml"),
     include_str!("../engines/torchtitan.toml"),
+    include_str!("../engines/torchtitan-eager.toml"),
     include_str!("../engines/megatron.toml"),
+    include_str!("../engines/megatron-core.toml"),
+    include_str!("../engines/megatron-bridge.toml"),
     include_str!("../engines/xla.toml"),
     include_str!("../engines/embedded.toml"),
 ];
@@ -293,6 +327,17 @@ mod tests {
             assert_eq!(Engine::of(engine.name), Some(&engine));
         }
         assert!(EngineName::ALL.into_iter().all(|name| Engine::of(name).is_some()));
+    }
+
+    #[test]
+    fn a_table_like_another_keeps_what_it_does_not_say() {
+        let of = |name| Engine::of(name).unwrap();
+        let (eager, own) = (of(EngineName::TorchEager), of(EngineName::TorchtitanEager));
+        assert_eq!((own.host_us_per_kernel, &own.families), (eager.host_us_per_kernel, &eager.families));
+        assert_eq!(own.shares["normalize"], eager.shares["normalize"]);
+        assert_eq!(own.shares["concat"], 0.176);
+        assert_eq!((own.batched["adam"], own.batched["sgd"]), (0.26, eager.batched["sgd"]));
+        assert!(own.copies_weights && !eager.copies_weights);
     }
 
     #[test]

@@ -51,6 +51,11 @@ impl Crossings {
         self.list.iter().flatten()
     }
 
+    /// The same with the numbers of their levels.
+    pub(crate) fn levels(&self) -> impl Iterator<Item = (usize, &LevelCrossing)> {
+        self.list.iter().enumerate().filter_map(|(level, crossing)| Some((level, crossing.as_ref()?)))
+    }
+
     /// The crossings of a set of prime axes. The tensor lives on one digit of the `absent` axes only; the devices of their
     /// other digits are idle and use no bandwidth.
     pub(crate) fn new(machine: &Machine, axes: AxisSet, absent: AxisSet) -> Crossings {

@@ -47,6 +47,25 @@ fn takes(machine: &Machine, kind: Collective, axes: &[u32], bytes: u64, seconds:
 const MB: u64 = 1_000_000;
 const US: f64 = 1e-6;
 
+/// A ring through nodes with two GPUs each leaves most of NVLink. Where levels are alike, both are busy.
+#[test]
+fn collectives_occupy_the_levels_that_bind_them() {
+    let machine = shardwright_machine::builtin("16xh100").unwrap();
+    let comm = Comm::new(&machine, machine.mesh());
+    let all = machine.mesh().all();
+    let level = |wanted: u32| -> AxisSet {
+        all.iter().filter(|axis| machine.mesh().axis(*axis).level.0 == wanted).collect()
+    };
+    let one_inside = level(1).iter().next().unwrap();
+    assert_eq!(comm.occupied_levels(level(0)), 0b01);
+    assert_eq!(comm.occupied_levels(level(1)), 0b10);
+    let pair: AxisSet = level(0).iter().chain([one_inside]).collect();
+    assert_eq!(comm.occupied_levels(pair), 0b01);
+    assert_eq!(comm.occupied_levels(AxisSet::EMPTY), 0);
+    let alike = shardwright_machine::builtin("flat:4x2").unwrap();
+    assert_eq!(Comm::new(&alike, alike.mesh()).occupied_levels(alike.mesh().all()), 0b11);
+}
+
 #[test]
 fn all_reduce_within_a_node() {
     let m = easy(1, "topology = \"switch\"");

@@ -188,8 +188,14 @@ pub enum EngineName {
     TorchCompile,
     /// torchtitan: PyTorch with `torch.compile` for every block, and the loss op by op.
     Torchtitan,
+    /// torchtitan op by op.
+    TorchtitanEager,
     /// Megatron-LM of 2021 and 2022, and trainers built on it.
     Megatron,
+    /// Megatron-LM of 2024, with Transformer Engine: collectives of tensor parallelism run beside their products.
+    MegatronCore,
+    /// Megatron-Bridge's recipes: the same with more fused kernels.
+    MegatronBridge,
     /// JAX and everything else that XLA compiles.
     Xla,
     /// The engine of `shardwright run`.
@@ -198,8 +204,17 @@ pub enum EngineName {
 
 impl EngineName {
     /// All engines.
-    pub const ALL: [EngineName; 6] =
-        [Self::TorchEager, Self::TorchCompile, Self::Torchtitan, Self::Megatron, Self::Xla, Self::Embedded];
+    pub const ALL: [EngineName; 9] = [
+        Self::TorchEager,
+        Self::TorchCompile,
+        Self::Torchtitan,
+        Self::TorchtitanEager,
+        Self::Megatron,
+        Self::MegatronCore,
+        Self::MegatronBridge,
+        Self::Xla,
+        Self::Embedded,
+    ];
 
     /// The name that users type.
     pub fn name(self) -> &'static str {
@@ -207,7 +222,10 @@ impl EngineName {
             Self::TorchEager => "torch-eager",
             Self::TorchCompile => "torch-compile",
             Self::Torchtitan => "torchtitan",
+            Self::TorchtitanEager => "torchtitan-eager",
             Self::Megatron => "megatron",
+            Self::MegatronCore => "megatron-core",
+            Self::MegatronBridge => "megatron-bridge",
             Self::Xla => "xla",
             Self::Embedded => "embedded",
         }

@@ -176,6 +176,11 @@ impl<'a> Context<'a> {
         special.unwrap_or(engine.host_us_per_kernel) * 1e-6 * self.host_slowdown()
     }
 
+    /// Whether an op is a matrix product.
+    pub fn is_product(&self, op: OpId) -> bool {
+        self.work_kind(op) == WorkKind::Products
+    }
+
     /// The kind of an op's work.
     fn work_kind(&self, op: OpId) -> WorkKind {
         let shapes = &self.shapes[op.index()];

@@ -153,7 +153,9 @@ impl<'a> OpTimes<'a> {
             let bytes = copies.bytes(&inputs, &outputs);
             let copied = |times: &OperatorTimes<'_>| {
                 let alone = times.estimate(&workload);
-                Estimate { seconds: Seconds(alone.seconds.0 + times.stream(bytes, part.share()).0), ..alone }
+                let rounded = times.rounded_before(&workload, copies.rounded_elements(&inputs)).0;
+                let seconds = (alone.seconds.0 - rounded).max(0.0) + times.stream(bytes, part.share()).0;
+                Estimate { seconds: Seconds(seconds), ..alone }
             };
             self.slowest(copied, units)
         } else if let Some(part) = part {

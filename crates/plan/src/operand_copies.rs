@@ -1,5 +1,5 @@
 //! Copies that an engine makes beside an op's kernel: of gathered weights out of the collective's buffer, of gradients into one, and of
-//! keys and values for every query head.
+//! keys and values for every query head. Also copies that it does not make again: weights that were rounded to 8-bit floats once.
 //!
 //! Weights are gathered once per pass, so an op that runs again in the backward pass copies none. In steps of several
 //! micro-batches they are gathered once per step: these copies are left out.
@@ -14,6 +14,10 @@ use smallvec::SmallVec;
 pub(crate) struct OperandCopies {
     inputs: SmallVec<[u32; 4]>,
     outputs: SmallVec<[u32; 2]>,
+    /// Per operand: in how many micro-batches of all it is rounded already, if it is a weight.
+    rounded: SmallVec<[u32; 4]>,
+    /// Number of micro-batches.
+    micro_batches: u32,
 }
 
 /// Per tensor: whether it is the gradient of a weight, as an update reads it, or before it is widened for that.
@@ -29,6 +33,12 @@ pub(crate) fn weight_gradients(graph: &Graph) -> Vec<bool> {
         }
     }
     found
+}
+
+/// In how many micro-batches an operand is a weight that an earlier one has rounded.
+fn rounded_before(graph: &Graph, engine: &Engine, tensor: TensorId) -> u32 {
+    let is_weight = graph.tensor(graph.held_weight(tensor)).role == Role::Parameter;
+    if engine.rounds_weights_once && is_weight { graph.micro_batches.get() - 1 } else { 0 }
 }
 
 /// Keys and values among the operands of attention and of its gradient.
@@ -57,6 +67,8 @@ impl OperandCopies {
         let mut copies = Self {
             inputs: node.inputs.iter().map(|t| u32::from(is_weight(t)) * 2).collect(),
             outputs: node.outputs.iter().map(gradient).collect(),
+            rounded: node.inputs.iter().map(|t| rounded_before(graph, engine, *t)).collect(),
+            micro_batches: graph.micro_batches.get(),
         };
         let workload = node.op.workload(&own.inputs, &own.outputs);
         if let (true, RooflineKind::Attention { .. }) = (engine.repeats_key_heads, &workload.roofline) {
@@ -68,7 +80,18 @@ impl OperandCopies {
                 *moved = if repeat > 1 { repeat.saturating_add(1).saturating_mul(passes) } else { 0 };
             }
         }
-        copies.inputs.iter().chain(&copies.outputs).any(|&times| times > 0).then_some(copies)
+        let eight_bit = node.op.operator().is_eight_bit();
+        copies.rounded.iter_mut().filter(|_| !eight_bit).for_each(|before| *before = 0);
+        let all = copies.inputs.iter().chain(&copies.outputs).chain(&copies.rounded);
+        all.into_iter().any(|&times| times > 0).then_some(copies)
+    }
+
+    /// Elements of a part's operands that need not be rounded, on average over the micro-batches.
+    pub fn rounded_elements(&self, inputs: &[TensorType]) -> u64 {
+        let all = inputs.iter().zip(&self.rounded);
+        let elements =
+            all.fold(0u128, |sum, (ty, &before)| sum + u128::from(ty.shape.elements()) * u128::from(before));
+        u64::try_from(elements / u128::from(self.micro_batches.max(1))).unwrap_or(u64::MAX)
     }
 
     /// The bytes that copies of a part of the op move.
@@ -85,9 +108,10 @@ impl OperandCopies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardwright_graph::{RecomputePolicy, remat};
+    use shardwright_graph::{RecomputePolicy, microbatch, remat};
     use shardwright_machine::EngineName;
     use shardwright_zoo::{BuildOptions, build};
+    use std::num::NonZeroU32;
 
     /// A block with two query heads per key head.
     const MODEL: &str =
@@ -109,6 +133,24 @@ mod tests {
 
     fn torchtitan() -> Engine {
         Engine::of(EngineName::Torchtitan).unwrap().clone()
+    }
+
+    #[test]
+    fn weights_are_rounded_in_the_first_micro_batch_only() {
+        let step = build(&MODEL.replace("mixed", "fp8"), &BuildOptions::default()).unwrap();
+        let graph = microbatch(&step, NonZeroU32::new(2).unwrap()).unwrap().graph;
+        let once =
+            Engine { rounds_weights_once: true, ..Engine::of(EngineName::TorchCompile).unwrap().clone() };
+        let shapes: Vec<OpShapes> = graph.op_ids().map(|op| OpShapes::of(&graph, op)).collect();
+        let elements = |engine: &Engine, name: &str| {
+            let op = graph.op_ids().find(|&op| graph.node(op).name == name).unwrap();
+            let copies = OperandCopies::of(&graph, &shapes, engine, op, None);
+            copies.map_or(0, |copies| copies.rounded_elements(&shapes[op.index()].inputs))
+        };
+        assert_eq!(elements(&once, "blocks.0.mlp.up"), 64 * 128 / 2, "in the second of two micro-batches");
+        let usual = Engine { rounds_weights_once: false, ..once.clone() };
+        assert_eq!(elements(&usual, "blocks.0.mlp.up"), 0);
+        assert_eq!(elements(&once, "logits"), 0, "it stays in 16 bits");
     }
 
     #[test]

@@ -276,8 +276,9 @@ pub struct Request {
     #[arg(long)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub costs: Option<String>,
-    /// The engine that will run the step: torch-eager, torch-compile, torchtitan, megatron, xla or embedded. Ops are then priced as its kernels run
-    /// them: fused, in its number formats, with its host time and its own memory. By default every op is a kernel
+    /// The engine that will run the step: torch-eager, torch-compile, torchtitan, torchtitan-eager, megatron, megatron-core, megatron-bridge, xla
+    /// or embedded. Ops are then priced as its kernels run them: fused, in its number formats, with its host time and its own memory. By
+    /// default every op is a kernel
     #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineName>,

@@ -47,6 +47,7 @@ pub mod delta;
 mod error;
 mod memory;
 mod passes;
+mod pipelined_products;
 mod schedule;
 mod sharing;
 mod step;

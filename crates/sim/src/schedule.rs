@@ -1,8 +1,8 @@
 //! The schedule: the tasks of a lowered program.
 //!
 //! A compute instruction is one task on the compute stream of every device that takes part. A collective is one task
-//! per group of devices. It occupies the ports of all members to the links of the levels that it crosses. Its predicted
-//! time already includes the sharing among concurrent groups, so ports belong to devices. Local instructions (slices,
+//! per group of devices. It occupies the ports of all members to the links that it keeps busy: of the levels that it crosses, those
+//! on which it takes at least half of its time. Its predicted time already includes the sharing among concurrent groups, so ports belong to devices. Local instructions (slices,
 //! views) take no time, as in the cost model.
 //!
 //! On machines whose compute cores also move data, a collective is one task per member. Each member fetches its data
@@ -22,7 +22,7 @@ use crate::{
 };
 use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use shardwright_cost::SpeedTrace;
+use shardwright_cost::{Comm, SpeedTrace};
 use shardwright_graph::OpId;
 use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
 use shardwright_machine::{AxisSet, DeviceId, Machine};
@@ -103,8 +103,8 @@ fn takes_part(program: &ParallelGraph, instruction: &Instruction, device: Device
 }
 
 impl Schedule {
-    /// The tasks of a program for these device classes and links. `compute` returns the picoseconds of an op's local
-    /// part, or of its completion.
+    /// The tasks of a program for these device classes and links. `comm` says which links a collective occupies; `compute` returns
+    /// the picoseconds of an op's local part, or of its completion.
     ///
     /// # Errors
     /// Where there are too many tasks.
@@ -112,6 +112,7 @@ impl Schedule {
         program: &ParallelGraph,
         classes: Classes,
         links: Links,
+        comm: &Comm,
         mut compute: impl FnMut(OpId, bool) -> i64,
     ) -> Result<Self, TooManyTasks> {
         let count = program.instructions.len();
@@ -178,7 +179,7 @@ impl Schedule {
                         streams.push(0);
                     } else {
                         for &(_, class) in gang {
-                            schedule.streams_of(program, axes, class, &mut streams);
+                            schedule.streams_of(comm, axes, class, &mut streams);
                         }
                     }
                     before_gang.clear();
@@ -207,9 +208,9 @@ impl Schedule {
     }
 
     /// The streams of a class that an instruction along these axes occupies.
-    fn streams_of(&self, program: &ParallelGraph, axes: AxisSet, class: u32, out: &mut Vec<u32>) {
+    fn streams_of(&self, comm: &Comm, axes: AxisSet, class: u32, out: &mut Vec<u32>) {
         let first = class * self.per_class;
-        let levels = program.mesh.levels_crossed(axes);
+        let levels = comm.occupied_levels(axes);
         if levels == 0 {
             out.push(first);
         }

@@ -5,6 +5,7 @@ use crate::{
     contention::contend,
     error::SimError,
     passes::{bubble, pass_spans},
+    pipelined_products::pipeline_products,
     schedule::{Links, Schedule},
     usage::usages,
 };
@@ -215,8 +216,8 @@ fn launch(context: &Context<'_>, program: &ParallelGraph, links: Links, schedule
     schedule.tasks.rescale(|task, duration| (duration as f64 * factors[task]).round() as u64);
 }
 
-/// The tasks of a lowered program as its engine runs them: no faster than the host launches kernels in micro-batches, and slower
-/// beside collectives. Without overlap they are as priced.
+/// The tasks of a lowered program as its engine runs them: no faster than the host launches kernels in micro-batches, slower
+/// beside collectives, and with collectives in parts beside their products. Without overlap they are as priced.
 ///
 /// # Errors
 /// Where there are too many tasks.
@@ -231,6 +232,7 @@ pub fn schedule(
     let mut schedule = priced_schedule(context, assignment, program, classes, links, sharing)?;
     if links != Links::Serial {
         launch(context, program, links, &mut schedule);
+        pipeline_products(context, program, &mut schedule);
         contend(context, program, &mut schedule);
     }
     Ok(schedule)
@@ -248,6 +250,7 @@ pub fn device_schedule(
 ) -> Result<Schedule, SimError> {
     let (classes, sharing) = (Classes::of(program), Sharing::AcrossLayers);
     let mut schedule = priced_schedule(context, assignment, program, classes, links, sharing)?;
+    pipeline_products(context, program, &mut schedule);
     contend(context, program, &mut schedule);
     Ok(schedule)
 }
@@ -268,7 +271,7 @@ fn priced_schedule(
     // Sums of partial results run under other configs than assigned.
     let (graph, shapes) = (context.graph, &context.shapes);
     let layouts = assign_layouts(graph, shapes, &context.transfers, assignment, context.mesh(), sharing);
-    Ok(Schedule::new(program, classes, links, |op, completes| {
+    Ok(Schedule::new(program, classes, links, context.resharder.comm(), |op, completes| {
         let config = &layouts.configs[op.index()];
         let completion = times.completion(op, config);
         if completes { completion } else { times.compute(op, config) - completion }

@@ -1,7 +1,7 @@
 //! Uniform plans: segments add up to the ordinary step, closed forms hold, and the search finds the best.
 
 use shardwright_graph::{BlockChain, Graph, RecomputePolicy, microbatch};
-use shardwright_machine::{Bytes, builtin};
+use shardwright_machine::{Bytes, EngineName, Machine, builtin};
 use shardwright_plan::{Constraints, Context, step_lower_bound};
 use shardwright_search::{Clock, Control};
 use shardwright_sim::simulate_step;
@@ -107,6 +107,34 @@ fn micro_batches_compose_to_the_ordinary_step() {
         let (composed, ordinary) = composed_and_ordinary(8, request);
         assert!((composed / ordinary - 1.0).abs() < 0.05, "{request}: {composed} against {ordinary}");
     }
+}
+
+/// The simulated step of a plan on eight H100s whose steps an engine runs.
+fn step_under(engine: EngineName, request: &str) -> shardwright_plan::StepTimes {
+    let mut spec = builtin("8xh100").unwrap().spec().clone();
+    spec.device.engine = Some(engine);
+    let machine = Machine::new(spec).unwrap();
+    let name = "gpt:layers=3,hidden=4096,heads=32,seq=2048,vocab=32768,batch=4,dtype=mixed";
+    let graph = build(name, &BuildOptions::default()).unwrap();
+    let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
+    let priced = pricer.price(&plan(request, &pricer)).unwrap();
+    let written = write_down(&pricer, &priced, ("as", "test"), None, &Control::new()).unwrap();
+    written.answer.plan.simulated
+}
+
+#[test]
+fn collectives_of_tensor_parallelism_run_beside_their_products() {
+    // Both engines have the same kernels.
+    let [usual, beside] = [EngineName::TorchCompile, EngineName::MegatronBridge];
+    let exposed = |engine, request| step_under(engine, request).exposed_comm_seconds;
+    let (before, after) = (exposed(usual, "tp=8,mbs=4,sp"), exposed(beside, "tp=8,mbs=4,sp"));
+    assert!(after < 0.5 * before, "{after} of {before} s");
+    // One of eight parts of every collective is left, and those of embedding and logits.
+    assert!(after > 0.1 * before, "{after} of {before} s");
+    let sums = |engine| step_under(engine, "tp=8,mbs=4").step_seconds;
+    assert_eq!(sums(usual), sums(beside), "sums of whole activations are not divided");
+    let replicas = |engine| step_under(engine, "dp=8,mbs=1,zero=3,tp=1").step_seconds;
+    assert_eq!(replicas(usual), replicas(beside), "weights are gathered as before");
 }
 
 #[test]

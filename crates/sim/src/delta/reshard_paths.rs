@@ -127,7 +127,7 @@ impl<'a> ReshardPaths<'a> {
     pub fn collective(&mut self, duration: u64, axes: AxisSet, members: u64) -> ReshardStep {
         // A collective without a duration is local: its members do not wait for each other.
         let axes = if duration == 0 { AxisSet::EMPTY } else { axes };
-        let ports = u64::from(self.resharder.comm().mesh().levels_crossed(axes)) << 1 | self.compute_bit;
+        let ports = u64::from(self.resharder.comm().occupied_levels(axes)) << 1 | self.compute_bit;
         let known = self.groups.iter().position(|(other, _)| *other == axes);
         let groups = known.unwrap_or_else(|| {
             self.groups.push((axes, self.device_classes.groups(axes)));
