@@ -151,8 +151,8 @@ fn simulate_finalists(
     control: &Control<'_>,
 ) -> anyhow::Result<(PricedUniform, UniformAnswer, usize)> {
     let mut best: Option<(PricedUniform, UniformAnswer)> = None;
-    let (mut least, mut simulated) = (found.least_memory.unwrap_or(u64::MAX), 0);
-    let complete = found.complete;
+    let (mut least, mut simulated) = (found.least_memory, 0);
+    let (complete, lower_bound) = (found.complete, found.lower_bound);
     for own in found.into_finalists() {
         let fits = limit.is_none_or(|limit| own.price.peak_memory <= limit.0);
         let skipped = match &best {
@@ -166,7 +166,7 @@ fn simulate_finalists(
         let written = write_down(pricer, &own, UNIFORM, limit, control)?;
         simulated += 1;
         let peak = written.answer.plan.peak_memory_bytes;
-        least = least.min(peak);
+        least = Some(least.map_or(peak, |least| least.min(peak)));
         let fits = limit.is_none_or(|limit| peak <= limit.0);
         if fits && best.as_ref().is_none_or(|(_, known)| step(&written) < step(known)) {
             best = Some((own, written));
@@ -174,11 +174,20 @@ fn simulate_finalists(
     }
     let (priced, answer) = best.ok_or_else(|| {
         let (solver, limit) = (UNIFORM.0.to_string(), limit.map_or(0, |limit| limit.0));
-        let stop = control.stop_by_time().unwrap_or(StopReason::Deadline);
-        match complete && least > limit {
-            true => PlanError::OverLimit { solver, limit, needed: least },
+        match (complete, least.filter(|&least| least > limit)) {
+            // Weights, gradients and state alone rule out every plan.
+            (true, None) if lower_bound > limit => {
+                let space = "uniform plans".to_string();
+                PlanError::DoesNotFit { solver, space, limit, least: None, lower_bound }
+            }
+            (true, least @ Some(_)) => {
+                PlanError::NotFound { solver, limit, least, lower_bound, stop: StopReason::Exhausted }
+            }
             // The time ended before any plan that fits was simulated.
-            false => PlanError::NotFound { solver, limit, least: None, lower_bound: 0, stop },
+            _ => {
+                let stop = control.stop_by_time().unwrap_or(StopReason::Deadline);
+                PlanError::NotFound { solver, limit, least: None, lower_bound, stop }
+            }
         }
     })?;
     Ok((priced, answer, simulated))

@@ -11,7 +11,7 @@ use super::{
 use crate::error::StrategyError;
 use rayon::prelude::*;
 use shardwright_cost::{Collective, Comm, CostFile, Engine};
-use shardwright_graph::{BlockChain, Graph, RecomputePolicy, microbatch, remat, remat_whole};
+use shardwright_graph::{BlockChain, Graph, OpId, Phase, RecomputePolicy, microbatch, remat, remat_whole};
 use shardwright_machine::{AxisSet, Bytes, Machine};
 use shardwright_plan::{Context, PlanError, repeated_step_lower_bound};
 use shardwright_stages::schedule::Schedule;
@@ -29,16 +29,16 @@ pub(crate) struct StepGraph {
 }
 
 impl StepGraph {
-    /// The step of a graph whose layers have these segments.
+    /// The step of a graph whose layers have these segments. The forward ops that `recomputed` picks are recomputed.
     pub fn of(
         base: &Graph,
         (layer_segments, segment_count): (&[u32], usize),
         micro_batches: NonZeroU32,
-        recompute: RecomputePolicy,
+        recomputed: impl Fn(&Graph) -> Vec<OpId>,
         engine: Option<&Engine>,
     ) -> Result<Self, String> {
         let mut graph = microbatch(base, micro_batches).map_err(|error| error.to_string())?.graph;
-        let ops = recompute.ops(&graph);
+        let ops = recomputed(&graph);
         if !ops.is_empty() {
             let whole = engine.is_some_and(|engine| engine.recomputes_whole_blocks);
             let clone = if whole { remat_whole } else { remat };
@@ -119,6 +119,8 @@ pub struct UniformPricer<'a> {
     comm: Comm,
     batch: u64,
     graphs: Mutex<BTreeMap<(u32, RecomputePolicy), Arc<StepGraph>>>,
+    /// Per policy: the names of the recomputed forward ops of the whole model.
+    recomputed: Mutex<BTreeMap<RecomputePolicy, Arc<BTreeSet<String>>>>,
     stages: Mutex<BTreeMap<InnerKey, Arc<Result<StageCosts, DegreeError>>>>,
     bound: OnceLock<i64>,
 }
@@ -159,6 +161,7 @@ impl<'a> UniformPricer<'a> {
             comm,
             batch,
             graphs: Mutex::default(),
+            recomputed: Mutex::default(),
             stages: Mutex::default(),
             bound: OnceLock::new(),
         })
@@ -378,9 +381,28 @@ impl<'a> UniformPricer<'a> {
             return Ok(Arc::clone(known));
         }
         let segments = (&self.chain.short_segments[..], self.kept_segments());
-        let made = StepGraph::of(&self.chain.short, segments, count, recompute, self.engine())?;
+        // Three blocks may repeat otherwise than all of them, so the policy looks at the whole model.
+        let names = self.recomputed_names(recompute);
+        let recomputed = |graph: &Graph| {
+            let own = |op: &OpId| {
+                let node = graph.node(*op);
+                node.phase == Phase::Forward && names.contains(&node.name)
+            };
+            graph.op_ids().filter(own).collect()
+        };
+        let made = StepGraph::of(&self.chain.short, segments, count, recomputed, self.engine())?;
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Arc::clone(graphs.entry(key).or_insert_with(|| Arc::new(made))))
+    }
+
+    /// The names of the forward ops of the whole model that a policy recomputes.
+    fn recomputed_names(&self, recompute: RecomputePolicy) -> Arc<BTreeSet<String>> {
+        let mut names = self.recomputed.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_policy = || {
+            let ops = recompute.ops(self.graph);
+            Arc::new(ops.into_iter().map(|op| self.graph.node(op).name.clone()).collect())
+        };
+        Arc::clone(names.entry(recompute).or_insert_with(of_policy))
     }
 
     /// The price of a plan.

@@ -47,6 +47,8 @@ pub struct SearchedUniform {
     pub finalists: Vec<PricedUniform>,
     /// The least memory of any plan that was priced.
     pub least_memory: Option<u64>,
+    /// Bytes that the fullest device of any plan holds at least: weights, gradients and state.
+    pub lower_bound: u64,
     /// Plans of the space.
     pub plans: usize,
     /// Plans that were priced.
@@ -103,6 +105,7 @@ pub fn search(
     let mut plans = space(pricer, scope);
     let sizes = StepSizes::of(pricer);
     let all = plans.len();
+    let least = plans.iter().map(|plan| sizes.least(plan)).fold(f64::INFINITY, f64::min);
     plans.retain(|plan| limit.is_none_or(|limit| sizes.least(plan) <= limit.0 as f64));
     // Likely plans first: a good one early leaves out many.
     plans.sort_by_cached_key(|plan| ordered(pricer.guess(plan, &sizes)));
@@ -111,6 +114,7 @@ pub fn search(
         without_pipeline: None,
         finalists: Vec::new(),
         least_memory: None,
+        lower_bound: if least.is_finite() { least as u64 } else { 0 },
         plans: all,
         priced: 0,
         complete: true,

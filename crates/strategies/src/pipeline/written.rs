@@ -123,7 +123,7 @@ pub(crate) fn whole_graph(pricer: &UniformPricer<'_>, plan: &UniformPlan) -> Res
     let count = NonZeroU32::new(plan.micro_batches).unwrap_or(NonZeroU32::MIN);
     let chain = &pricer.chain;
     let segments = (&chain.layer_segments[..], chain.segments.len());
-    StepGraph::of(pricer.graph, segments, count, plan.recompute, pricer.engine())
+    StepGraph::of(pricer.graph, segments, count, |graph| plan.recompute.ops(graph), pricer.engine())
         .map_err(|reason| DegreeError { reasons: vec![reason] })
 }
 
