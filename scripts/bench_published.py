@@ -13,6 +13,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,14 @@ PRESETS = [("LLAMA3_8B", "llama3-8b"), ("LLAMA3_70B", "llama3-70b"), ("LLAMA3.1_
 GPUS = [("800 Gb/s", "a100-4nic"), ("A100-40GB", "a100-40gb"), ("A100", "a100"), ("96GB", "h100-96gb"), ("GB200", "gb200"), ("B200", "b200"),
         ("H200", "h200"), ("H100", "h100"), ("V100-16GB", "v100-16gb"), ("V100", "v100"), ("L4", "l4")]
 
+# Samples per chip of MaxText's rows that do not state them: the recipes that print the same tokens per second (AI-Hypercomputer/tpu-recipes,
+# training/trillium, llama3_1_8b_8192, llama3_1_70b_8192 and llama2_70b_4096_sc). They offload some activations to the host and recompute the
+# others; full recomputation is the nearest policy.
+RECIPES = {"Llama-3.1-8B TPU v6e": 4, "Llama-3.1-70B TPU v6e": 5, "Llama-2-70B TPU v6e": 2}
+TPUS = {"TPU v5e": "v5e", "TPU v6e": "v6e", "TPU v5p": "v5p"}
+# A directory for the configs of models without a preset.
+CONFIGS = tempfile.TemporaryDirectory(prefix="published-")
+
 # GiB that torchtitan's page prints beside its rows: the most that the allocator had reserved (`reserved_bytes.all.peak` of torchtitan/metrics.py).
 RESERVED = {"table 1 FSDP eager": 82.4, "table 1 FSDP+compile": 77.0, "table 1 FSDP+compile+fp8": 76.8, "table 2 cp1": 83.9, "table 2 cp2": 84.2,
             "table 2 cp4": 84.0, "table 2 cp8": 84.5, "table 3 FSDP eager": 67.0, "table 3 FSDP+compile": 62.0, "table 3 FSDP+compile+fp8": 61.8,
@@ -46,9 +55,44 @@ def node_row(row: dict, number: int) -> dict:
             "zero_fsdp": "none", "recompute": "full", "schedule": "1F1B", "seconds_per_step": str(float(milliseconds) / 1e3), "notes": ""}
 
 
+def scaled_sizes(scale: int) -> dict:
+    """MaxText's default decoder at a `global_parameter_scale` (MaxText/configs/base.yml, `get_individual_scales` of pyconfig.py)."""
+    cycles, rest = divmod(scale.bit_length() - 1, 3)
+    heads, hidden, layers = cycles + (rest > 0), cycles + (rest > 1), cycles
+    return {"hidden_size": 2048 << hidden, "num_hidden_layers": 16 << layers, "num_attention_heads": 16 << heads,
+            "num_key_value_heads": 16 << heads, "intermediate_size": 7168 << heads, "head_dim": 256, "vocab_size": 32000}
+
+
+def scaled_flops(sizes: dict, samples: int, seq: int) -> float:
+    """Flops of a step as MaxText counts them (`calculate_tflops_training_per_device` of 2024: attention without its mask)."""
+    heads = sizes["num_attention_heads"] * sizes["head_dim"]
+    products = sizes["hidden_size"] * (3 * sizes["intermediate_size"] + 4 * heads)
+    weights = sizes["num_hidden_layers"] * products + sizes["hidden_size"] * sizes["vocab_size"]
+    return 6 * samples * seq * weights + 12 * samples * seq**2 * heads * sizes["num_hidden_layers"]
+
+
+def maxtext_row(row: dict) -> dict:
+    """A run of MaxText with what its recipe says of it; unchanged where the recipe is not known."""
+    samples = int(row["micro_batch"] or RECIPES.get(row["row"], 0))
+    chips, rate = int(row["n_gpus"]), float(row["measured"])
+    if not samples:
+        return row
+    known = {"micro_batch": str(samples), "global_batch": row["global_batch"] or str(samples * chips), "dp": row["dp"] or str(chips),
+             "tp": row["tp"] or "1", "pp": row["pp"] or "1", "recompute": "full", "zero_fsdp": "FSDP"}
+    if row["unit"].startswith("tokens"):
+        return {**row, **known, "seconds_per_step": str(samples * int(row["seq"]) / rate)}
+    sizes = scaled_sizes(int(row["row"].removesuffix("B")))
+    path = Path(CONFIGS.name) / f"maxtext-{row['row']}.json"
+    path.write_text(json.dumps({"model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False, **sizes}))
+    # A global batch in samples; the rate is one chip's.
+    flops = scaled_flops(sizes, int(known["global_batch"]), int(row["seq"])) / chips
+    return {**row, **known, "micro_batch": str(int(known["global_batch"]) // int(known["dp"])), "config": str(path),
+            "seconds_per_step": str(flops / (rate * 1e12))}
+
+
 def trainer(row: dict) -> str:
     """The trainer of a row."""
-    names = [("torchtitan", "torchtitan"), ("Megatron-LM@d98e8a64dd", "megatron-core"), ("Bridge", "megatron-core"), ("Automodel", "automodel"),
+    names = [("torchtitan", "torchtitan"), ("Megatron-LM@d98e8a64dd", "megatron-core"), ("Bridge", "megatron-bridge"), ("Automodel", "automodel"),
              ("alpa", "alpa"), ("maxtext", "maxtext"), ("Mist", "mist"), ("Megatron", "megatron"), ("calculon", "megatron"), ("vTrain", "megatron")]
     return next((name for text, name in names if text in row["source"]), "")
 
@@ -58,43 +102,88 @@ def engine(row: dict) -> str | None:
     known = trainer(row)
     if known == "torchtitan":
         # Only the first rows are eager; the page compiles in all later ones.
-        return "torch-eager" if "eager" in row["notes"] else "torchtitan"
-    if "Megatron-LM@d98e8a64dd" in row["source"]:
-        # Transformer Engine's kernels in eager mode; Megatron-Bridge's recipes fuse more and replay CUDA graphs.
-        return "torch-eager"
-    return {"megatron": "megatron", "megatron-core": "torch-compile", "automodel": "torch-compile", "alpa": "xla", "maxtext": "xla"}.get(known)
+        return "torchtitan-eager" if "eager" in row["notes"] else "torchtitan"
+    return {"megatron": "megatron", "megatron-core": "megatron-core", "megatron-bridge": "megatron-bridge", "automodel": "torch-compile", "alpa": "xla", "maxtext": "xla"}.get(known)
+
+
+def gradients(row: dict) -> str:
+    """The type that the row's gradients are summed and reduced in."""
+    # Megatron-LM: `accumulate_allreduce_grads_in_fp32` is set with bf16 (training/arguments.py); Megatron-Bridge's recipes for performance have
+    # `grad_reduce_in_fp32 = False`. torchtitan: `mixed_precision_reduce = float32`; Automodel's FSDP2 policy reduces in f32 as well.
+    wide = trainer(row) in ("torchtitan", "automodel") or "Megatron-LM@d98e8a64dd" in row["source"]
+    return "f32" if wide else "bf16"
 
 
 def fragments(row: dict) -> float:
     """What the row's engine reserves beyond the memory in use, as a share of it (`[reserves]` of its table)."""
-    table = tomllib.loads((ROOT / f"crates/cost/engines/{engine(row)}.toml").read_text()) if engine(row) else {}
-    return table.get("reserves", {}).get("fragments", 0.0)
+    name = engine(row)
+    while name:
+        table = tomllib.loads((ROOT / f"crates/cost/engines/{name}.toml").read_text())
+        if "reserves" in table:
+            return table["reserves"].get("fragments", 0.0)
+        name = table.get("like")
+    return 0.0
+
+
+def reserves(row: dict) -> list[float]:
+    """What torchtitan of 2024 reserves beside a plan's peak, in GiB, counted from the row's sizes: the columns of `memories`.
+
+    The allocator has a pool per stream. FSDP2 reduces gradients into f32 on a stream of its own, and gathers weights into a buffer on another
+    (torch/distributed/_composable/fsdp/_fsdp_collectives.py). Embedding and head are one group, which is gathered from the start to the end of
+    the forward pass, and the last block stays gathered (torchtitan/parallelisms/parallelize_llama.py, `apply_fsdp`). In pipelines gradients are
+    summed unsharded in f32 (`to_accumulated_grad_if_needed` of _fsdp_param.py), which a plan counts in 16 bits. The loss in parallel holds four
+    f32 tensors of the logits' size (torch/distributed/tensor/parallel/loss.py), where a plan counts three. Op by op, the result of a block's last
+    product is kept, which nothing reads (`selective` saves every second product).
+    """
+    number = {key: int(row[key]) for key in "layers hidden heads kv_heads ffn vocab seq tp pp n_gpus global_batch".split()}
+    hidden, tensor, stages = number["hidden"], number["tp"], number["pp"]
+    key_width = hidden // number["heads"] * number["kv_heads"]
+    block = 2 * hidden * (hidden + key_width) + 3 * hidden * number["ffn"]
+    ends = 2 * number["vocab"] * hidden
+    # Weights that one device computes with, and those that it stores.
+    own = (number["layers"] * block + ends) / (tensor * stages)
+    stored = own * tensor * stages / number["n_gpus"]
+    pools = 4 * stored + 2 * ends / tensor / (2 if stages > 1 else 1)
+    gathered = 2 * (ends + block) / tensor if stages == 1 else 0
+    sums = 2 * own if stages > 1 else 0
+    tokens = number["global_batch"] * number["seq"] / (number["n_gpus"] / tensor)
+    loss = 4 * tokens * number["vocab"] / tensor if tensor > 1 and stages == 1 else 0
+    kept = 2 * tokens * hidden * number["layers"] if "eager" in row["notes"] else 0
+    return [part / 2**30 for part in (pools, gathered, sums, loss, kept)]
 
 
 def memories(known: list[dict]) -> None:
-    """Memory of rows whose source prints it: in use as predicted, with the allocator's fragments, and as measured."""
+    """Memory of rows whose source prints it: in use as predicted, what is counted beside it, the allocator's fragments, and as measured."""
     rows = [(row, RESERVED[row["row"]]) for row in known if trainer(row) == "torchtitan" and row["row"] in RESERVED]
     if not rows:
         return
-    print("\n| source | row | in use, GiB | reserved, GiB | measured, GiB (reserved) | error |\n|---|---|---|---|---|---|")
+    print("\n| row | plan's peak, GiB | pools | gathered | f32 sums | loss | kept | with fragments | measured, GiB (reserved) | error |")
+    print("|---|" + "---|" * 9)
     errors = []
     for row, measured in rows:
-        used = row["memory"] / 2**30
-        reserved = used * (1 + fragments(row))
+        used, beside = row["memory"] / 2**30, reserves(row)
+        reserved = (used + sum(beside)) * (1 + fragments(row))
         errors.append(reserved / measured - 1)
-        print(f"| {source(row)} | {row['row']} | {used:.1f} | {reserved:.1f} | {measured:.1f} | {errors[-1]:+.1%} |")
+        parts = " | ".join(f"{part:.1f}" for part in beside)
+        print(f"| {row['row']} | {used:.1f} | {parts} | {reserved:.1f} | {measured:.1f} | {errors[-1]:+.1%} |")
     sizes = [abs(error) for error in errors]
-    print(f"| all | {len(rows)} rows | | | | mean {statistics.mean(sizes):.1%}, median {statistics.median(sizes):.1%} |")
+    print(f"| all {len(rows)} rows | " + "| " * 7 + f"| mean {statistics.mean(sizes):.1%}, median {statistics.median(sizes):.1%} |")
 
 
 def machine(row: dict) -> str | None:
     """The machine of a row."""
+    chip = TPUS.get(row["gpu"])
+    if chip:
+        # Names of v5p slices count two cores per chip.
+        return f"tpu-{chip}-{int(row['n_gpus']) * (2 if chip == 'v5p' else 1)}"
     name = next((known for text, known in GPUS if text in row["gpu"]), None)
     return name and f"{row['n_gpus']}x{name}"
 
 
 def model(row: dict) -> str | None:
     """The model of a row: by its sizes where they are stated, else by its name."""
+    if "config" in row:
+        return row["config"]
     preset = next((preset for text, preset in PRESETS if text in row["model"]), None)
     if row["layers"] and row["hidden"] and row["heads"] and not row["experts"]:
         sizes = f"layers={row['layers']},hidden={row['hidden']},heads={row['heads']},vocab={row['vocab']},seq={row['seq']}"
@@ -139,7 +228,7 @@ def degrees(row: dict, policy: str) -> str | None:
     elif sharded not in ("", "none"):
         return None
     parts.append(f"recompute={policy}")
-    if row["tp"] != "1" and (known in ("megatron-core", "torchtitan") or "sequence parallel" in row["recompute"]):
+    if row["tp"] != "1" and (known in ("megatron-core", "megatron-bridge", "torchtitan", "maxtext") or "sequence parallel" in row["recompute"]):
         parts.append("sp")
     schedule = row["schedule"].lower()
     if stages > 1:
@@ -161,7 +250,7 @@ def command(row: dict, program: str, policy: str) -> list[str] | str:
         return "no such model, machine or sharding"
     precision = "fp8" if "fp8" in row["dtype"] else "mixed"
     run = [program, "plan", name, "--machine", on, "--batch", row["global_batch"], "--seq", row["seq"], "--precision", precision,
-           "--as", plan, "--memory", "none", "--json", "-q"]
+           "--gradients", gradients(row), "--as", plan, "--memory", "none", "--json", "-q"]
     if ":" in name:
         del run[run.index("--seq"):run.index("--seq") + 2]
     return run + (["--engine", engine(row)] if engine(row) else [])
@@ -227,7 +316,7 @@ def read(path: Path) -> list[dict]:
         return [node_row(row, at + 2) for at, row in enumerate(rows)]
     if not rows or any(column not in rows[0] for column in COLUMNS):
         sys.exit(f"{path}: not a table of measured steps; its columns are {', '.join(COLUMNS)}, ...")
-    return rows
+    return [maxtext_row(row) if trainer(row) == "maxtext" else row for row in rows]
 
 
 def main() -> None:
@@ -238,6 +327,7 @@ def main() -> None:
     parser.add_argument("--stages", choices=["one", "several"], help="rows without or with pipeline stages")
     parser.add_argument("--every", type=int, default=1, help="every so manieth row")
     parser.add_argument("--commands", action="store_true", help="also print the command of every row")
+    parser.add_argument("--save", type=Path, help="a JSON file for all rows with their predictions")
     options = parser.parse_args()
     rows = [row for row in read(options.file) if options.only in row["source"] + row["model"]]
     if options.stages:
@@ -245,6 +335,8 @@ def main() -> None:
     rows = rows[:: options.every]
     with ThreadPoolExecutor(2) as pool:
         rows = list(pool.map(lambda row: predict(row, options.program), rows))
+    if options.save:
+        options.save.write_text(json.dumps(rows, indent=1))
     known = [row for row in rows if "error" in row]
     print("| source | row | model | GPUs | plan | measured, s | predicted, s | computing, s | memory, GiB | error |\n|---|---|---|---|---|---|---|---|---|---|")
     for row in known:
