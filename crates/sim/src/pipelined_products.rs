@@ -8,7 +8,8 @@
 
 use crate::schedule::Schedule;
 use shardwright_cost::Action;
-use shardwright_lower::{InstructionId, ParallelGraph, ValueId, Work};
+use shardwright_graph::TensorId;
+use shardwright_lower::{Instruction, InstructionId, ParallelGraph, ValueId, Work};
 use shardwright_plan::Context;
 use std::collections::BTreeSet;
 
@@ -22,13 +23,17 @@ pub(crate) fn pipeline_products(context: &Context<'_>, program: &ParallelGraph, 
         return;
     }
     let chains = Chains::new(context, program, schedule);
+    let gradients = weight_gradients(context);
     let innermost = program.mesh.axes().iter().map(|axis| axis.level.0).max().unwrap_or(0);
     let mut exposed: Vec<Option<u64>> = vec![None; schedule.tasks.len()];
     for (at, instruction) in program.instructions.iter().enumerate() {
         let Work::Reshard(step) = &instruction.work else { continue };
         let products = match step.action {
             Action::AllGather => chains.after(&instruction.reads, &instruction.writes),
-            Action::ReduceScatter => chains.before(&instruction.reads),
+            // Sums of weights' gradients overlap with other products as they are.
+            Action::ReduceScatter if !reads_any(program, instruction, &gradients) => {
+                chains.before(&instruction.reads)
+            }
             _ => continue,
         };
         let near = step.axes.iter().all(|axis| program.mesh.axis(axis).level.0 == innermost);
@@ -47,6 +52,27 @@ pub(crate) fn pipeline_products(context: &Context<'_>, program: &ParallelGraph, 
         }
     }
     schedule.tasks.rescale(|task, duration| exposed[task].unwrap_or(duration));
+}
+
+/// Whether an instruction reads one of these tensors.
+fn reads_any(program: &ParallelGraph, instruction: &Instruction, tensors: &[bool]) -> bool {
+    instruction.reads.iter().any(|value| tensors[program.value(*value).tensor.index()])
+}
+
+/// Per tensor: whether it is the gradient of a weight, or becomes one by sums and casts.
+fn weight_gradients(context: &Context<'_>) -> Vec<bool> {
+    let graph = context.graph;
+    let mut found = vec![false; graph.tensors.len()];
+    graph.gradients.iter().for_each(|pair| found[pair.gradient.index()] = true);
+    for op in graph.op_ids().rev() {
+        let node = graph.node(op);
+        let Some(made) = node.outputs.iter().find(|t| found[t.index()]) else { continue };
+        let alike = |t: &&TensorId| graph.tensor(**t).ty.shape == graph.tensor(*made).ty.shape;
+        if !context.is_product(op) {
+            node.inputs.iter().filter(alike).for_each(|t| found[t.index()] = true);
+        }
+    }
+    found
 }
 
 /// What a collective in so many parts adds to the time of its product.
