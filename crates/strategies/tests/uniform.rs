@@ -114,7 +114,7 @@ fn step_under(engine: EngineName, request: &str) -> shardwright_plan::StepTimes 
     let mut spec = builtin("8xh100").unwrap().spec().clone();
     spec.device.engine = Some(engine);
     let machine = Machine::new(spec).unwrap();
-    let name = "gpt:layers=3,hidden=4096,heads=32,seq=2048,vocab=32768,batch=4,dtype=mixed";
+    let name = "gpt:layers=3,hidden=4096,heads=32,seq=2048,vocab=32768,batch=8,dtype=mixed";
     let graph = build(name, &BuildOptions::default()).unwrap();
     let pricer = UniformPricer::new(&graph, &machine, None).unwrap();
     let priced = pricer.price(&plan(request, &pricer)).unwrap();
@@ -127,11 +127,11 @@ fn collectives_of_tensor_parallelism_run_beside_their_products() {
     // Both engines have the same kernels.
     let [usual, beside] = [EngineName::TorchCompile, EngineName::MegatronBridge];
     let exposed = |engine, request| step_under(engine, request).exposed_comm_seconds;
-    let (before, after) = (exposed(usual, "tp=8,mbs=4,sp"), exposed(beside, "tp=8,mbs=4,sp"));
+    let (before, after) = (exposed(usual, "tp=8,mbs=8,sp"), exposed(beside, "tp=8,mbs=8,sp"));
     assert!(after < 0.5 * before, "{after} of {before} s");
     // One of eight parts of every collective is left, and those of embedding and logits.
     assert!(after > 0.1 * before, "{after} of {before} s");
-    let sums = |engine| step_under(engine, "tp=8,mbs=4").step_seconds;
+    let sums = |engine| step_under(engine, "tp=8,mbs=8").step_seconds;
     assert_eq!(sums(usual), sums(beside), "sums of whole activations are not divided");
     let replicas = |engine| step_under(engine, "dp=8,mbs=1,zero=3,tp=1").step_seconds;
     assert_eq!(replicas(usual), replicas(beside), "weights are gathered as before");
