@@ -53,7 +53,8 @@ fn assignment(graph: &Graph, machine: &Machine, schedule: Schedule) -> Assignmen
 
 /// The tasks of a program whose products alone take time: picoseconds of the forward pass, the gradients of inputs and those of
 /// weights, per stage.
-fn tasks(graph: &Graph, program: &mut ParallelGraph, times: &[[i64; 3]]) -> Tasks {
+fn tasks(context: &Context<'_>, program: &mut ParallelGraph, times: &[[i64; 3]]) -> Tasks {
+    let graph = context.graph;
     for instruction in &mut program.instructions {
         if let Work::Reshard(step) = &mut instruction.work {
             step.seconds = Seconds(SEND);
@@ -74,7 +75,7 @@ fn tasks(graph: &Graph, program: &mut ParallelGraph, times: &[[i64; 3]]) -> Task
             _ => 0,
         }
     };
-    Tasks::new(program, Classes::of(program), Links::Fifo, time).unwrap()
+    Tasks::new(program, Classes::of(program), Links::Fifo, context.resharder.comm(), time).unwrap()
 }
 
 #[test]
@@ -99,7 +100,7 @@ fn equal_stages_have_the_bubble_of_the_closed_form() {
         let context = Context::new(&graph, &machine, None, machine.mesh().clone(), false).unwrap();
         let assignment = assignment(&graph, &machine, schedule);
         let mut program = lower(&graph, &context.resharder, &assignment).unwrap().unrolled();
-        let tasks = tasks(&graph, &mut program, &vec![times; stages as usize]);
+        let tasks = tasks(&context, &mut program, &vec![times; stages as usize]);
         let line = tasks.simulate();
         let spans = pass_spans(&program, &tasks, &line);
         let idle = bubble(&program, &tasks, &line, &spans);
@@ -138,7 +139,7 @@ fn steps_are_those_of_the_schedules_own_simulation() {
                 times.iter_mut().for_each(|time| time[2] = 0);
             }
             let mut program = lower(&graph, &context.resharder, &assignment).unwrap().unrolled();
-            let makespan = tasks(&graph, &mut program, &times).simulate().makespan();
+            let makespan = tasks(&context, &mut program, &times).simulate().makespan();
             let of = |kind: usize| times.iter().map(|time| time[kind] as f64).collect::<Vec<f64>>();
             let costs = Costs {
                 forward: of(0),
@@ -191,7 +192,8 @@ fn without_a_pipeline_a_device_computes_one_micro_batch_after_the_other() {
     }
     let context = Context::new(&graph, &machine, None, mesh.clone(), true).unwrap();
     let program = lower(&graph, &context.resharder, &assignment).unwrap().unrolled();
-    let tasks = Tasks::new(&program, Classes::of(&program), Links::Fifo, |_, _| 1_000_000).unwrap();
+    let (classes, comm) = (Classes::of(&program), context.resharder.comm());
+    let tasks = Tasks::new(&program, classes, Links::Fifo, comm, |_, _| 1_000_000).unwrap();
     let line = tasks.simulate();
     let computed = tasks.tasks.ids().filter(|&task| {
         let id = tasks.instructions[task];
