@@ -8,14 +8,11 @@ use crate::{
     roofline::{arithmetic_rate, roofline_in, rounding_seconds, stream_seconds},
 };
 use shardwright_graph::{DType, Gemm, RooflineKind, Workload, WorkloadSizes};
-use shardwright_machine::{Device, EngineName, Seconds, Tf32Use, builtin};
-use std::{collections::BTreeMap, sync::LazyLock};
+use shardwright_machine::{Device, Seconds, Tf32Use};
+use std::collections::BTreeMap;
 
 /// Measurements farther away than this are ignored. The distance is Euclidean in base-two logarithms of sizes.
 const REACH: f32 = 1.5;
-/// Devices with the chip of a measured one, which is in a built-in machine: the ratios of measured times to the roofline are those of
-/// its kernels. NVIDIA's H100 and H200 are one chip (GH100: 132 multiprocessors and equal peaks in their data sheets) with other memory.
-const SAME_CHIP: [(&str, &str, &str); 2] = [("H100", "H200", "h200x64"), ("H100-96GB", "H200", "h200x64")];
 /// Number of nearest measurements that are averaged.
 const NEIGHBOURS: usize = 4;
 
@@ -59,42 +56,17 @@ pub struct OperatorTimes<'a> {
     engine: Option<&'static Engine>,
     /// Whether convolutions run in the memory format `channels_last`.
     channels_last: bool,
-    /// The device that was measured, where it is another one with the same chip.
-    measured_on: Option<&'static Device>,
-}
-
-/// The measured devices of [`SAME_CHIP`] under every engine and use of TF32.
-static MEASURED: LazyLock<Vec<Device>> = LazyLock::new(|| {
-    let machines = SAME_CHIP.iter().filter_map(|(_, _, machine)| builtin(machine).ok());
-    let mut devices: Vec<Device> = Vec::new();
-    for machine in machines {
-        for engine in EngineName::ALL.into_iter().map(Some).chain([None]) {
-            let with = |tf32| Device { engine, tf32, ..machine.spec().device.clone() };
-            devices.extend(Tf32Use::ALL.map(with));
-        }
-    }
-    devices
-});
-
-/// The measured device of the same chip as another one, in the same mode; none where there is none.
-fn same_chip(device: &Device, measured: &str) -> Option<&'static Device> {
-    let known = SAME_CHIP.iter().any(|(name, chip, _)| *name == device.name && *chip == measured);
-    let alike =
-        |own: &&Device| own.name == measured && own.engine == device.engine && own.tf32 == device.tf32;
-    MEASURED.iter().filter(|_| known).find(alike)
 }
 
 impl<'a> OperatorTimes<'a> {
     /// Times by the roofline alone, or by measurements first if there are any.
     pub fn new(device: &'a Device, costs: Option<&'a CostFile>) -> Result<Self, WrongDevice> {
-        let other = costs.filter(|costs| !costs.device.eq_ignore_ascii_case(&device.name));
-        let measured_on = other.and_then(|costs| same_chip(device, &costs.device));
-        if let Some(costs) = other.filter(|_| measured_on.is_none()) {
+        if let Some(costs) = costs.filter(|costs| !costs.device.eq_ignore_ascii_case(&device.name)) {
             return Err(WrongDevice { measured: costs.device.clone(), device: device.name.clone() });
         }
         let engine = device.engine.and_then(Engine::of);
         let channels_last = engine.is_some_and(|engine| engine.channels_last);
-        Ok(Self { device, costs, engine, channels_last, measured_on })
+        Ok(Self { device, costs, engine, channels_last })
     }
 
     /// The same where convolutions keep contiguous tensors.
@@ -112,17 +84,12 @@ impl<'a> OperatorTimes<'a> {
 
     /// The time by the data sheet, in the engine's formats.
     fn model(&self, workload: &Workload) -> Seconds {
-        self.model_on(self.device, workload)
-    }
-
-    /// The same on a device.
-    fn model_on(&self, device: &Device, workload: &Workload) -> Seconds {
         let single = self.engine.filter(|_| workload.dtype == DType::F32);
         if single.is_some_and(|engine| engine.tf32_classes.contains(workload.class.name)) {
-            let device = Device { tf32: Tf32Use::All, ..device.clone() };
+            let device = Device { tf32: Tf32Use::All, ..self.device.clone() };
             return roofline_in(&device, workload, self.channels_last);
         }
-        roofline_in(device, workload, self.channels_last)
+        roofline_in(self.device, workload, self.channels_last)
     }
 
     /// The engine that runs the ops.
@@ -206,13 +173,10 @@ impl<'a> OperatorTimes<'a> {
         let Some(table) = costs.and_then(|costs| costs.table(workload, self.mode(workload))) else {
             return Estimate { seconds: model, source: TimeSource::Roofline };
         };
-        let exact = table.exact(&workload.sizes);
-        if let (Some(seconds), None) = (exact, self.measured_on) {
+        if let Some(seconds) = table.exact(&workload.sizes) {
             return Estimate { seconds: at_least_launch(seconds), source: TimeSource::Measured };
         }
-        let measured_on = self.measured_on.unwrap_or(self.device);
-        let exact = exact.map(|seconds| seconds.0 / self.model_on(measured_on, workload).0);
-        match exact.or_else(|| interpolate(table, workload, |nearby| self.model_on(measured_on, nearby))) {
+        match interpolate(table, workload, |nearby| self.model(nearby)) {
             Some(ratio) => {
                 let seconds = at_least_launch(Seconds(model.0 * ratio));
                 Estimate { seconds, source: TimeSource::Interpolated }
@@ -319,25 +283,6 @@ mod tests {
         let costs = CostFile::builtin("h200").unwrap().unwrap();
         let error = OperatorTimes::new(&machine.spec().device, Some(&costs)).unwrap_err().to_string();
         assert!(error.contains("`H200`") && error.contains("P100"), "{error}");
-    }
-
-    #[test]
-    fn costs_of_the_same_chip_are_scaled_by_the_rooflines() {
-        let [own, other] = ["h100x64", "h200x64"].map(|name| builtin(name).unwrap());
-        let (own, other) = (&own.spec().device, &other.spec().device);
-        let costs = measured(other, 3.0, &[[1, 512, 512, 512]]);
-        let times = OperatorTimes::new(own, Some(&costs)).unwrap();
-        // Of equal sizes and of near ones; far away the roofline is left.
-        for (sizes, source, factor) in [
-            ([1, 512, 512, 512], TimeSource::Interpolated, 3.0),
-            ([1, 512, 1024, 512], TimeSource::Interpolated, 3.0),
-            ([1, 16384, 16384, 512], TimeSource::Roofline, 1.0),
-        ] {
-            let estimate = times.estimate(&gemm(sizes));
-            let ratio = estimate.seconds.0 / roofline(own, &gemm(sizes)).0;
-            assert_eq!(estimate.source, source, "{sizes:?}");
-            assert!((ratio / factor - 1.0).abs() < 1e-3, "{sizes:?}: {ratio}");
-        }
     }
 
     #[test]

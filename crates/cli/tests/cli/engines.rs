@@ -64,7 +64,7 @@ fn all_accounts_of_a_plan_for_an_engine_agree() {
 fn an_unknown_engine_is_named_with_the_known_ones() {
     refused(
         &["plan", MODEL, "--engine", "torch"],
-        "torch-eager, torch-compile, torchtitan, megatron, xla or embedded",
+        "torch-eager, torch-compile, torchtitan, torchtitan-eager, megatron, megatron-core, megatron-bridge, xla or embedded",
     );
     refused(&["compare", MODEL, "--engine", "tvm"], "there is no engine `tvm`");
 }
