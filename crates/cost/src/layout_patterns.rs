@@ -9,19 +9,30 @@
 //! the step's count in every class. So each path of steps is a path over patterns that costs no more, and the shortest
 //! path over patterns is a lower bound for every reshard between layouts of these patterns. Times between *sets* of patterns
 //! are those of the nearest two.
+//!
+//! A tensor of many dimensions has too many patterns on hundreds of devices. Then its dimensions that divide least count as one,
+//! of the product of their sizes. Every step is still a step, or leads from a pattern to itself, so the bound holds.
+//!
+//! A collective over several axes is left out of a tensor's steps where two collectives over some of these axes each are
+//! together as fast. That leaves out most steps, and no path gets longer.
 
 use crate::canonical_dims::DivisorClass;
 use crate::collective::Comm;
 use crate::layout::{Layout, MAX_DIMS, Placement, TensorShape};
 use crate::reshard_step::Action;
 use crate::step_lists::{SIMD_WIDTH, Step, StepLists};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use shardwright_machine::{AxisSet, Bytes, Machine};
 use smallvec::SmallVec;
 use std::sync::{Arc, RwLock};
 
-/// Tensors with more patterns are not bounded: their reshards count as free.
+/// The most patterns of a tensor: beyond that, dimensions count as one.
 const MAX_PATTERNS: usize = 9_000;
+/// Two collectives are as fast as one up to this share. Times are sums of fewer steps than lose 1e-12 by it.
+const EQUAL: f64 = 1e-13;
+/// Collectives that may be replaced by two over fewer axes.
+const DIVISIBLE: [Action; 4] =
+    [Action::AllReduce, Action::ReduceScatter, Action::AllGather, Action::AllToAll];
 /// Position of the replicated axes among a class's counts.
 const REPLICATED: usize = 0;
 /// Position of the partial axes.
@@ -36,6 +47,8 @@ type Used = SmallVec<[u8; 4]>;
 
 /// A graph, or `None` if it would have too many patterns.
 type GraphSlot = Option<Arc<PatternGraph>>;
+/// What a graph depends on: divisors, whether there are partial results, and which collectives are left out.
+type GraphKey = (DivisorClass, bool, Vec<bool>);
 
 /// Bounds reshard times on a machine's prime axes.
 #[derive(Debug)]
@@ -44,7 +57,10 @@ pub struct PatternResharder {
     classes: Arc<[AxisClass]>,
     /// All sets of axes, by their counts per class.
     sets: FxHashMap<Used, Vec<AxisSet>>,
-    graphs: RwLock<FxHashMap<(DivisorClass, bool), GraphSlot>>,
+    /// All collectives over several axes that may be left out.
+    divisible: Vec<PriceKey>,
+    max_patterns: usize,
+    graphs: RwLock<FxHashMap<GraphKey, GraphSlot>>,
 }
 
 /// A class of interchangeable axes.
@@ -85,32 +101,81 @@ impl PatternResharder {
             let used = classes.iter().map(|class| set.intersect(class.axes).len() as u8).collect();
             sets.entry(used).or_default().push(set);
         }
-        Self { comm: Comm::new(machine, mesh), classes: classes.into(), sets, graphs: RwLock::default() }
+        let divisible = divisible(&classes, sets.keys().cloned().collect());
+        let (comm, classes) = (Comm::new(machine, mesh), classes.into());
+        Self { comm, classes, sets, divisible, max_patterns: MAX_PATTERNS, graphs: RwLock::default() }
+    }
+
+    /// The same with another number of patterns beyond which dimensions count as one.
+    #[must_use]
+    pub fn with_patterns(self, max_patterns: usize) -> Self {
+        Self { max_patterns, graphs: RwLock::default(), ..self }
     }
 
     /// The patterns of a tensor, which may be partial; none where there are too many.
     pub fn tensor(&self, shape: &TensorShape, partial: bool) -> Option<PatternTensor> {
         let devices = u64::from(self.comm.mesh().devices());
-        let mut divisors = [1; MAX_DIMS];
-        for dim in 0..shape.rank() {
-            divisors[usize::from(dim)] = gcd(shape.dim(dim), devices) as u32;
-        }
-        let class = DivisorClass::of(&divisors);
-        let mut order: SmallVec<[usize; MAX_DIMS]> = (0..MAX_DIMS).filter(|&dim| divisors[dim] > 1).collect();
-        order.sort_by_key(|&dim| std::cmp::Reverse(divisors[dim]));
-        let mut dims = [None; MAX_DIMS];
-        order.iter().enumerate().for_each(|(number, &dim)| dims[dim] = Some(number as u8));
-        let known = self.graphs.read().ok().and_then(|map| map.get(&(class, partial)).cloned());
-        let graph = match known {
-            Some(known) => known,
-            None => {
-                let made = PatternGraph::new(&self.classes, &class, partial).map(Arc::new);
-                let mut map = self.graphs.write().ok()?;
-                map.entry((class, partial)).or_insert(made).clone()
+        // Dimensions that count as one, with their divisor: those that divide most first.
+        let mut groups: Vec<(u64, Vec<u8>)> = (0..shape.rank())
+            .map(|dim| (gcd(shape.dim(dim), devices), vec![dim]))
+            .filter(|(divisor, _)| *divisor > 1)
+            .collect();
+        let left_out = self.left_out(shape.bytes());
+        loop {
+            groups.sort_by_key(|(divisor, _)| std::cmp::Reverse(*divisor));
+            let mut divisors = [1; MAX_DIMS];
+            let mut dims = [None; MAX_DIMS];
+            for (number, (divisor, own)) in groups.iter().enumerate() {
+                divisors[number] = *divisor as u32;
+                own.iter().for_each(|&dim| dims[usize::from(dim)] = Some(number as u8));
             }
-        }?;
-        let prices = graph.prices.iter().map(|price| self.price(price, shape.bytes())).collect();
-        Some(PatternTensor { graph, prices, dims })
+            let key = (DivisorClass::of(&divisors), partial, left_out.clone());
+            if let Some(graph) = self.graph(key) {
+                let prices = graph.prices.iter().map(|price| self.price(price, shape.bytes())).collect();
+                return Some(PatternTensor { graph, prices, dims });
+            }
+            let (last, own) = groups.pop()?;
+            let before = groups.last_mut()?;
+            before.0 = gcd(before.0.saturating_mul(last), devices);
+            before.1.extend(own);
+        }
+    }
+
+    /// The graph of a class of tensors.
+    fn graph(&self, key: GraphKey) -> GraphSlot {
+        let known = self.graphs.read().ok().and_then(|map| map.get(&key).cloned());
+        known.unwrap_or_else(|| {
+            let left_out = self.divisible.iter().zip(&key.2).filter(|(_, out)| **out);
+            let left_out = left_out.map(|(price, _)| price.clone()).collect();
+            let made = PatternGraph::new(&self.classes, &key.0, key.1, &left_out, self.max_patterns);
+            let mut map = self.graphs.write().ok()?;
+            map.entry(key).or_insert(made.map(Arc::new)).clone()
+        })
+    }
+
+    /// Which of the divisible collectives are no faster than two over some of their axes each, for a tensor of so many bytes.
+    fn left_out(&self, bytes: u64) -> Vec<bool> {
+        let mut known: FxHashMap<PriceKey, f64> = FxHashMap::default();
+        let mut price = |action: Action, used: Used, parts: u64| {
+            let key = PriceKey { action, used, parts };
+            *known.entry(key).or_insert_with_key(|key| self.price(key, bytes))
+        };
+        let size = |used: &Used| size_of(&self.classes, used);
+        let is_left_out = |PriceKey { action, used, parts }: &PriceKey| {
+            let whole = price(*action, used.clone(), *parts) * (1.0 + EQUAL);
+            let mut parts_of = divisions(used).into_iter();
+            parts_of.any(|first| {
+                let second: Used = used.iter().zip(&first).map(|(all, first)| all - first).collect();
+                let (one, two) = match action {
+                    // The larger side: after gathering, and before scattering.
+                    Action::AllGather => (parts * size(&second), *parts),
+                    Action::ReduceScatter => (*parts, parts * size(&first)),
+                    _ => (*parts, *parts),
+                };
+                price(*action, first, one) + price(*action, second, two) <= whole
+            })
+        };
+        self.divisible.iter().map(is_left_out).collect()
     }
 
     /// The least seconds of a step over any of its sets of axes.
@@ -202,6 +267,43 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
+/// The number of devices on so many axes of every class.
+fn size_of(classes: &[AxisClass], used: &Used) -> u64 {
+    classes.iter().zip(used).map(|(class, &count)| class.size.pow(u32::from(count))).product()
+}
+
+/// All ways to use some of these axes, but neither all nor none.
+fn divisions(used: &Used) -> Vec<Used> {
+    let mut all: Vec<Used> = vec![SmallVec::new()];
+    for &most in used {
+        let longer = |own: &Used| {
+            let own = own.clone();
+            (0..=most).map(move |count| {
+                let mut longer = own.clone();
+                longer.push(count);
+                longer
+            })
+        };
+        all = all.iter().flat_map(longer).collect();
+    }
+    all.retain(|own| own != used && own.iter().any(|&count| count > 0));
+    all
+}
+
+/// The prices of all collectives over several axes that might be left out. `used`: all counts of axes.
+fn divisible(classes: &[AxisClass], mut used: Vec<Used>) -> Vec<PriceKey> {
+    used.sort_unstable();
+    let mut parts: Vec<u64> = used.iter().map(|used| size_of(classes, used)).chain([1]).collect();
+    parts.sort_unstable();
+    parts.dedup();
+    used.retain(|used| used.iter().sum::<u8>() > 1);
+    let keys = used.iter().flat_map(|used| {
+        let parts = parts.iter().flat_map(|&parts| DIVISIBLE.map(|action| (action, parts)));
+        parts.map(move |(action, parts)| PriceKey { action, used: used.clone(), parts })
+    });
+    keys.collect()
+}
+
 /// All ways to give each of `axes` axes one of `placements` placements, as counts.
 fn compositions(axes: u8, placements: usize) -> Vec<Counts> {
     if placements == 1 {
@@ -220,7 +322,13 @@ fn compositions(axes: u8, placements: usize) -> Vec<Counts> {
 
 impl PatternGraph {
     /// Builds the graph; `None` if it would be too large.
-    fn new(classes: &Arc<[AxisClass]>, divisors: &DivisorClass, partial: bool) -> Option<Self> {
+    fn new(
+        classes: &Arc<[AxisClass]>,
+        divisors: &DivisorClass,
+        partial: bool,
+        left_out: &FxHashSet<PriceKey>,
+        max_patterns: usize,
+    ) -> Option<Self> {
         let placements = SHARDS + usize::from(divisors.rank());
         let mut nodes: Vec<Counts> = vec![SmallVec::new()];
         for class in classes.iter() {
@@ -237,7 +345,7 @@ impl PatternGraph {
                         more.push(next);
                     }
                 }
-                if more.len() > MAX_PATTERNS {
+                if more.len() > max_patterns {
                     return None;
                 }
             }
@@ -258,8 +366,7 @@ impl PatternGraph {
         let mut leads: Vec<(u32, Step)> = Vec::new();
         let owners = steps.owners(&nodes);
         for (from, node) in nodes.iter().zip(0..).map(|(node, at)| (at, node)) {
-            let mut connect = |action: Action, used: Used, parts: u64, to: u32| {
-                let price = PriceKey { action, used, parts };
+            let mut connect = |price: PriceKey, to: u32| {
                 let next = prices.len() as u32;
                 let price = *price_ids.entry(price).or_insert_with_key(|price| {
                     prices.push(price.clone());
@@ -267,17 +374,21 @@ impl PatternGraph {
                 });
                 leads.push((to, Step { from, price }));
             };
+            let own = steps.parts(node);
             steps.from(node, &mut |action, used, after| {
-                if let Some(&to) = index.get(after) {
-                    let side = if action == Action::AllGather { after } else { node };
-                    connect(action, used, steps.parts(side), to);
+                let gathered = if action == Action::AllGather { size_of(classes, &used) } else { 1 };
+                let price = PriceKey { action, used, parts: own / gathered };
+                if !left_out.contains(&price)
+                    && let Some(&to) = index.get(after)
+                {
+                    connect(price, to);
                 }
             });
             for &to in owners[&steps.grid(node)].iter().filter(|&&to| to != from) {
                 let other = &nodes[to as usize];
                 let changes = node.chunks(placements).zip(other.chunks(placements));
                 let used = changes.map(|(a, b)| u8::from(a != b)).collect();
-                connect(Action::Permute, used, steps.parts(node), to);
+                connect(PriceKey { action: Action::Permute, used, parts: own }, to);
             }
         }
         let steps = StepLists::new(nodes.len(), &leads);
@@ -403,84 +514,4 @@ impl Steps<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::reshard::Resharder;
-    use proptest::prelude::*;
-    use shardwright_graph::Reduction;
-    use shardwright_machine::{AxisId, builtin};
-
-    /// A random layout of a tensor: placements are tried in order until one divides.
-    fn layout(mesh: &shardwright_machine::Mesh, dims: &[u64], picks: &[u8], partial: bool) -> Layout {
-        let mut layout = Layout::replicated(mesh.len());
-        let mut blocks = vec![1u64; dims.len()];
-        for (at, axis) in mesh.axes().iter().enumerate() {
-            let pick = usize::from(picks[at]) % (dims.len() + 2);
-            let placement = match pick.checked_sub(2) {
-                Some(dim) if dims[dim].is_multiple_of(blocks[dim] * u64::from(axis.size)) => {
-                    blocks[dim] *= u64::from(axis.size);
-                    Placement::Shard(dim as u8)
-                }
-                None if pick == 1 && partial => Placement::Partial(Reduction::Sum),
-                _ => Placement::Replicated,
-            };
-            layout = layout.with(AxisId(at as u32), placement);
-        }
-        layout
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(200))]
-
-        /// No reshard between two layouts is faster than the path between their patterns.
-        #[test]
-        fn patterns_bound_every_reshard(
-            machine in prop::sample::select(vec!["h100x64:32", "flat:16", "p100x16", "v5e-256:16", "k80x8", "a100x64:24"]),
-            dims in prop::collection::vec(prop::sample::select(vec![3u64, 8, 24, 96, 1024]), 1..3),
-            from in prop::collection::vec(0u8..8, 12),
-            to in prop::collection::vec(0u8..8, 12),
-            bytes in prop::sample::select(vec![1u32, 4, 8]),
-        ) {
-            let machine = builtin(machine).unwrap();
-            let shape = TensorShape::new(&dims, bytes).unwrap();
-            let (from, to) =
-                (layout(machine.mesh(), &dims, &from, true), layout(machine.mesh(), &dims, &to, false));
-            let resharder = Resharder::new(&machine, machine.mesh());
-            let real = resharder.seconds(&resharder.tensor(shape), &from, &to).unwrap();
-            let patterns = PatternResharder::new(&machine).tensor(&shape, true).unwrap();
-            let (source, target) = (patterns.pattern(&from).unwrap(), patterns.pattern(&to).unwrap());
-            let bound = patterns.times(&[&[source]])[0][target as usize];
-            prop_assert!(bound <= real.0 * (1.0 + 1e-9), "{bound} above {real:?}: {from:?} to {to:?}");
-            // A set is as near as its nearest member.
-            let all: Vec<u32> = (0..patterns.patterns() as u32).collect();
-            prop_assert_eq!(patterns.times(&[&all])[0][target as usize], 0.0);
-        }
-    }
-
-    #[test]
-    fn the_bound_is_near_the_time_where_nothing_is_ordered() {
-        let machine = builtin("h100x64").unwrap();
-        let shape = TensorShape::new(&[4096, 4096], 4).unwrap();
-        let resharder = Resharder::new(&machine, machine.mesh());
-        let patterns = PatternResharder::new(&machine).tensor(&shape, true).unwrap();
-        let (mut bounds, mut times) = (0.0, 0.0);
-        let uses = [
-            Placement::Replicated,
-            Placement::Shard(0),
-            Placement::Shard(1),
-            Placement::Partial(Reduction::Sum),
-        ];
-        let pure = |node: Placement, gpu: Placement| Layout::new(&[node, node, node, gpu, gpu, gpu]);
-        for from in uses.iter().flat_map(|&node| uses.iter().map(move |&gpu| pure(node, gpu))) {
-            for to in uses[..3].iter().flat_map(|&node| uses[..3].iter().map(move |&gpu| pure(node, gpu))) {
-                let real = resharder.seconds(&resharder.tensor(shape), &from, &to).unwrap().0;
-                let source = patterns.pattern(&from).unwrap();
-                let bound = patterns.times(&[&[source]])[0][patterns.pattern(&to).unwrap() as usize];
-                assert!(bound <= real * (1.0 + 1e-9), "{bound} above {real}: {from:?} to {to:?}");
-                bounds += bound;
-                times += real;
-            }
-        }
-        assert!(times > 0.0 && bounds >= 0.85 * times, "{bounds} of {times}");
-    }
-}
+mod tests;

@@ -102,9 +102,10 @@ impl StepLists {
             let mut best = seconds[node];
             for step in self.leading_to(node) {
                 let price = prices[step.price as usize];
-                for (best, before) in best.iter_mut().zip(&seconds[step.from as usize]) {
-                    let reached = before + price;
-                    *best = if reached < *best { reached } else { *best };
+                let before = &seconds[step.from as usize];
+                for lane in 0..SIMD_WIDTH {
+                    let reached = before[lane] + price;
+                    best[lane] = if reached < best[lane] { reached } else { best[lane] };
                 }
             }
             if best != seconds[node] {

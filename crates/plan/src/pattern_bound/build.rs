@@ -1,32 +1,29 @@
 //! Lists the configs of all variables, with their costs, patterns and sizes.
 
 use super::{
-    held_memory::HeldMemory,
-    relaxation::{Between, ClassConfigs, End, EndKind, Group, Relaxation, TransferKind, group_by},
+    Limits,
+    held_memory::{HeldMemory, WantedSize},
+    listing::{EndExample, Listed, Listing},
+    relaxation::{Between, ClassConfigs, End, EndKind, Relaxation, TableKind, TransferKind},
 };
-use crate::{
-    compute_lower_bound::least_time, context::Context, error::PlanError, variable_classes::VariableClasses,
-    variables::Variables,
-};
+use crate::{context::Context, error::PlanError, variable_classes::VariableClasses, variables::Variables};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
-use shardwright_cost::{Comm, Layout, PatternResharder, PatternTensor, Placement, TensorShape};
-use shardwright_graph::{OpId, TensorId};
-use shardwright_machine::{Bytes, Level, Mesh, Topology};
+use shardwright_cost::{Comm, PatternResharder, PatternTensor, Placement, TensorShape};
+use shardwright_graph::{FactorIndex, TensorId};
+use shardwright_machine::{Bytes, Level, Topology};
 use shardwright_search::Control;
-use shardwright_space::{AxisUse, Config, Endpoint, Transfer, configs, count_configs};
+use shardwright_space::{AxisUse, Config, Endpoint, Transfer, count_configs};
 use std::collections::BTreeMap;
-
-/// The most configs of a class that are listed. A class with more computes as little as it can, and its transfers are free.
-const MOST_MEMBERS: usize = 8_000;
-/// The most configs of all classes together: the largest classes are not listed beyond that.
-const MOST_MEMBERS_IN_ALL: usize = 150_000;
+use std::sync::Arc;
 
 impl Relaxation {
     /// The relaxation with large groups, with prices for memory where there is a limit; none where the control stops.
     pub fn new(
         context: &Context<'_>,
         limit: Option<Bytes>,
+        most: i64,
+        limits: &Limits,
         control: &Control<'_>,
     ) -> Result<Option<Self>, PlanError> {
         let mesh = context.machine.mesh();
@@ -45,69 +42,21 @@ impl Relaxation {
         }
         let classes = VariableClasses::new(context.graph, variables, times.kinds(), &inside, |_| ());
         let rule = |first: u32| &context.shapes[variables.members[first as usize].forward().index()].rule;
-        let counts: Vec<usize> =
-            classes.first.iter().map(|&first| count_configs(rule(first), mesh, MOST_MEMBERS)).collect();
-        let is_listed = listed(&counts);
-        // All configs of every class, op by op.
-        let members: Vec<Option<Vec<Vec<Config>>>> = classes
+        let counts: Vec<usize> = classes
             .first
-            .par_iter()
-            .zip(&is_listed)
-            .map(|(&first, &is_listed)| {
-                if !is_listed || control.stop_by_time().is_some() {
-                    return None;
-                }
-                let split = &variables.members[first as usize];
-                let lead = configs(rule(first), mesh);
-                Some(lead.iter().map(|lead| split.configs(&context.shapes, mesh, lead)).collect())
-            })
+            .iter()
+            .map(|&first| count_configs(rule(first), mesh, limits.most_configs))
             .collect();
-        if control.stop_by_time().is_some() {
-            return Ok(None);
-        }
-        let comm = Comm::new(context.machine, mesh);
-        let symmetric = !has_torus(context);
-        let mut made: Vec<ClassConfigs> = classes
-            .first
-            .par_iter()
-            .zip(&members)
-            .map(|(&first, members)| {
-                let split = &variables.members[first as usize];
-                let Some(members) = members else {
-                    // Whatever its config, a class that is not listed computes at least this.
-                    let least = |&op: &OpId| {
-                        i64::from(context.graph.runs(op)).saturating_mul(least_time(context, &times, op))
-                    };
-                    return ClassConfigs::free(split.ops.iter().map(least).sum());
-                };
-                let forward = variables.index[split.forward().index()].1 as usize;
-                let cost = |configs: &Vec<Config>| -> i64 {
-                    let own = split.ops.iter().zip(configs).map(|(&op, config)| {
-                        // On a torus, halo exchanges depend on the order of axes. Reductions of results that ops complete
-                        // count as free.
-                        let halo = if symmetric { times.halo(&comm, op, config) } else { 0 };
-                        i64::from(context.graph.runs(op)).saturating_mul(times.compute(op, config) + halo)
-                    });
-                    own.sum()
-                };
-                let features: Vec<Vec<Vec<u8>>> =
-                    members.iter().map(|configs| features(&configs[forward], mesh)).collect();
-                let groups = group_by(&(0..members.len() as u32).collect::<Vec<_>>(), |config| {
-                    features[config as usize].iter().map(|own| main_use(own)).collect::<Vec<_>>()
-                });
-                let groups = groups.into_iter().map(Group::of).collect();
-                let costs = members.iter().map(cost).collect();
-                ClassConfigs { features, costs, groups, inside: Vec::new(), is_free: false }
-            })
-            .collect();
+        let is_listed = listed(&counts, limits);
         // Kinds of endpoints and transfers.
         let mut end_ids: FxHashMap<(EndKind, u32), u32> = FxHashMap::default();
-        let mut end_examples: Vec<(Endpoint, u32, u32)> = Vec::new();
+        let mut end_examples: Vec<EndExample> = Vec::new();
         let mut tensor_ids: FxHashMap<TensorShape, u32> = FxHashMap::default();
         let mut kind_ids: FxHashMap<(u32, u32, u32), u32> = FxHashMap::default();
         let mut kinds: Vec<TransferKind> = Vec::new();
         let mut pairs: BTreeMap<(u32, u32), Between> = BTreeMap::new();
         let mut shapes: Vec<TensorShape> = Vec::new();
+        let mut within: Vec<Vec<u32>> = vec![Vec::new(); classes.first.len()];
         for transfer in &context.transfers.pairs {
             let (from_variable, to_variable) = ends_of(transfer);
             let shape = shape_of(context, transfer.tensor)?;
@@ -121,7 +70,7 @@ impl Relaxation {
                 *end_ids.entry(((class, member, end.port, end.reduced), tensor)).or_insert_with(|| {
                     // The endpoint of the class's first variable stands for all.
                     let op = variables.members[classes.first[class as usize] as usize].ops[member as usize];
-                    end_examples.push((Endpoint { op, ..*end }, class, tensor));
+                    end_examples.push(EndExample { end: Endpoint { op, ..*end }, class, member, tensor });
                     end_examples.len() as u32 - 1
                 })
             };
@@ -131,71 +80,132 @@ impl Relaxation {
                 kinds.push(TransferKind { from, to, runs, table: Vec::new(), columns: 0 });
                 kinds.len() as u32 - 1
             });
+            let class = classes.of[to_variable as usize] as usize;
             if from_variable != to_variable {
                 let pair = (from_variable.min(to_variable), from_variable.max(to_variable));
                 pairs.entry(pair).or_default().push((kind, from_variable < to_variable));
-            } else if classes.first[classes.of[to_variable as usize] as usize] == to_variable
-                && !made[classes.of[to_variable as usize] as usize].is_free
-            {
-                made[classes.of[to_variable as usize] as usize].inside.push(kind);
+            } else if classes.first[class] == to_variable && is_listed[class] {
+                within[class].push(kind);
             }
         }
-        // Layouts, then patterns.
-        let layouts: Vec<Vec<Layout>> = end_examples
-            .par_iter()
-            .map(|(end, class, _)| {
-                let member = variables.index[end.op.index()].1 as usize;
-                let members = members[*class as usize].iter().flatten();
-                members.map(|configs| end.layout(&context.shapes, &configs[member], mesh)).collect()
-            })
-            .collect();
-        let mut partial = vec![false; shapes.len()];
-        for ((_, _, tensor), layouts) in end_examples.iter().zip(&layouts) {
-            let has = |layout: &Layout| !layout.axes_where(|p| matches!(p, Placement::Partial(_))).is_empty();
-            partial[*tensor as usize] |= layouts.iter().any(has);
-        }
-        let resharder = PatternResharder::new(context.machine);
         // Reshards of a tensor with too many patterns count as free.
-        let tensors: Vec<Option<PatternTensor>> = shapes
-            .par_iter()
-            .zip(&partial)
-            .map(|(shape, &partial)| resharder.tensor(shape, partial))
-            .collect();
-        let ends: Option<Vec<End>> = end_examples
-            .par_iter()
-            .zip(&layouts)
-            .map(|(&(_, class, tensor), layouts)| {
-                let pattern = |layout: &Layout| match &tensors[tensor as usize] {
-                    Some(tensor) => tensor.pattern(layout),
-                    None => Some(0),
+        let mut partial = vec![false; shapes.len()];
+        for (own, is_partial) in end_examples.iter().zip(may_be_partial(context, &classes, &end_examples)) {
+            partial[own.tensor as usize] |= is_partial;
+        }
+        let mut memory = limit.map(|limit| HeldMemory::new(context, &classes, limit));
+        let wanted = memory.as_ref().map_or(&[][..], HeldMemory::wanted);
+        let mut ends_of_class: Vec<Vec<usize>> = vec![Vec::new(); classes.first.len()];
+        let mut sizes_of_class = ends_of_class.clone();
+        end_examples.iter().enumerate().for_each(|(at, own)| ends_of_class[own.class as usize].push(at));
+        wanted.iter().enumerate().for_each(|(at, own)| sizes_of_class[own.class as usize].push(at));
+        let resharder = PatternResharder::new(context.machine).with_patterns(limits.most_patterns);
+        let patterns_of = |partial: &[bool]| -> Vec<Option<PatternTensor>> {
+            let tensors = shapes.par_iter().zip(partial);
+            tensors.map(|(shape, &partial)| resharder.tensor(shape, partial)).collect()
+        };
+        let listing = Listing {
+            context,
+            times: &times,
+            comm: Comm::new(context.machine, mesh),
+            symmetric: !has_torus(context),
+            control,
+        };
+        let list = |tensors: &[Option<PatternTensor>]| -> Option<Vec<Listed>> {
+            let class = |class: usize| {
+                let split = &variables.members[classes.first[class] as usize];
+                let end = |&at: &usize| {
+                    let end = &end_examples[at];
+                    (end, tensors[end.tensor as usize].as_ref())
                 };
-                let mut patterns: Option<Vec<u32>> = layouts.iter().map(pattern).collect();
-                if made[class as usize].is_free {
-                    patterns = Some(vec![0]);
+                let ends: Vec<_> = ends_of_class[class].iter().map(end).collect();
+                let sizes: Vec<&WantedSize> = sizes_of_class[class].iter().map(|&at| &wanted[at]).collect();
+                if is_listed[class] {
+                    listing.listed(split, &ends, &sizes)
+                } else {
+                    Some(listing.free(split, &ends, &sizes))
                 }
-                let (sets, times, is_source) = (Vec::new(), Vec::new(), false);
-                patterns.map(|patterns| End { class, tensor, patterns, sets, is_source, times })
-            })
-            .collect();
-        let Some(mut ends) = ends else { return Ok(None) };
+            };
+            (0..classes.first.len()).into_par_iter().map(class).collect()
+        };
+        let mut tensors = patterns_of(&partial);
+        let mut made = list(&tensors);
+        if made.is_none() && control.stop_by_time().is_none() {
+            // A config of several axes leaves partial results where none of one axis does.
+            tensors = patterns_of(&vec![true; shapes.len()]);
+            made = list(&tensors);
+        }
+        let Some(made) = made else { return Ok(None) };
+        let mut own_classes = Vec::new();
+        let mut patterns: Vec<Vec<u32>> = vec![Vec::new(); end_examples.len()];
+        let mut sizes: Vec<Vec<i64>> = vec![Vec::new(); wanted.len()];
+        for (at, own) in made.into_iter().enumerate() {
+            own_classes.push(ClassConfigs { inside: std::mem::take(&mut within[at]), ..own.class });
+            ends_of_class[at].iter().zip(own.patterns).for_each(|(&end, own)| patterns[end] = own);
+            sizes_of_class[at].iter().zip(own.sizes).for_each(|(&size, own)| sizes[size] = own);
+        }
+        if let Some(memory) = &mut memory {
+            memory.fill(sizes);
+        }
+        let end = |(EndExample { class, tensor, .. }, patterns): (EndExample, Vec<u32>)| {
+            let (sets, times, is_source) = (Vec::new(), Vec::new(), false);
+            End { class, tensor, patterns, sets, is_source, times }
+        };
+        let mut ends: Vec<End> = end_examples.into_iter().zip(patterns).map(end).collect();
         kinds.iter().for_each(|kind| ends[kind.from as usize].is_source = true);
-        let memory = limit.map(|limit| HeldMemory::new(context, &classes, &members, limit));
-        let of = classes.of;
-        pairs.values_mut().for_each(|transfers| transfers.sort_unstable());
-        let pairs = pairs.into_iter().collect();
-        Ok(Some(Self { classes: made, of, ends, tensors, kinds, pairs, times: FxHashMap::default(), memory }))
+        let mut table_ids: FxHashMap<([u32; 2], Between), u32> = FxHashMap::default();
+        let mut tables: Vec<TableKind> = Vec::new();
+        let pair = |((u, v), mut transfers): ((u32, u32), Between)| {
+            transfers.sort_unstable();
+            let own = [u, v].map(|variable| classes.of[variable as usize]);
+            let table = *table_ids.entry((own, transfers.clone())).or_insert_with(|| {
+                tables.push(TableKind { classes: own, transfers, table: Arc::default() });
+                tables.len() as u32 - 1
+            });
+            ((u, v), table)
+        };
+        let pairs = pairs.into_iter().map(pair).collect();
+        let (classes, of, times) = (own_classes, classes.of, FxHashMap::default());
+        Ok(Some(Self { classes, of, ends, tensors, kinds, tables, pairs, times, memory, most }))
     }
 }
 
+/// Per endpoint: whether some config leaves partial results there. What an axis does to a tensor hardly depends on the other axes, so
+/// configs that use one axis tell.
+fn may_be_partial(context: &Context<'_>, classes: &VariableClasses, ends: &[EndExample]) -> Vec<bool> {
+    let mesh = context.machine.mesh();
+    let mut configs: Vec<Vec<Vec<Config>>> = Vec::with_capacity(classes.first.len());
+    for &first in &classes.first {
+        let split = &context.variables.members[first as usize];
+        let rule = &context.shapes[split.forward().index()].rule;
+        let uses =
+            mesh.all().iter().flat_map(|axis| (0..rule.factors.len()).map(move |factor| (axis, factor)));
+        let single = uses.map(|(axis, factor)| {
+            let mut config = Config::replicated(mesh.len());
+            config.set(axis, AxisUse::Split(factor as FactorIndex));
+            config
+        });
+        let valid = single.filter(|config| config.check(rule, mesh).is_ok());
+        configs.push(valid.map(|config| split.configs(&context.shapes, mesh, &config)).collect());
+    }
+    let is_partial = |own: &EndExample| {
+        configs[own.class as usize].iter().any(|configs| {
+            let layout = own.end.layout(&context.shapes, &configs[own.member as usize], mesh);
+            !layout.axes_where(|p| matches!(p, Placement::Partial(_))).is_empty()
+        })
+    };
+    ends.iter().map(is_partial).collect()
+}
+
 /// Which classes with so many configs are listed: the smallest ones, as many as fit.
-fn listed(counts: &[usize]) -> Vec<bool> {
+fn listed(counts: &[usize], limits: &Limits) -> Vec<bool> {
     let mut order: Vec<usize> = (0..counts.len()).collect();
     order.sort_by_key(|&class| counts[class]);
     let mut listed = vec![false; counts.len()];
     let mut all = 0;
     for class in order {
         all += counts[class];
-        listed[class] = counts[class] <= MOST_MEMBERS && all <= MOST_MEMBERS_IN_ALL;
+        listed[class] = counts[class] <= limits.most_configs && all <= limits.most_configs_in_all;
     }
     listed
 }
@@ -210,33 +220,4 @@ fn shape_of(context: &Context<'_>, tensor: TensorId) -> Result<TensorShape, Plan
     let known = context.graph.tensor(tensor);
     TensorShape::new(&known.ty.shape, known.ty.dtype.bytes() as u32)
         .map_err(|source| PlanError::Tensor { tensor: known.name.clone(), source })
-}
-
-/// Per class of interchangeable axes: how many of them split each factor, and how many replicate, in order of first use.
-fn features(config: &Config, mesh: &Mesh) -> Vec<Vec<u8>> {
-    let mut keys = Vec::new();
-    let mut all: Vec<Vec<u8>> = Vec::new();
-    for (axis, used) in mesh.axes().iter().zip(config.uses()) {
-        let key = (axis.level, axis.size, axis.dim);
-        let class = keys.iter().position(|known| *known == key).unwrap_or_else(|| {
-            keys.push(key);
-            all.push(Vec::new());
-            keys.len() - 1
-        });
-        let at = match used {
-            AxisUse::Split(factor) => usize::from(*factor) + 1,
-            _ => 0,
-        };
-        if all[class].len() <= at {
-            all[class].resize(at + 1, 0);
-        }
-        all[class][at] += 1;
-    }
-    all
-}
-
-/// The use of more than half of a class's axes, if there is one.
-fn main_use(counts: &[u8]) -> Option<usize> {
-    let axes: u8 = counts.iter().sum();
-    counts.iter().position(|&count| 2 * count > axes)
 }

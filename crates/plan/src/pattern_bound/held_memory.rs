@@ -40,11 +40,39 @@ enum Holder {
     Smaller { variables: [u32; 2], sizes: [SizeId; 2] },
 }
 
+/// A tensor at an endpoint of a class.
+#[derive(Clone, Debug)]
+pub(super) struct WantedSize {
+    pub class: u32,
+    pub member: u32,
+    end: Endpoint,
+    bytes: u64,
+    times: u64,
+}
+
+impl WantedSize {
+    /// The bytes that a device holds under a config of the endpoint's op.
+    pub fn of(&self, context: &Context<'_>, config: &Config) -> i64 {
+        let mesh = context.machine.mesh();
+        let layout = self.end.layout(&context.shapes, config, mesh);
+        self.in_parts(mesh.group_size(layout.axes_where(|p| matches!(p, Placement::Shard(_)))))
+    }
+
+    /// The bytes that a device holds of so many parts.
+    pub fn in_parts(&self, parts: u32) -> i64 {
+        let held = (self.bytes / u64::from(parts.max(1))).saturating_mul(self.times);
+        i64::try_from(held).unwrap_or(i64::MAX)
+    }
+}
+
 /// All memory that has a price.
 #[derive(Debug)]
 pub(super) struct HeldMemory {
     limit: i64,
     charges: Vec<(Holder, Range<u32>)>,
+    wanted: Vec<WantedSize>,
+    /// Sizes that are the smaller of two others.
+    smaller: Vec<[SizeId; 2]>,
     /// Per size: bytes under each config of the class.
     pub sizes: Vec<Vec<i64>>,
     steps: usize,
@@ -71,36 +99,19 @@ pub(super) struct Priced {
 }
 
 impl HeldMemory {
-    /// Collects all charges. `members` has the configs of every class, op by op; none where they are not listed.
-    pub fn new(
-        context: &Context<'_>,
-        classes: &VariableClasses,
-        members: &[Option<Vec<Vec<Config>>>],
-        limit: Bytes,
-    ) -> Self {
-        let (mesh, variables) = (context.machine.mesh(), &context.variables);
-        let mut sizes: Vec<Vec<i64>> = Vec::new();
+    /// Collects all charges. Sizes follow ([`HeldMemory::wanted`], [`HeldMemory::fill`]).
+    pub fn new(context: &Context<'_>, classes: &VariableClasses, limit: Bytes) -> Self {
+        let variables = &context.variables;
+        let mut wanted: Vec<WantedSize> = Vec::new();
         let mut known: FxHashMap<(u32, u32, u32, bool, u64), SizeId> = FxHashMap::default();
         let mut size = |tensor: TensorId, end: &Endpoint| -> (u32, SizeId) {
             let (variable, member) = variables.index[end.op.index()];
             let class = classes.of[variable as usize];
             let (bytes, times) = (context.graph.tensor(tensor).ty.bytes(), slices(context, tensor));
-            let held = |parts: u32| i64::try_from((bytes / u64::from(parts.max(1))).saturating_mul(times));
-            let held = |parts: u32| held(parts).unwrap_or(i64::MAX);
             let key = (class, member, end.port, end.reduced, bytes.saturating_mul(times));
             let id = *known.entry(key).or_insert_with(|| {
-                let own = match &members[class as usize] {
-                    None => vec![held(mesh.devices())],
-                    Some(configs) => {
-                        let of_config = |configs: &Vec<Config>| {
-                            let layout = end.layout(&context.shapes, &configs[member as usize], mesh);
-                            held(mesh.group_size(layout.axes_where(|p| matches!(p, Placement::Shard(_)))))
-                        };
-                        configs.iter().map(of_config).collect()
-                    }
-                };
-                sizes.push(own);
-                sizes.len() as u32 - 1
+                wanted.push(WantedSize { class, member, end: *end, bytes, times });
+                wanted.len() as u32 - 1
             });
             (variable, id)
         };
@@ -131,18 +142,38 @@ impl HeldMemory {
             charges.push((holder, when.clone()));
         }
         let mut made: FxHashMap<[SizeId; 2], SizeId> = FxHashMap::default();
+        let mut smaller: Vec<[SizeId; 2]> = Vec::new();
         for (variable, both, when) in smaller_inside {
             let size = *made.entry(both).or_insert_with(|| {
-                let [a, b] = both.map(|size| &sizes[size as usize]);
-                let smaller = a.iter().zip(b).map(|(a, b)| *a.min(b)).collect();
-                sizes.push(smaller);
-                sizes.len() as u32 - 1
+                smaller.push(both);
+                (wanted.len() + smaller.len()) as u32 - 1
             });
             charges.push((Holder::One { variable, size }, when));
         }
         let limit = i64::try_from(limit.0).unwrap_or(i64::MAX);
         let steps = context.graph.ops.len() + 1;
-        Self { limit, charges, sizes, steps, prices: Vec::new(), step: 1.0, last_bound: 0 }
+        let (sizes, prices) = (Vec::new(), Vec::new());
+        Self { limit, charges, wanted, smaller, sizes, steps, prices, step: 1.0, last_bound: 0 }
+    }
+
+    /// Whether memory costs anything.
+    pub fn has_prices(&self) -> bool {
+        self.prices.iter().any(|(_, price)| *price > 0.0)
+    }
+
+    /// The sizes that the charges refer to.
+    pub fn wanted(&self) -> &[WantedSize] {
+        &self.wanted
+    }
+
+    /// Takes these sizes, per config of their classes.
+    pub fn fill(&mut self, sizes: Vec<Vec<i64>>) {
+        self.sizes = sizes;
+        for both in &self.smaller {
+            let [a, b] = both.map(|size| &self.sizes[size as usize]);
+            let smaller = a.iter().zip(b).map(|(a, b)| *a.min(b)).collect();
+            self.sizes.push(smaller);
+        }
     }
 
     /// What the prices add to the network of so many variables.

@@ -11,9 +11,11 @@
 //! Deep models repeat: pairs with equal tables whose variables have equal surroundings share their messages, and are computed
 //! once. Any messages give a bound, so this needs no symmetry. A model of a hundred equal blocks takes the time of a few.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use shardwright_search::{Interval, Network, NetworkBuilder, NetworkError, SharedTable, VarId};
+use shardwright_simd::vectorised_fn;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Surroundings are compared over so many pairs.
 const HOPS: usize = 2;
@@ -28,7 +30,7 @@ pub(super) struct Costs {
     /// Pairs of variables, the lower one first, with their table.
     pub pairs: Vec<(u32, u32, u32)>,
     /// Tables, the lower variable's choices major.
-    pub tables: Vec<Vec<i64>>,
+    pub tables: Vec<Arc<Vec<i64>>>,
     /// What every assignment costs.
     pub constant: i64,
 }
@@ -69,6 +71,10 @@ impl Costs {
 /// A variable's kind, and for each of its pairs: the table, whether it is the first of the two, and the other's kind.
 type Surroundings = (u32, Vec<(u32, bool, u32)>);
 
+/// What a variable's slacks depend on: its kind, and for each of its pairs the kind, that of the later variable, and whether the variable is
+/// the first of the two.
+type SlackKey = (u32, Vec<(u32, u32, bool)>);
+
 /// Messages to the two variables of a pair.
 #[derive(Clone, Debug, Default)]
 struct PairMessages {
@@ -95,7 +101,7 @@ pub(super) struct Messages {
 #[derive(Debug)]
 pub(super) struct Bounded {
     pub bound: i64,
-    /// Variables, one of each kind, with the slack of every choice.
+    /// Variables with the slack of every choice. Each variable left out has the slacks of one of these of equal costs.
     pub slack: Vec<(u32, Vec<i64>)>,
 }
 
@@ -173,6 +179,16 @@ impl Messages {
         }
     }
 
+    /// Keeps only some choices of every variable, in their order.
+    pub fn retain<'k, T>(&mut self, pairs: &[((u32, u32), T)], kept: impl Fn(u32) -> &'k [u32]) {
+        for (PairMessages { to_first, to_second }, pair) in &mut self.kinds {
+            let (u, v) = pairs[*pair as usize].0;
+            for (own, variable) in [(to_first, u), (to_second, v)] {
+                *own = kept(variable).iter().map(|&at| own[at as usize]).collect();
+            }
+        }
+    }
+
     /// Sweeps forwards and back.
     pub fn sweep(&mut self, costs: &Costs) {
         for at in 0..self.examples.len() {
@@ -181,6 +197,23 @@ impl Messages {
         for at in (0..self.examples.len()).rev() {
             self.send(costs, self.examples[at].0, false);
         }
+    }
+
+    /// The bound after so many sweeps, or up to four times as many while it is below that of other messages: messages of new choices
+    /// are rough.
+    pub fn raised(&mut self, costs: &Costs, sweeps: usize, before: i64) -> Bounded {
+        let mut best: Option<Bounded> = None;
+        for _ in 0..4 {
+            (0..sweeps).for_each(|_| self.sweep(costs));
+            let own = self.bounded(costs);
+            if best.as_ref().is_none_or(|best| own.bound > best.bound) {
+                best = Some(own);
+            }
+            if best.as_ref().is_some_and(|best| best.bound >= before) {
+                break;
+            }
+        }
+        best.unwrap_or_else(|| self.bounded(costs))
     }
 
     /// The costs of a variable's choices with all messages to it.
@@ -219,14 +252,9 @@ impl Messages {
             let (own, other) = if forwards { (to_first, to_second) } else { (to_second, to_first) };
             let left: Vec<i64> = share.iter().zip(own).map(|(share, own)| share - *own).collect();
             if forwards {
-                other.fill(i64::MAX);
-                for (cells, &left) in table.chunks_exact(other.len()).zip(&left) {
-                    least_into(other, cells, left);
-                }
+                least_of_rows(table, &left, other);
             } else {
-                for (least, cells) in other.iter_mut().zip(table.chunks_exact(left.len())) {
-                    *least = least_sum(cells, &left);
-                }
+                least_of_columns(table, &left, other);
             }
             let least = other.iter().copied().min().unwrap_or(0);
             other.iter_mut().for_each(|cost| *cost -= least);
@@ -236,7 +264,7 @@ impl Messages {
     /// The bound of the messages after a sweep, and slacks. A variable leaves its pairs with earlier ones the shares that it sent.
     pub fn bounded(&self, costs: &Costs) -> Bounded {
         let mut bound = i128::from(costs.constant);
-        let mut slack: Vec<(u32, Vec<i64>)> = Vec::with_capacity(self.examples.len());
+        let mut left_own: Vec<Vec<i64>> = Vec::with_capacity(self.examples.len());
         let mut shares: Vec<Vec<i64>> = Vec::with_capacity(self.examples.len());
         for &(v, count) in &self.examples {
             let mut own = self.received(costs, v);
@@ -248,7 +276,7 @@ impl Messages {
             let least = own.iter().copied().min().unwrap_or(0);
             own.iter_mut().for_each(|cost| *cost -= least);
             bound += i128::from(count) * i128::from(least);
-            slack.push((v, own));
+            left_own.push(own);
         }
         // Pairs differ by their kind, and by what the later variable leaves them.
         let key = |pair: u32| {
@@ -265,12 +293,23 @@ impl Messages {
             bound += i128::from(count) * i128::from(least);
             left.insert((kind, v), (rows, columns));
         }
-        for (v, slack) in &mut slack {
-            for &(pair, is_first) in &self.of[*v as usize] {
+        // Variables of a kind may differ in what others leave their pairs.
+        let mut known: FxHashSet<SlackKey> = FxHashSet::default();
+        let mut slack: Vec<(u32, Vec<i64>)> = Vec::new();
+        for (v, (of, &kind)) in self.of.iter().zip(&self.variable_kinds).enumerate() {
+            let own = |&(pair, is_first): &(u32, bool)| (key(pair).0, key(pair).1, is_first);
+            let mut pairs: Vec<(u32, u32, bool)> = of.iter().map(own).collect();
+            pairs.sort_unstable();
+            if !known.insert((kind, pairs)) {
+                continue;
+            }
+            let mut own_slack = left_own[kind as usize].clone();
+            for &(pair, is_first) in of {
                 let Some((rows, columns)) = left.get(&key(pair)) else { continue };
                 let own = if is_first { rows } else { columns };
-                slack.iter_mut().zip(own).for_each(|(slack, own)| *slack += own);
+                own_slack.iter_mut().zip(own).for_each(|(slack, own)| *slack += own);
             }
+            slack.push((v as u32, own_slack));
         }
         let bound = bound.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64;
         Bounded { bound, slack }
@@ -301,38 +340,60 @@ impl Messages {
 /// What messages leave of a pair's costs: the least, and how far every choice of either variable is above it.
 fn left_of_pair(table: &[i64], messages: &PairMessages, share: &[i64]) -> (i64, Vec<i64>, Vec<i64>) {
     let PairMessages { to_first, to_second } = messages;
-    let to_second: Vec<i64> = to_second.iter().zip(share).map(|(moved, share)| moved - share).collect();
-    let mut columns = vec![i64::MAX; to_second.len()];
-    let mut rows = Vec::with_capacity(to_first.len());
-    for (cells, &moved) in table.chunks_exact(to_second.len()).zip(to_first) {
-        let mut row = i64::MAX;
-        for ((&cell, &other), column) in cells.iter().zip(&to_second).zip(&mut columns) {
-            let left = cell - moved - other;
-            row = row.min(left);
-            *column = (*column).min(left);
-        }
-        rows.push(row);
-    }
+    let to_second: Vec<i64> = to_second.iter().zip(share).map(|(moved, share)| share - moved).collect();
+    let (mut rows, mut columns) = (vec![i64::MAX; to_first.len()], vec![i64::MAX; to_second.len()]);
+    left_of_cells(table, to_first, &to_second, &mut rows, &mut columns);
     let least = rows.iter().copied().min().unwrap_or(0);
     rows.iter_mut().chain(&mut columns).for_each(|left| *left -= least);
     (least, rows, columns)
 }
 
-/// The lesser of `least` and a row of cells plus a number.
-fn least_into(least: &mut [i64], cells: &[i64], more: i64) {
-    for (least, &cell) in least.iter_mut().zip(cells) {
-        let sum = cell + more;
-        *least = if sum < *least { sum } else { *least };
+vectorised_fn! {
+    /// Per column: the least of its cells, each plus its row's number.
+    fn least_of_rows[][](table: &[i64], rows: &[i64], least: &mut [i64]) {
+        least.fill(i64::MAX);
+        for (cells, &row) in table.chunks_exact(least.len().max(1)).zip(rows) {
+            for (least, &cell) in least.iter_mut().zip(cells) {
+                let sum = cell + row;
+                *least = if sum < *least { sum } else { *least };
+            }
+        }
     }
 }
 
+vectorised_fn! {
+    /// Per row: the least of its cells, each plus its column's number.
+    fn least_of_columns[][](table: &[i64], columns: &[i64], least: &mut [i64]) {
+        for (least, cells) in least.iter_mut().zip(table.chunks_exact(columns.len().max(1))) {
+            *least = least_sum(cells, columns);
+        }
+    }
+}
+
+vectorised_fn! {
+    /// Per row and column: the least of its cells, each minus its row's number and plus its column's.
+    fn left_of_cells[][](table: &[i64], to_first: &[i64], more: &[i64], rows: &mut [i64], columns: &mut [i64]) {
+        for ((cells, &moved), row) in table.chunks_exact(more.len().max(1)).zip(to_first).zip(rows) {
+            for ((&cell, &more), column) in cells.iter().zip(more).zip(columns.iter_mut()) {
+                let left = cell - moved + more;
+                *column = if left < *column { left } else { *column };
+            }
+            *row = least_sum(cells, more) - moved;
+        }
+    }
+}
+
+/// Sums that are compared at once.
+const LANES: usize = 8;
+
 /// The least sum of two rows.
+#[inline(always)]
 fn least_sum(cells: &[i64], other: &[i64]) -> i64 {
-    let mut least = [i64::MAX; 4];
-    let (cells, rest) = cells.as_chunks::<4>();
-    let (other, other_rest) = other.as_chunks::<4>();
+    let mut least = [i64::MAX; LANES];
+    let (cells, rest) = cells.as_chunks::<LANES>();
+    let (other, other_rest) = other.as_chunks::<LANES>();
     for (cells, other) in cells.iter().zip(other) {
-        for lane in 0..4 {
+        for lane in 0..LANES {
             let sum = cells[lane] + other[lane];
             least[lane] = if sum < least[lane] { sum } else { least[lane] };
         }
@@ -373,7 +434,7 @@ mod tests {
             costs.variables = sizes.iter().map(|&size| size as u32 - 1).collect();
             costs.unary = (1..4).map(&mut next).collect();
             let tables: Vec<Vec<i64>> = (0..9).map(|at| next((at / 3 + 1) * (at % 3 + 1))).collect();
-            costs.tables = tables;
+            costs.tables = tables.into_iter().map(Arc::new).collect();
             for u in 0..sizes.len() {
                 for v in u + 1..sizes.len() {
                     if skipped >> ((u * 5 + v) % 16) & 1 == 0 {
@@ -392,6 +453,11 @@ mod tests {
                 least = least.min(cost);
                 for (v, slack) in &slack {
                     prop_assert!(bound + slack[choice[*v as usize]] <= cost);
+                }
+                // A choice is ruled out by the least slack of all variables of its costs.
+                for (v, &at) in choice.iter().enumerate() {
+                    let equal = slack.iter().filter(|(own, _)| costs.variables[*own as usize] == costs.variables[v]);
+                    prop_assert!(equal.map(|(_, slack)| bound + slack[at]).min().unwrap() <= cost);
                 }
             }
             prop_assert!(bound <= least);

@@ -1,8 +1,9 @@
 //! The problem on prime axes, relaxed to groups of configs.
 
 use super::{
+    features::Features,
     held_memory::{HeldMemory, OwnPrices, PairPrices, Priced, SizeId},
-    messages::{Costs, Messages},
+    messages::Costs,
 };
 use crate::context::Context;
 use rayon::prelude::*;
@@ -13,10 +14,8 @@ use shardwright_space::{Config, configs};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The most groups of a class: the size of tables is the square of it.
-const MOST_GROUPS: usize = 400;
-/// Each round divides one in so many groups, and at least a given number.
-const DIVIDED_SHARE: usize = 8;
+/// Memory per cell of the tables between groups, with room for one more round of divisions.
+const BYTES_PER_CELL: u64 = 32;
 
 /// An endpoint up to its variable's class: class, member, port, whether partial results are reduced.
 pub(super) type EndKind = (u32, u32, u32, bool);
@@ -32,8 +31,11 @@ pub(super) struct End {
     /// Whether transfers start here.
     pub is_source: bool,
     /// Where transfers start, per group: the least seconds from its patterns to each pattern of the tensor.
-    pub times: Vec<Arc<[f64]>>,
+    pub times: Vec<Times>,
 }
+
+/// Lower bounds of the seconds to every pattern of a tensor.
+pub(super) type Times = Arc<[f32]>;
 
 /// Transfers of one kind: between two endpoints, so many times.
 pub(super) struct TransferKind {
@@ -48,7 +50,7 @@ pub(super) struct TransferKind {
 /// A class of variables: its configs, in groups.
 pub(super) struct ClassConfigs {
     /// Per config of the leading op: the number of axes of each class with each use, by which groups are formed.
-    pub features: Vec<Vec<Vec<u8>>>,
+    pub features: Vec<Features>,
     /// Per config: picoseconds of computing and halo exchanges.
     pub costs: Vec<i64>,
     pub groups: Vec<Group>,
@@ -56,23 +58,30 @@ pub(super) struct ClassConfigs {
     pub inside: Vec<u32>,
     /// Whether the configs are not listed: one stands for all, and transfers cost nothing.
     pub is_free: bool,
+    /// Whether groups were added or removed since tables were computed.
+    pub is_changed: bool,
 }
 
 impl ClassConfigs {
+    /// A class with these groups of configs.
+    pub fn new(features: Vec<Features>, costs: Vec<i64>, groups: Vec<Group>) -> Self {
+        Self { features, costs, groups, inside: Vec::new(), is_free: false, is_changed: true }
+    }
+
     /// A class whose configs are not listed.
     pub fn free(cost: i64) -> Self {
-        let groups = vec![Group::of(vec![0])];
-        Self { features: vec![Vec::new()], costs: vec![cost], groups, inside: Vec::new(), is_free: true }
+        let class = Self::new(vec![Features::new()], vec![cost], vec![Group::of(vec![0])]);
+        Self { is_free: true, ..class }
     }
 }
 
 /// Some configs of a class.
 pub(super) struct Group {
-    configs: Vec<u32>,
+    pub configs: Vec<u32>,
     /// Whether nothing is computed for it yet.
-    is_new: bool,
+    pub is_new: bool,
     /// Per config: its cost, with the least of the transfers inside of the variable.
-    costs: Vec<i64>,
+    pub costs: Vec<i64>,
 }
 
 impl Group {
@@ -84,8 +93,16 @@ impl Group {
 /// The kinds of the transfers between two variables; true: from the lower to the higher one.
 pub(super) type Between = Vec<(u32, bool)>;
 
-/// What the table of a pair of variables depends on, besides their classes.
-type TableKey<'k> = (u32, u32, &'k [(u32, bool)], Vec<([SizeId; 2], u64)>);
+/// What the table of a pair of variables depends on: their classes, and the transfers between them.
+pub(super) struct TableKind {
+    pub classes: [u32; 2],
+    pub transfers: Between,
+    /// The sum of the times of all transfers.
+    pub table: Arc<Vec<i64>>,
+}
+
+/// A kind of tables, with the sizes and prices of memory in it.
+type PricedKey = (u32, Vec<([SizeId; 2], u64)>);
 
 /// The problem on prime axes, relaxed to groups of configs.
 pub(super) struct Relaxation {
@@ -96,12 +113,15 @@ pub(super) struct Relaxation {
     /// None where a tensor has too many patterns.
     pub tensors: Vec<Option<PatternTensor>>,
     pub kinds: Vec<TransferKind>,
-    /// Pairs of variables, with the transfers between them.
-    pub pairs: Vec<((u32, u32), Between)>,
+    pub tables: Vec<TableKind>,
+    /// Pairs of variables, with the kind of their table.
+    pub pairs: Vec<((u32, u32), u32)>,
     /// Times from sets of patterns of a tensor, which endpoints share.
-    pub times: FxHashMap<(u32, Vec<u32>), Arc<[f64]>>,
+    pub times: FxHashMap<(u32, Vec<u32>), Times>,
     /// Where memory is limited.
     pub memory: Option<HeldMemory>,
+    /// No cost is above this: that only lowers the bound.
+    pub most: i64,
 }
 
 impl Relaxation {
@@ -147,19 +167,29 @@ impl Relaxation {
                     table.push(match source.is_new || reader.is_new {
                         _ if is_free => 0,
                         false => kind.table[row * kind.columns + column],
-                        true => {
-                            let times = to.sets[column].iter().map(|&at| from.times[row][at as usize]);
-                            least_picoseconds(times.fold(f64::INFINITY, f64::min), kind.runs)
-                        }
+                        true => least_picoseconds(least_time(&from.times[row], &to.sets[column]), kind.runs),
                     });
                 }
             }
             (kind.table, kind.columns) = (table, readers.len());
         });
+        self.update_tables();
         for class in &mut self.classes {
             class.groups.iter_mut().for_each(|group| group.is_new = false);
         }
         true
+    }
+
+    /// Sums the tables of pairs whose groups have changed.
+    pub fn update_tables(&mut self) {
+        let (classes, kinds, most) = (&self.classes, &self.kinds, self.most);
+        self.tables.par_iter_mut().for_each(|own| {
+            let [u, v] = own.classes.map(|class| &classes[class as usize]);
+            if u.is_changed || v.is_changed {
+                own.table = Arc::new(sum(u.groups.len(), v.groups.len(), &own.transfers, kinds, most));
+            }
+        });
+        self.classes.iter_mut().for_each(|class| class.is_changed = false);
     }
 
     /// Computes the times from new groups' patterns. False where the control stops.
@@ -184,11 +214,11 @@ impl Relaxation {
             }
             let sources: Vec<&[u32]> = job.iter().map(|(_, set)| &**set).collect();
             Some(match &self.tensors[job[0].0 as usize] {
-                Some(tensor) => tensor.times(&sources),
+                Some(tensor) => tensor.times(&sources).iter().map(|own| rounded_down(own)).collect(),
                 None => vec![Arc::from([0.0]); sources.len()],
             })
         };
-        let found: Option<Vec<Vec<Arc<[f64]>>>> = jobs.par_iter().map(run).collect();
+        let found: Option<Vec<Vec<Times>>> = jobs.par_iter().map(run).collect();
         let Some(found) = found else { return false };
         self.times.extend(missing.into_iter().zip(found.into_iter().flatten()));
         let (classes, times) = (&self.classes, &self.times);
@@ -201,11 +231,13 @@ impl Relaxation {
                 }
             }
         });
+        // Without those of groups that are no more.
+        self.times.retain(|_, times| Arc::strong_count(times) > 1);
         true
     }
 
-    /// The costs of the network over groups, at the current prices of memory. No cost is above `most`: that only lowers the bound.
-    pub fn costs(&self, most: i64) -> Costs {
+    /// The costs of the network over groups, at the current prices of memory.
+    pub fn costs(&self) -> Costs {
         let none = || Priced { own: vec![Vec::new(); self.of.len()], pairs: BTreeMap::new(), constant: 0 };
         let Priced { own, pairs: held, constant } =
             self.memory.as_ref().map_or_else(none, |memory| memory.priced(self.of.len()));
@@ -215,27 +247,24 @@ impl Relaxation {
             let key = (class, own.iter().map(|(size, price)| (*size, price.to_bits())).collect());
             let at = *unary.entry(key).or_insert_with(|| {
                 let groups = self.classes[class as usize].groups.iter();
-                costs.unary.push(groups.map(|group| self.least(group, own).1.min(most)).collect());
+                costs.unary.push(groups.map(|group| self.least(group, own).1.min(self.most)).collect());
                 costs.unary.len() as u32 - 1
             });
             costs.variables.push(at);
         }
-        let mut tables: FxHashMap<TableKey<'_>, u32> = FxHashMap::default();
+        let mut tables: FxHashMap<PricedKey, u32> = FxHashMap::default();
+        let mut due: Vec<(u32, &PairPrices)> = Vec::new();
         let nothing = PairPrices::new();
-        for ((u, v), transfers) in &self.pairs {
+        for ((u, v), kind) in &self.pairs {
             let prices = held.get(&(*u, *v)).unwrap_or(&nothing);
-            let key = (
-                self.of[*u as usize],
-                self.of[*v as usize],
-                &transfers[..],
-                prices.iter().map(|(sizes, price)| (*sizes, price.to_bits())).collect(),
-            );
+            let key = (*kind, prices.iter().map(|(sizes, price)| (*sizes, price.to_bits())).collect());
             let table = *tables.entry(key).or_insert_with(|| {
-                costs.tables.push(self.sum(*u, *v, transfers, prices, most));
-                costs.tables.len() as u32 - 1
+                due.push((*kind, prices));
+                due.len() as u32 - 1
             });
             costs.pairs.push((*u, *v, table));
         }
+        costs.tables = due.par_iter().map(|(kind, prices)| self.priced_table(*kind, prices)).collect();
         costs
     }
 
@@ -254,35 +283,29 @@ impl Relaxation {
         all.min_by_key(|(_, cost)| *cost).unwrap_or((0, FORBIDDEN))
     }
 
-    /// The table of a pair of variables: the sum of the times of all transfers between them, and of the memory that both decide.
-    fn sum(&self, u: u32, v: u32, transfers: &[(u32, bool)], prices: &PairPrices, most: i64) -> Vec<i64> {
-        let class = |variable: u32| &self.classes[self.of[variable as usize] as usize];
-        let (rows, columns) = (class(u).groups.len(), class(v).groups.len());
-        let mut sum = vec![0i64; rows * columns];
-        for &(kind, upwards) in transfers {
-            let own = &self.kinds[kind as usize].table;
-            for (row, cells) in sum.chunks_mut(columns).enumerate() {
-                for (column, cell) in cells.iter_mut().enumerate() {
-                    let at = if upwards { row * columns + column } else { column * rows + row };
-                    *cell = cell.saturating_add(own[at]).min(most);
-                }
-            }
+    /// The table of a kind: the sum of the times of all transfers, and of the memory that both variables decide.
+    fn priced_table(&self, kind: u32, prices: &PairPrices) -> Arc<Vec<i64>> {
+        let TableKind { classes, table, .. } = &self.tables[kind as usize];
+        if prices.is_empty() {
+            return Arc::clone(table);
         }
+        let [u, v] = classes.map(|class| &self.classes[class as usize].groups);
+        let mut sum = Vec::clone(table);
         for (sizes, price) in prices {
-            let [least_u, least_v] = [(u, sizes[0]), (v, sizes[1])].map(|(variable, size)| {
+            let [least_u, least_v] = [(u, sizes[0]), (v, sizes[1])].map(|(groups, size)| {
                 let all = self.memory.as_ref().map_or(&[][..], |memory| &memory.sizes[size as usize]);
                 let own = |group: &Group| {
                     group.configs.iter().map(|&config| all[config as usize]).min().unwrap_or(0)
                 };
-                class(variable).groups.iter().map(own).collect::<Vec<i64>>()
+                groups.iter().map(own).collect::<Vec<i64>>()
             });
-            for (cells, a) in sum.chunks_mut(columns).zip(&least_u) {
+            for (cells, a) in sum.chunks_mut(v.len().max(1)).zip(&least_u) {
                 for (cell, b) in cells.iter_mut().zip(&least_v) {
-                    *cell = cell.saturating_add(price_of(*a.min(b), *price)).min(most);
+                    *cell = cell.saturating_add(price_of(*a.min(b), *price)).min(self.most);
                 }
             }
         }
-        sum
+        Arc::new(sum)
     }
 
     /// Per variable: the cheapest config of the group that it chooses, at the current prices of memory.
@@ -296,8 +319,13 @@ impl Relaxation {
         choice.iter().enumerate().map(config).collect()
     }
 
-    /// Per variable: the configs of its leading op in some rounds, ascending. None of a class that is not listed.
-    pub fn configs(&self, context: &Context<'_>, rounds: &[Vec<u32>]) -> Vec<Vec<Config>> {
+    /// Per variable: the configs of its leading op in some rounds and those of its class, ascending. None of a class that is not listed.
+    pub fn configs(
+        &self,
+        context: &Context<'_>,
+        rounds: &[Vec<u32>],
+        of_class: &[Vec<u32>],
+    ) -> Vec<Vec<Config>> {
         let mut per_class: Vec<Option<Vec<Config>>> = vec![None; self.classes.len()];
         let variable = |(v, &class): (usize, &u32)| {
             if self.classes[class as usize].is_free {
@@ -307,7 +335,8 @@ impl Relaxation {
                 let lead = context.variables.members[v].forward();
                 configs(&context.shapes[lead.index()].rule, context.machine.mesh())
             });
-            let mut own: Vec<u32> = rounds.iter().map(|round| round[v]).collect();
+            let of_class = of_class.get(class as usize).into_iter().flatten();
+            let mut own: Vec<u32> = rounds.iter().map(|round| round[v]).chain(of_class.copied()).collect();
             own.sort_unstable();
             own.dedup();
             own.into_iter().map(|config| listed[config as usize].clone()).collect()
@@ -315,67 +344,12 @@ impl Relaxation {
         self.of.iter().enumerate().map(variable).collect()
     }
 
-    /// Cells of the tables of all kinds of transfers.
-    pub fn cells(&self) -> u64 {
+    /// Bytes of tables and times.
+    pub fn bytes(&self) -> u64 {
         let groups = |end: u32| self.classes[self.ends[end as usize].class as usize].groups.len() as u64;
-        self.kinds.iter().map(|kind| groups(kind.from) * groups(kind.to)).sum()
-    }
-
-    /// Divides the groups of least slack, and gives their messages to the parts. False where none of more than one config has a slack of at
-    /// most `most`.
-    pub fn divide(
-        &mut self,
-        slack: &[(u32, Vec<i64>)],
-        most: i64,
-        number: usize,
-        messages: &mut Messages,
-    ) -> bool {
-        let mut least: Vec<Vec<i64>> =
-            self.classes.iter().map(|class| vec![i64::MAX; class.groups.len()]).collect();
-        for (variable, own) in slack {
-            let class = self.of[*variable as usize];
-            least[class as usize].iter_mut().zip(own).for_each(|(least, own)| *least = (*least).min(*own));
-        }
-        let mut all = 0;
-        let mut due: Vec<(i64, u32, u32)> = Vec::new();
-        for (at, (class, least)) in self.classes.iter().zip(&least).enumerate() {
-            all += class.groups.len();
-            for (own, (group, &slack)) in class.groups.iter().zip(least).enumerate() {
-                if group.configs.len() > 1 && slack <= most {
-                    due.push((slack, at as u32, own as u32));
-                }
-            }
-        }
-        due.sort_unstable();
-        due.truncate(number.max(all / DIVIDED_SHARE));
-        let mut parents: Vec<Vec<u32>> = vec![Vec::new(); self.classes.len()];
-        let mut divided = false;
-        for (_, at, group) in due {
-            let class = &mut self.classes[at as usize];
-            let members = &class.groups[group as usize].configs;
-            if class.groups.len() >= MOST_GROUPS {
-                continue;
-            }
-            // By the uses of the first class of axes in which the configs differ.
-            let differ = |at: &usize| {
-                let first = &class.features[members[0] as usize][*at];
-                members.iter().any(|&m| class.features[m as usize][*at] != *first)
-            };
-            let axes = class.features[members[0] as usize].len();
-            let Some(axis) = (0..axes).find(differ) else { continue };
-            let parts = group_by(members, |config| class.features[config as usize][axis].clone());
-            divided = true;
-            // The first part takes the group's place: all other groups keep their numbers.
-            let mut parts = parts.into_iter().map(Group::of);
-            if let Some(first) = parts.next() {
-                class.groups[group as usize] = first;
-            }
-            let before = class.groups.len();
-            class.groups.extend(parts);
-            parents[at as usize].extend(vec![group; class.groups.len() - before]);
-        }
-        messages.extend(&self.pairs, |variable| &parents[self.of[variable as usize] as usize]);
-        divided
+        let cells: u64 = self.kinds.iter().map(|kind| groups(kind.from) * groups(kind.to)).sum();
+        let times: u64 = self.times.values().map(|times| 4 * times.len() as u64).sum();
+        cells.saturating_mul(BYTES_PER_CELL).saturating_add(times)
     }
 }
 
@@ -384,27 +358,45 @@ fn price_of(bytes: i64, price: f64) -> i64 {
     (bytes as f64 * price * (1.0 - 1e-12)).floor() as i64
 }
 
+/// The least time to one of some patterns.
+fn least_time(times: &[f32], patterns: &[u32]) -> f32 {
+    let mut least = f32::INFINITY;
+    for &pattern in patterns {
+        let time = times[pattern as usize];
+        least = if time < least { time } else { least };
+    }
+    least
+}
+
+/// Times rounded down, so that they stay lower bounds.
+fn rounded_down(times: &[f64]) -> Times {
+    times.iter().map(|time| (time * (1.0 - 2.0 * f64::from(f32::EPSILON))) as f32).collect()
+}
+
 /// A lower bound of the rounded picoseconds of a time, times the number of runs; forbidden where no path leads.
-fn least_picoseconds(seconds: f64, runs: u32) -> i64 {
+fn least_picoseconds(seconds: f32, runs: u32) -> i64 {
     if !seconds.is_finite() {
         return FORBIDDEN;
     }
-    // Times of equal paths may differ in their last bits, and are rounded to the nearest picosecond.
-    let floor = (seconds * 1e12 * (1.0 - 1e-12) - 0.6).floor().max(0.0) as i64;
+    // Times are rounded to the nearest picosecond.
+    let floor = (f64::from(seconds) * 1e12 - 0.6).floor().max(0.0) as i64;
     floor.saturating_mul(i64::from(runs)).min(FORBIDDEN)
 }
 
-/// Configs in groups of equal keys, in order of first appearance.
-pub(super) fn group_by<K: std::hash::Hash + Eq>(all: &[u32], key: impl Fn(u32) -> K) -> Vec<Vec<u32>> {
-    let mut numbers: FxHashMap<K, usize> = FxHashMap::default();
-    let mut groups: Vec<Vec<u32>> = Vec::new();
-    for &config in all {
-        let next = groups.len();
-        let number = *numbers.entry(key(config)).or_insert(next);
-        if number == next {
-            groups.push(Vec::new());
+/// The sum of the tables of transfers between two variables of so many groups. No cell is above `most`.
+fn sum(rows: usize, columns: usize, transfers: &Between, kinds: &[TransferKind], most: i64) -> Vec<i64> {
+    let mut sum = vec![0i64; rows * columns];
+    for &(kind, upwards) in transfers {
+        let own = &kinds[kind as usize].table;
+        if upwards {
+            sum.iter_mut().zip(own).for_each(|(cell, own)| *cell += (*own).min(most));
+            continue;
         }
-        groups[number].push(config);
+        for (row, cells) in sum.chunks_mut(columns.max(1)).enumerate() {
+            let column = own.iter().skip(row).step_by(rows);
+            cells.iter_mut().zip(column).for_each(|(cell, own)| *cell += (*own).min(most));
+        }
     }
-    groups
+    sum.iter_mut().for_each(|cell| *cell = (*cell).min(most));
+    sum
 }

@@ -44,6 +44,9 @@ proptest! {
         machine in prop::sample::select(vec!["flat:4", "p100x16:4", "h100x64:16", "flat:6", "v5e-256:8", "p100x16"]),
         batch in prop::sample::select(vec![2u64, 6, 8, 100]),
         untied in any::<bool>(),
+        most_configs in prop::sample::select(vec![60_000usize, 40, 12]),
+        most_patterns in prop::sample::select(vec![9_000usize, 60, 12]),
+        gap in prop::sample::select(vec![0.0, 0.01, 0.3]),
         tightness in 0usize..12,
         picks in prop::collection::vec(any::<u16>(), 64),
     ) {
@@ -51,7 +54,13 @@ proptest! {
         let machine = builtin(machine).unwrap();
         let mesh = machine.mesh().clone();
         let context = Context::new(&graph, &machine, None, mesh.clone(), untied).unwrap();
-        let bound = pattern_bound(&context, i64::MAX, None, &Control::new()).unwrap().bound;
+        // Small limits make dimensions count as one, and leave classes out.
+        let limits = Limits { most_configs, most_configs_in_all: 50 * most_configs, most_patterns };
+        let control = Control { gap, ..Control::new() };
+        let bound_of = |target: i64, limit: Option<Bytes>| {
+            bound_within(&context, target, limit, &limits, &control).unwrap().bound
+        };
+        let bound = bound_of(i64::MAX, None);
         prop_assert!(bound > 0);
         let rule = |v: usize| &context.shapes[context.variables.members[v].forward().index()].rule;
         let all: Vec<Vec<Config>> =
@@ -76,13 +85,21 @@ proptest! {
         let fitting = priced.iter().filter(|(peak, _)| *peak <= limit.0);
         let cheapest = fitting.map(|(_, cost)| *cost).min().unwrap();
         let target = if tightness % 2 == 0 { cheapest } else { i64::MAX };
-        let within = pattern_bound(&context, target, Some(limit), &Control::new()).unwrap().bound;
+        let within = bound_of(target, Some(limit));
         prop_assert!(within <= cheapest, "{within} above {cheapest} within {limit:?}");
+        // Groups beyond a target are removed, also where the target is below all assignments.
+        let cheapest = priced.iter().map(|(_, cost)| *cost).min().unwrap();
+        let removed = [cheapest, cheapest / 10 * 9, bound, bound / 2].map(|target| bound_of(target, None));
+        prop_assert!(removed.iter().all(|bound| *bound <= cheapest), "{removed:?} above {cheapest}");
         if all.iter().all(|own| own.len() <= 64) {
             let candidates = Candidates { mesh, configs: all };
             let problem = SearchProblem::among(&context, candidates, &Control::new()).unwrap();
             let best = Exact.solve(&problem.network, &Control::new().iteration_limit(50));
             prop_assert!(bound <= best.cost.unwrap(), "{bound} above {:?}", best.cost);
+            prop_assert!(removed.iter().all(|bound| *bound <= best.cost.unwrap()), "{removed:?} above {:?}", best.cost);
+            // At no gap, a bound whose target is the optimum is the optimum, unless something counts less.
+            let near = bound_of(best.cost.unwrap(), None);
+            prop_assert!(near <= best.cost.unwrap(), "{near} above {:?}", best.cost);
             let network = limited(&problem, limit, &Control::new()).unwrap();
             let best = Exact.solve(&network, &Control::new().iteration_limit(50));
             prop_assert!(best.cost.is_none_or(|best| within <= best), "{within} above {:?}", best.cost);
@@ -105,7 +122,7 @@ fn a_tight_memory_limit_raises_the_bound() {
 }
 
 #[test]
-fn classes_with_too_many_configs_leave_a_bound_with_communication() {
+fn on_512_devices_the_bound_has_communication() {
     let graph = build(
         "gpt:layers=2,hidden=2048,heads=16",
         &BuildOptions { batch: Some(1024), ..BuildOptions::default() },
