@@ -114,6 +114,10 @@ impl Shardings {
             let chain = (!partial(&layout)).then(|| known.paths[reader.view.tensor.index()].to(&layout))?;
             Some(chain.iter().map(|at| spec(&reader.view, at, mesh)).collect::<Vec<Spec>>())
         };
+        let reshards = |reader: &&OperandUse| {
+            let layout = known.layouts.input(reader.op, reader.input, &known.shapes[reader.op.index()], mesh);
+            settled(reader.view.tensor) != Some(layout)
+        };
         // A view lies as all who look want it, where they want the same.
         let looked_at = |view_readers: &[OperandUse]| {
             let wanted = view_readers.iter().map(operand).collect::<Option<Vec<_>>>()?;
@@ -142,7 +146,9 @@ impl Shardings {
             }
             let read = |(reader, views): (&Option<OperandUse>, &Vec<OperandUse>)| {
                 let own = operand(reader.as_ref()?)?;
-                let mut stops: Vec<Spec> = views.iter().filter_map(operand).flatten().chain(own).collect();
+                // Forms that are shown where the value lies need no constraint, which would hide that readers share a reshard.
+                let forms = views.iter().filter(reshards).filter_map(operand).flatten();
+                let mut stops: Vec<Spec> = forms.chain(own).collect();
                 stops.dedup();
                 Some(stops)
             };
