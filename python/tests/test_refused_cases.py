@@ -13,7 +13,7 @@ UNREACHED = {("_processes.py", "planned_once"), ("_sample_flow.py", "_of_bodies"
 NNX = [name for name, function in REFUSED.items() if "nnx" in function.__code__.co_names]
 HAS_FLAX = importlib.util.find_spec("flax") is not None
 if not HAS_FLAX:
-    UNREACHED |= {("_capture.py", "__call__"), ("_capture.py", "_changes")}
+    UNREACHED |= {("_capture.py", "__call__"), ("_capture.py", "_changes"), ("_nnx.py", "states_of")}
 # Functions that make a refusal for others to raise.
 MAKERS = {"PlanError", "DoesNotFit", "Refused", "refuse"}
 
