@@ -33,7 +33,10 @@ def row(name):
     # Lines of the cases change; the table has the rest of the message.
     short = re.sub(r"\S*?([\w.<>]+\.py):\d+(?::\d+)? \(([^)]*)\)", r"FILE:LINE (\2)", " ".join(text.split()))
     short = re.sub(r"([a-z]+://|/)\S*/(?=\S)", "", short).replace("|", "\\|")
-    return f"| {name.replace('_', ' ')} | {short if len(short) <= 240 else short[:240] + ' ...'} | {'yes' if named else 'no'} |", named
+    short = short if len(short) <= 240 else short[:240] + " ..."
+    # Outside of code, names such as `<locals>` are text, not markup.
+    parts = [part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(short.split("`"))]
+    return f"| {name.replace('_', ' ')} | {'`'.join(parts)} | {'yes' if named else 'no'} |", named
 
 
 def main():
