@@ -13,7 +13,8 @@ import torch
 def left():
     tasks = "/proc/self/task"
     names = [open(f"{tasks}/{task}/comm").read().strip() for task in os.listdir(tasks)]
-    print("left:", [name for name in names if "gloo" in name], "started:", started)
+    # One write: lines of two processes do not mix.
+    print(f"left: {[name for name in names if 'gloo' in name]} started: {started}\\n", end="")
 
 from shardwright.torch import parallelize
 
