@@ -278,9 +278,9 @@ impl<'k> Program<'k> {
 
     /// Adds the buffers that an op's kernel holds beside operands and results.
     fn add_scratch(&self, op: OpId, buffers: &mut BufferList) {
-        let (node, shapes) = (self.graph.node(op), &self.known.shapes[op.index()]);
+        let node = self.graph.node(op);
         if self.transposes_first_operand(op) {
-            let t = node.inputs[0];
+            let (t, shapes) = (node.inputs[0], &self.known.shapes[op.index()]);
             let bytes = self.local(t, &self.known.layouts.input(op, 0, shapes, self.known.mesh));
             match self.loop_writing(t).filter(|_| self.filled[t.index()].is_none()) {
                 // The loop writes it in this order alone.
